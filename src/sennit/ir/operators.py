@@ -1,0 +1,30 @@
+"""What must be known of an operator by its name alone, in every layer."""
+
+from __future__ import annotations
+
+__all__ = ["is_local_move", "is_view"]
+
+
+def is_view(kind: str) -> bool:
+    """Whether the result aliases the first argument: no bytes are moved and no memory is taken."""
+    return kind in (
+        "aten.alias.default",
+        "aten.detach.default",
+        "aten.expand.default",
+        "aten.permute.default",
+        "aten.select.int",
+        "aten.slice.Tensor",
+        "aten.split.Tensor",
+        "aten.split_with_sizes.default",
+        "aten.squeeze.dim",
+        "aten.squeeze.dims",
+        "aten.t.default",
+        "aten.transpose.int",
+        "aten.unsqueeze.default",
+        "aten.view.default",
+    )
+
+
+def is_local_move(kind: str) -> bool:
+    """Whether it is one of sennit's own operators, which `ir/program.py` defines."""
+    return kind in ("sennit.slice", "sennit.partial", "sennit.accumulate", "sennit.concat")
