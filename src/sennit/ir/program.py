@@ -4,7 +4,7 @@
     mesh    := "mesh" NAME "=" mesh                                  the meshes that layouts below lie on
     lane    := "lane" NAME "on" devices "{" input* step* output* "}"
     input   := role buffer STRING                                    as in a graph
-    buffer  := %name ":" dtype layout "of" %tensor "on" NAME ("at" axis "=" times ("," axis "=" times)*)?
+    buffer  := %name ":" dtype layout "of" %tensor "on" NAME ("at" axis "=" times ("&" axis "=" times)*)?
     times   := INT ("+" INT)*
     step    := phase buffer ("," buffer)* "=" KIND "(" args ")" origin?    compute
              | collective buffer "=" %name "over" AXIS ("," AXIS)*
@@ -258,7 +258,7 @@ def _print_program(program: Program) -> str:
 
     def buffer(item: Buffer) -> str:
         text = f"%{item.name} : {item.dtype.value}{item.layout} of %{item.tensor} on {names[item.layout.mesh]}"
-        times = ", ".join(f"{axis}={'+'.join(map(str, covered))}" for axis, covered in item.times)
+        times = " & ".join(f"{axis}={'+'.join(map(str, covered))}" for axis, covered in item.times)
         return f"{text} at {times}" if times else text
 
     def step(item: Step) -> str:
@@ -387,7 +387,7 @@ def _read_buffer(scanner: Scanner, meshes: dict[str, Mesh]) -> Buffer:
     times: list[tuple[str, tuple[int, ...]]] = []
     if scanner.accept_word("at"):
         times.append(_read_times(scanner))
-        while scanner.accept(","):
+        while scanner.accept("&"):
             times.append(_read_times(scanner))
     return Buffer(name, tensor, dtype, layout, tuple(times))
 

@@ -1,0 +1,5 @@
+"""torch model -> `Graph`, and the rules that say how each operator may be split."""
+
+from sennit.capture.trace import capture
+
+__all__ = ["capture"]

@@ -1,0 +1,25 @@
+"""Transform, place, order, preserve dependencies; the plan zoo."""
+
+from sennit.plan.lower import lower
+from sennit.plan.pattern import Pattern, Task, one_forward_one_backward
+from sennit.plan.plan import Plan, data_inputs, order, place, transform
+from sennit.plan.propagate import Decisions, Moment, propagate
+from sennit.plan.zoo import data_parallel, pipeline, tensor_parallel
+
+__all__ = [
+    "Decisions",
+    "Moment",
+    "Pattern",
+    "Plan",
+    "Task",
+    "data_inputs",
+    "data_parallel",
+    "lower",
+    "one_forward_one_backward",
+    "order",
+    "pipeline",
+    "place",
+    "propagate",
+    "tensor_parallel",
+    "transform",
+]

@@ -1,0 +1,162 @@
+"""A plan: the graph with each operator's split, place and order. Nothing is communicated yet.
+
+Three functions make plans, each from a plan to a plan:
+
+- `transform(plan, items, dim=, axis=)` splits: an operator on a letter of its rule (`capture/rules.py`) over a space axis, or
+  a model input on a dim over space and time axes (a time axis on the batch dim is micro-batches);
+- `place(plan, ops, mesh)` puts operators on a part of the mesh: the parts, in the order of first use, are the stages;
+- `order(plan, pattern)` says in which order each stage runs its micro-batches, forward and backward.
+
+What a plan leaves open is filled in by `propagate.py`: layouts follow the decided operators forward, to parameters and to the
+backward pass; operators that no one placed follow their neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from sennit.capture.rules import decide
+from sennit.errors import PlanError
+from sennit.ir.graph import Graph, Input, Op, Role
+from sennit.ir.layout import Layout
+from sennit.ir.mesh import AxisKind, Mesh
+from sennit.plan.pattern import Pattern
+
+__all__ = ["InputSplit", "OpSplit", "Plan", "order", "place", "transform"]
+
+
+@dataclass(frozen=True, slots=True)
+class InputSplit:
+    """A model input cut in blocks on a dim, over axes major to minor."""
+
+    path: str
+    dim: int
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpSplit:
+    """An operator split on a letter of its rule; `chunks` equal chunks of the dim are each split in blocks."""
+
+    op: str
+    axis: str
+    letter: str
+    chunks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    name: str
+    graph: Graph
+    mesh: Mesh
+    inputs: tuple[InputSplit, ...] = ()
+    splits: tuple[OpSplit, ...] = ()
+    places: tuple[tuple[str, Mesh], ...] = ()
+    pattern: Pattern | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.mesh.time) > 1:
+            names = ", ".join(axis.name for axis in self.mesh.time)
+            raise PlanError(f"mesh {self.mesh} has the time axes {names}", fix="use one time axis: micro-batches")
+
+    @property
+    def stages(self) -> tuple[Mesh, ...]:
+        """The parts of the mesh that operators were placed on, in order of first use; the whole mesh where none was."""
+        return tuple(dict.fromkeys(mesh for _, mesh in self.places)) or (self.mesh,)
+
+    @property
+    def microbatches(self) -> int:
+        """The size of the time axis; 1 without one."""
+        return self.mesh.time[0].size if self.mesh.time else 1
+
+
+def transform(
+    plan: Plan,
+    items: Iterable[Op | Input],
+    *,
+    dim: str | int,
+    axis: str | tuple[str, ...],
+    chunks: int = 1,
+) -> Plan:
+    """Split operators on the letter `dim`, or inputs on the dim number `dim`, over `axis`."""
+    axes = (axis,) if isinstance(axis, str) else axis
+    inputs, splits = list(plan.inputs), list(plan.splits)
+    for item in items:
+        if isinstance(item, Input):
+            inputs.append(_input_split(plan, item, dim, axes))
+        else:
+            splits.append(_op_split(plan, item, dim, axes, chunks))
+    return replace(plan, inputs=tuple(inputs), splits=tuple(splits))
+
+
+def _input_split(plan: Plan, item: Input, dim: str | int, axes: tuple[str, ...]) -> InputSplit:
+    shape = item.value.type.shape
+    if not isinstance(dim, int) or not 0 <= dim < len(shape):
+        raise PlanError(
+            f"input {item.path!r} of shape {list(shape)} has no dim {dim!r}", fix=f"use 0 to {len(shape) - 1}"
+        )
+    if any(split.path == item.path for split in plan.inputs):
+        raise PlanError(f"input {item.path!r} is split twice", fix="name all its axes in one transform")
+    layout = Layout.block(plan.mesh, shape, {dim: axes})
+    if not layout.is_even:
+        sizes = " x ".join(f"{axis}={plan.mesh.size(axis)}" for axis in axes)
+        raise PlanError(
+            f"input {item.path!r}: dim {dim} of size {shape[dim]} does not divide over {sizes}",
+            fix="change the batch size or the axis sizes so that it divides",
+        )
+    return InputSplit(item.path, dim, axes)
+
+
+def _op_split(plan: Plan, op: Op, dim: str | int, axes: tuple[str, ...], chunks: int) -> OpSplit:
+    if not isinstance(dim, str) or len(axes) != 1:
+        raise PlanError(
+            f"{op.kind} split on {dim!r} over {list(axes)}", where=op.describe(), fix="name one letter and one axis"
+        )
+    axis = plan.mesh.axis(axes[0])
+    if axis.kind is AxisKind.TIME:
+        raise PlanError(
+            f"axis {axis.name!r} is a time axis", where=op.describe(), fix="split the model's inputs over it"
+        )
+    if any(split.op == op.name and split.axis == axis.name for split in plan.splits):
+        raise PlanError(
+            f"axis {axis.name!r} is used twice on one operator", where=op.describe(), fix="split it once over each axis"
+        )
+    decide(op, plan.graph.types(), axis.size, dim, chunks)  # raises where the operator has no such split
+    return OpSplit(op.name, axis.name, dim, chunks)
+
+
+def place(plan: Plan, ops: Iterable[Op], mesh: Mesh) -> Plan:
+    """Put operators on a part of the mesh."""
+    outside = sorted(set(mesh.devices) - set(plan.mesh.devices))
+    if outside:
+        raise PlanError(f"devices {outside} are not in the plan's mesh {plan.mesh}", fix="take parts with mesh.at(...)")
+    for other in plan.stages if plan.places else ():
+        if other != mesh and set(other.devices) & set(mesh.devices):
+            raise PlanError(f"stages {other} and {mesh} share devices", fix="give each stage its own devices")
+        if other.axes != mesh.axes:
+            raise PlanError(f"stages {other} and {mesh} have different axes", fix="give all stages the same axes")
+    placed = dict(plan.places)
+    for op in ops:
+        if placed.setdefault(op.name, mesh) != mesh:
+            raise PlanError(
+                f"{op.describe()} is placed twice", where=f"on {placed[op.name]} and {mesh}", fix="place it once"
+            )
+    return replace(plan, places=tuple(placed.items()))
+
+
+def order(plan: Plan, pattern: Pattern) -> Plan:
+    """Run the micro-batches of each stage in this order."""
+    stages = len(plan.stages)
+    if len(pattern.stages) != stages or pattern.microbatches != plan.microbatches:
+        raise PlanError(
+            f"a pattern of {len(pattern.stages)} stages and {pattern.microbatches} micro-batches "
+            f"for a plan of {stages} stages and {plan.microbatches} micro-batches",
+            fix="place first, give the mesh a time axis of that size, then order",
+        )
+    return replace(plan, pattern=pattern)
+
+
+def data_inputs(graph: Graph) -> tuple[Input, ...]:
+    """The inputs that carry data, not parameters."""
+    return tuple(item for item in graph.inputs if item.role is Role.INPUT)

@@ -1,0 +1,5 @@
+"""Distribution change -> sequence of collectives."""
+
+from sennit.reshard.moves import Move, MoveKind, moves
+
+__all__ = ["Move", "MoveKind", "moves"]
