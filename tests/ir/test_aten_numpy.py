@@ -131,6 +131,7 @@ def reductions(d: Data) -> Iterator[Case]:
     yield "aten.any.dim", (d.b(3, 4), -1, True), {}
     yield "aten.any.default", (d.b(3),), {}
     yield "aten.all.default", (d.b(3),), {}
+    yield "aten.all.dim", (d.b(3, 4), -1, True), {}
     yield "aten.argmax.default", (x, 1), {}
     yield "aten.argmax.default", (x, -1, True), {}
     yield "aten.argmax.default", (x,), {}

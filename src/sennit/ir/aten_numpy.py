@@ -216,6 +216,7 @@ def _reductions() -> Family:
         "aten.any.default": np.any,
         "aten.any.dim": lambda x, dim, keepdim=False: np.any(x, axis=dim, keepdims=keepdim),
         "aten.all.default": np.all,
+        "aten.all.dim": lambda x, dim, keepdim=False: np.all(x, axis=dim, keepdims=keepdim),
         "aten.argmax.default": lambda x, dim=None, keepdim=False: np.argmax(x, axis=dim, keepdims=keepdim),
         "aten.cumsum.default": lambda x, dim, dtype=None: np.cumsum(x, axis=dim, dtype=_sum_type(x, dtype)),
     }
