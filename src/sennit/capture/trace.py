@@ -34,10 +34,7 @@ def dtype_of(dtype: torch.dtype) -> DType:
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
-    names = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint"}
-    match = re.fullmatch(r"([a-z]+?)([0-9]*)", dtype.value)
-    assert match is not None
-    found: torch.dtype = getattr(torch, names.get(match[1], match[1]) + match[2])
+    found: torch.dtype = getattr(torch, dtype.torch_name)
     return found
 
 

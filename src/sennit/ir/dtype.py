@@ -34,6 +34,14 @@ class DType(Enum):
         return 1 if self is DType.BOOL else int(self.value.lstrip("bfiu")) // 8
 
     @property
+    def torch_name(self) -> str:
+        """The name of the same type in torch: `float32`, `bfloat16`, `bool`."""
+        letters = self.value.rstrip("0123456789")
+        return {"f": "float", "bf": "bfloat", "i": "int", "u": "uint"}.get(letters, letters) + self.value[
+            len(letters) :
+        ]
+
+    @property
     def is_float(self) -> bool:
         return self.value.startswith(("f", "bf"))
 

@@ -1,0 +1,81 @@
+"""Whole tensors to the pieces of a device, and pieces back to whole tensors: the edges of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sennit.errors import RunError
+from sennit.ir.graph import OutputKind
+from sennit.ir.layout import Layout
+from sennit.ir.mesh import Point
+from sennit.ir.program import Lane, Program
+
+__all__ = ["assemble_outputs", "inputs_of", "key_of_output"]
+
+
+def inputs_of(lane: Lane, device: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The pieces of the whole tensors in `state`, by path, that a device starts with."""
+    missing = [item.path for item in lane.inputs if item.path not in state]
+    if missing:
+        raise RunError(
+            f"no value for {', '.join(missing)}", where=f"lane {lane.name}", fix="pass every parameter and input"
+        )
+    pieces: dict[str, Tensor] = {}
+    for item in lane.inputs:
+        whole, buffer = state[item.path], item.buffer
+        if tuple(whole.shape) != buffer.layout.shape or str(whole.dtype) != f"torch.{buffer.dtype.torch_name}":
+            raise RunError(
+                f"{item.path} is {whole.dtype} {list(whole.shape)}, but the program was made for {buffer.type}",
+                fix="run with the shapes and types that the model was captured with",
+            )
+        pieces[item.path] = _piece(whole, buffer.layout, buffer.point(device))
+    return pieces
+
+
+def _piece(whole: Tensor, layout: Layout, point: Point) -> Tensor:
+    piece = whole
+    for dim in range(len(layout.shape)):
+        indices = layout.indices(dim, point)
+        if len(indices) != layout.shape[dim]:
+            piece = piece.index_select(dim, torch.from_numpy(indices))
+    return piece.clone() if piece is whole else piece
+
+
+def key_of_output(kind: OutputKind, path: str) -> str:
+    """Outputs go by their path; the loss, which has none, by `loss`."""
+    return "loss" if kind is OutputKind.LOSS else path
+
+
+def assemble_outputs(program: Program, pieces: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Whole outputs from the pieces that each device returned. Replicas must agree to the last bit."""
+    whole: dict[str, Tensor] = {}
+    written: dict[str, Tensor] = {}
+    for lane in program.lanes:
+        buffers = lane.buffers()
+        for output in lane.outputs:
+            key, buffer = key_of_output(output.kind, output.path), buffers[output.name]
+            for device in lane.devices:
+                piece = pieces[device][key]
+                if key not in whole:
+                    whole[key] = torch.empty(buffer.layout.shape, dtype=piece.dtype)
+                    written[key] = torch.zeros(buffer.layout.shape, dtype=torch.bool)
+                _write(key, whole[key], written[key], piece, buffer.layout, buffer.point(device), device)
+    return whole
+
+
+def _write(key: str, whole: Tensor, written: Tensor, piece: Tensor, layout: Layout, point: Point, device: int) -> None:
+    where = tuple(torch.from_numpy(part) for part in np.ix_(*layout.region(point).indices())) if layout.shape else ()
+    seen = written[where]
+    if tuple(piece.shape) != tuple(seen.shape):
+        raise RunError(f"{key} on device {device} has shape {list(piece.shape)}, not {list(seen.shape)}")
+    if not torch.equal(whole[where][seen], piece[seen]):
+        raise RunError(
+            f"{key} on device {device} differs from its replica on another device",
+            fix="the reduction order differs between ranks: use a backend that gives all ranks the same bits",
+        )
+    whole[where] = piece
+    written[where] = True

@@ -1,0 +1,174 @@
+"""What the source of a lane calls: one rank's view of the mesh, on top of any communicator.
+
+A split over an axis is a digit of a dim. Locally, a dim without the digit has size outer * inner; with it, outer * p * inner.
+So gathering an axis puts p pieces between outer and inner, slicing takes one of p from there, and a plain block split is the
+case outer = 1. Every method here is that reshaping around one primitive of the communicator.
+
+A communicator moves contiguous tensors between the members of a group and returns handles: `run/processes.py` has the one on
+torch.distributed, `run/threads.py` the one for all ranks in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sennit.ir.layout import Reduction
+from sennit.ir.mesh import Mesh
+from sennit.ir.program import Collective, Lane, Program
+
+__all__ = ["Communicator", "Handle", "Rank", "groups_of"]
+
+Group = tuple[int, ...]
+
+
+class Handle(Protocol):
+    """A communication under way."""
+
+    def wait(self) -> Tensor: ...
+
+
+class Communicator(Protocol):
+    """Primitives between the members of a group, this rank among them. Each returns at once; results come stacked in the
+    order of the group."""
+
+    def all_reduce(self, group: Group, tensor: Tensor, op: Reduction) -> Handle: ...
+    def all_gather(self, group: Group, tensor: Tensor) -> Handle: ...
+    def reduce_scatter(self, group: Group, tensor: Tensor, op: Reduction) -> Handle: ...
+    def all_to_all(self, group: Group, tensor: Tensor) -> Handle: ...
+    def send(self, tensor: Tensor, to: int) -> None: ...
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, origin: int) -> Handle: ...
+    def finish(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Then:
+    """A handle whose result is reshaped when it arrives."""
+
+    handle: Handle
+    after: Callable[[Tensor], Tensor]
+
+    def wait(self) -> Tensor:
+        return self.after(self.handle.wait())
+
+
+class Rank:
+    """One device of one lane. `mesh` is the mesh of the lane's layouts."""
+
+    def __init__(self, program: Program, lane: Lane, device: int, communicator: Communicator) -> None:
+        self.device = device
+        self.mesh = _mesh_of(lane)
+        self.coordinate = dict(zip((axis.name for axis in self.mesh.space), self.mesh.coordinate(device), strict=True))
+        self.communicator = communicator
+        position = lane.devices.index(device)
+        self.peers: Mapping[str, int] = {
+            other.name: other.devices[position] for other in program.lanes if position < len(other.devices)
+        }
+
+    def group(self, axis: str) -> Group:
+        return self.mesh.group(self.device, (axis,))
+
+    # ---- collectives -------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, x: Tensor, axis: str, op: str) -> Handle:
+        return self.communicator.all_reduce(self.group(axis), x.contiguous(), Reduction(op))
+
+    def all_gather(self, x: Tensor, axis: str, dim: int, inner: int) -> Handle:
+        handle = self.communicator.all_gather(self.group(axis), x.contiguous())
+        return _Then(handle, lambda stacked: _put_between(stacked, dim, inner))
+
+    def reduce_scatter(self, x: Tensor, axis: str, dim: int, inner: int, op: str) -> Handle:
+        pieces = _take_apart(x, dim, inner, self.mesh.size(axis))
+        return self.communicator.reduce_scatter(self.group(axis), pieces, Reduction(op))
+
+    def all_to_all(self, x: Tensor, axis: str, gather: tuple[int, int], split: tuple[int, int]) -> Handle:
+        if gather[0] == split[0]:  # two digits of one dim: the whole dim is needed in between
+            handle = self.communicator.all_gather(self.group(axis), x.contiguous())
+            size, at = self.mesh.size(axis), self.coordinate[axis]
+            return _Then(handle, lambda stacked: _take_apart(_put_between(stacked, *gather), *split, size)[at])
+        pieces = _take_apart(x, *split, self.mesh.size(axis))
+        handle = self.communicator.all_to_all(self.group(axis), pieces)
+        return _Then(handle, lambda stacked: _put_between(stacked, *gather))
+
+    # ---- point to point ----------------------------------------------------------------------------------------------
+
+    def send(self, x: Tensor, lane: str) -> None:
+        self.communicator.send(x.contiguous(), self.peers[lane])
+
+    def receive(self, shape: list[int], dtype: torch.dtype, lane: str) -> Handle:
+        return self.communicator.receive(tuple(shape), dtype, self.peers[lane])
+
+    # ---- local -------------------------------------------------------------------------------------------------------
+
+    def slice(
+        self, x: Tensor, dim: int, inner: int, size: int, axis: str | None = None, at: int | None = None
+    ) -> Tensor:
+        if at is None:
+            assert axis is not None
+            at = self.coordinate[axis]
+        return _unfold(x, dim, (-1, size, inner)).select(dim + 1, at).flatten(dim, dim + 1)
+
+    def partial(self, x: Tensor, axis: str, op: str) -> Tensor:
+        if self.coordinate[axis] == 0:
+            return x
+        return torch.full_like(x, _identity(Reduction(op), x.dtype))
+
+    def accumulate(self, total: Tensor, x: Tensor, fresh: bool) -> Tensor:
+        """`total + x`, in place once the total is ours alone."""
+        return total + x if fresh else total.add_(x)
+
+    def present(self, results: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+        return tuple(result for result in results if result is not None)
+
+
+def groups_of(program: Program) -> tuple[Group, ...]:
+    """Every group that the program's collectives use, in an order that all ranks share."""
+    groups: dict[Group, None] = {}
+    for lane in program.lanes:
+        mesh = _mesh_of(lane)
+        for axes in dict.fromkeys(step.axes for step in lane.steps if isinstance(step, Collective)):
+            for device in lane.devices:
+                groups.setdefault(mesh.group(device, axes))
+    return tuple(groups)
+
+
+def _mesh_of(lane: Lane) -> Mesh:
+    meshes = {buffer.layout.mesh for buffer in lane.buffers().values()}
+    assert len(meshes) == 1, meshes  # the planner gives a lane one mesh
+    return meshes.pop()
+
+
+def _put_between(stacked: Tensor, dim: int, inner: int) -> Tensor:
+    """p pieces, stacked on dim 0, to one: p goes between the outer and inner part of `dim`."""
+    parts = _unfold(stacked, dim + 1, (-1, inner))  # p, ..., outer, inner, ...
+    return parts.movedim(0, dim + 1).flatten(dim, dim + 2)
+
+
+def _take_apart(x: Tensor, dim: int, inner: int, size: int) -> Tensor:
+    """The inverse: one tensor to p pieces, stacked on dim 0."""
+    parts = _unfold(x, dim, (-1, size, inner)).movedim(dim + 1, 0)  # p, ..., outer, inner, ...
+    return parts.flatten(dim + 1, dim + 2).contiguous()
+
+
+def _unfold(x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
+    """One dim as several; -1 stands for what is left."""
+    known = prod(size for size in sizes if size != -1)
+    full = [x.shape[dim] // known if size == -1 else size for size in sizes]
+    return x.reshape(*x.shape[:dim], *full, *x.shape[dim + 1 :])
+
+
+def _identity(op: Reduction, dtype: torch.dtype) -> float:
+    match op:
+        case Reduction.SUM:
+            return 0
+        case Reduction.PROD:
+            return 1
+        case Reduction.MAX:
+            return float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
+        case Reduction.MIN:
+            return float("inf") if dtype.is_floating_point else torch.iinfo(dtype).max
