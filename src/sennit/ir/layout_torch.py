@@ -245,7 +245,7 @@ def _checked_reduction(placement: Placement, axis: Axis, where: str) -> Reductio
             return Reduction.PROD
         case "avg":
             raise LayoutError(
-                f"axis {axis.name!r} has a pending average, which is not associative over several axes",
+                f"axis {axis.name!r} has a pending average, and layouts have sums: a mean is a sum of parts scaled once",
                 where=where,
                 fix=f"divide the local values by {axis.size} and use Partial('sum')",
             )
