@@ -94,7 +94,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         if any(size < 0 for size in self.shape):
-            raise LayoutError(f"shape {list(self.shape)} has a negative size")
+            raise LayoutError(
+                f"shape {list(self.shape)} has a negative size", where=self._where(), fix="use sizes of 0 or more"
+            )
         names = [name for name, _ in self.entries]
         for name in names:
             if names.count(name) > 1:
@@ -114,6 +116,7 @@ class Layout:
                         raise LayoutError(
                             f"axis {name!r} splits dim {dim} of an array with {len(self.shape)} dims",
                             where=self._where(),
+                            fix="split a dim that the array has; dims count from 0",
                         )
                     if stride < 1:
                         raise LayoutError(
@@ -248,7 +251,11 @@ class Layout:
     def factors(self, dim: int) -> tuple[Factor, ...]:
         """An even dim as a product of factors, major to minor, each on one axis or local; local ones are merged."""
         if not self.is_even:
-            raise LayoutError(f"layout {self} is uneven: its dims do not factor", where=self._where())
+            raise LayoutError(
+                f"layout {self} is uneven: its dims do not factor",
+                where=self._where(),
+                fix="pad the dims, or use the regions of its points",
+            )
         factors: list[Factor] = []
         above = self.shape[dim]  # the stride just above what is still to be described
         for digit in self.digits(dim):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import prod
 
-from sennit.errors import MeshError
+from sennit.errors import MeshError, ParseError
 from sennit.ir.text import Scanner
 
 __all__ = ["Axis", "AxisKind", "Mesh", "Point", "prime_factors", "print_ranges", "read_ranges"]
@@ -152,6 +152,13 @@ class Mesh:
         """The devices that agree with `device` on every other space axis, ordered by `axes` (the first is major)."""
         point = list(self.coordinate(device))
         positions = [self.index(name) for name in axes]
+        for position in positions:
+            if self.axes[position].kind is AxisKind.TIME:
+                raise MeshError(
+                    f"axis {self.axes[position].name!r} is in time, and a group is of devices",
+                    where=f"mesh {self}",
+                    fix="name space axes",
+                )
         members: list[int] = []
         for digits in itertools.product(*(range(self.axes[position].size) for position in positions)):
             for position, digit in zip(positions, digits, strict=True):
@@ -251,6 +258,8 @@ def read_ranges(scanner: Scanner) -> tuple[int, ...]:
         first = scanner.integer()
         # "4-7" scans as 4 and then the integer -7
         last = -scanner.integer() if scanner.peek("-") else first
+        if last < first:
+            raise ParseError(f"the range {first}-{last} is empty", where=scanner.here(), fix=f"write {last}-{first}")
         devices += range(first, last + 1)
         if not scanner.accept(","):
             return tuple(devices)

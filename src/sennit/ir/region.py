@@ -84,9 +84,11 @@ class Region:
     def within(self, outer: Region) -> Region:
         """This region in the local indices of `outer`, whose piece holds it."""
         if not outer.contains(self):
-            raise LayoutError(f"region {self} is not inside {outer}")
+            raise LayoutError(f"region {self} is not inside {outer}", fix="intersect the two first")
+        # where this region is empty in one dim, it may lie outside in another
+        inside = self.intersect(outer)
         return Region.of_indices(
-            np.searchsorted(big, mine) for big, mine in zip(outer.indices(), self.indices(), strict=True)
+            np.searchsorted(big, mine) for big, mine in zip(outer.indices(), inside.indices(), strict=True)
         )
 
     def __str__(self) -> str:
