@@ -383,11 +383,18 @@ def _read_buffer(scanner: Scanner, meshes: dict[str, Mesh]) -> Buffer:
         )
     end, scanner.position = scanner.position, start
     layout = Layout.read(scanner, meshes[label])
+    if not scanner.peek("of"):
+        raise scanner.expected("'of' after a layout")
     scanner.position = end
     times: list[tuple[str, tuple[int, ...]]] = []
     if scanner.accept_word("at"):
         times.append(_read_times(scanner))
-        while scanner.accept(","):
+        while scanner.peek(","):
+            comma = scanner.position
+            scanner.expect(",")
+            if scanner.peek("%"):  # the comma stands between two results, not between two times
+                scanner.position = comma
+                break
             times.append(_read_times(scanner))
     return Buffer(name, tensor, dtype, layout, tuple(times))
 
