@@ -188,63 +188,80 @@ def _cycle_through(graph: _WaitGraph, stuck: set[int], start: int, limit: int) -
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """`later` cannot complete before `earlier`: in `lane`, step `issues` comes no sooner than step `waits`."""
+    """Why one communication cannot complete before another. All are steps of `lane`: `earlier` takes part in the one,
+    `waits` waits for it, and `issues`, the same step or a later one, takes part in the other. On a stream nothing
+    stands between: `waits` is `issues`."""
 
     lane: Lane
+    earlier: int
     waits: int
     issues: int
     on_stream: bool = False
 
+    def __str__(self) -> str:
+        def step(index: int) -> str:
+            return f"step {index}, {describe_step(self.lane.steps[index])}"
+
+        lane, issues = describe_lane(self.lane), step(self.issues)
+        if self.on_stream:
+            stream = stream_of(self.lane.steps[self.issues])
+            return f"{lane}: {issues}, waits for {step(self.earlier)}, before it on stream {stream!r}"
+        if self.waits == self.issues:
+            return f"{lane}: {issues}, waits for {step(self.earlier)}"
+        return f"{lane}: {issues}, comes after {step(self.waits)}, which waits for {step(self.earlier)}"
+
+    def is_by_data(self) -> bool:
+        """Whether `issues` needs what `earlier` brings, at once or through steps between: then no order helps."""
+        needed = set(reads(self.lane.steps[self.issues]))
+        for index in range(self.issues - 1, self.earlier - 1, -1):
+            step = self.lane.steps[index]
+            if any(buffer.name in needed for buffer in defines(step)):
+                needed.update(reads(step))
+                if index == self.earlier:
+                    return True
+        return False
+
 
 def _deadlock(graph: _WaitGraph, cycle: list[int]) -> ProgramError:
     starts = [position for position, node in enumerate(cycle) if graph.is_completion(node)]
-    waits: list[_Wait] = []
-    lines: list[str] = []
-    for start, stop in zip(starts, [*starts[1:], len(cycle)], strict=True):
-        earlier, later = cycle[start], cycle[stop % len(cycle)]
-        wait = _wait_between(graph, earlier, later, cycle[start + 1 : stop])
-        waits.append(wait)
-        lines.append(_explain(graph, wait, earlier))
+    waits = [
+        _wait_between(graph, cycle[start], cycle[stop % len(cycle)], cycle[start + 1 : stop])
+        for start, stop in zip(starts, [*starts[1:], len(cycle)], strict=True)
+    ]
     return ProgramError(
         f"deadlock: {len(starts)} communications wait for each other, and none of them can complete",
-        where=f"program {graph.program.name!r}\n    " + "\n    ".join(lines),
+        where=f"program {graph.program.name!r}\n    " + "\n    ".join(map(str, waits)),
         fix=_remedy(waits),
     )
 
 
 def _wait_between(graph: _WaitGraph, earlier: int, later: int, issues: list[int]) -> _Wait:
+    """The edge or path from one completion to the next, over the issue nodes between them."""
+    mine = {place.lane: place.step for place in graph.participants(earlier)}
     if issues:
         first, last = graph.places[issues[0]], graph.places[issues[-1]]
-        return _Wait(graph.program.lane(first.lane), first.step, last.step)
-    for one in graph.participants(earlier):
-        for other in graph.participants(later):
-            steps = graph.program.lane(one.lane).steps
-            if one.lane == other.lane and stream_of(steps[one.step]) == stream_of(steps[other.step]):
-                return _Wait(graph.program.lane(one.lane), one.step, other.step, on_stream=True)
+        return _Wait(graph.program.lane(first.lane), mine[first.lane], first.step, last.step)
+    for place in graph.participants(later):
+        lane = graph.program.lane(place.lane)
+        before = mine.get(place.lane)
+        if (
+            before is not None
+            and before < place.step
+            and stream_of(lane.steps[before]) == stream_of(lane.steps[place.step])
+        ):
+            return _Wait(lane, before, place.step, place.step, on_stream=True)
     raise AssertionError("completions are joined by a step or by a stream")
 
 
-def _explain(graph: _WaitGraph, wait: _Wait, earlier: int) -> str:
-    def step(index: int) -> str:
-        return f"step {index}, {describe_step(wait.lane.steps[index])}"
-
-    lane = describe_lane(wait.lane)
-    if wait.on_stream:
-        stream = stream_of(wait.lane.steps[wait.issues])
-        return f"{lane}: {step(wait.issues)}, waits for {step(wait.waits)}, before it on stream {stream!r}"
-    mine = next((place.step for place in graph.participants(earlier) if place.lane == wait.lane.name), None)
-    assert mine is not None  # a step waits for communications of its own lane only
-    behind = "" if wait.waits == wait.issues else f"{step(wait.issues)}, comes after "
-    return f"{lane}: {behind}{step(wait.waits)}, which waits for {step(mine)}"
-
-
 def _remedy(waits: list[_Wait]) -> str:
-    """The order of steps can be changed where a step is merely behind another; where it reads the other's result, not."""
+    """Where a step is merely behind another, the order can be changed; where it needs the other's data, it cannot."""
     for wait in waits:
-        if wait.waits != wait.issues:
-            later, earlier = wait.lane.steps[wait.issues], wait.lane.steps[wait.waits]
+        if not wait.is_by_data():
+            # what is waited for on a stream is the communication itself; else the step that waits for it
+            front = wait.earlier if wait.on_stream else wait.waits
+            later, sooner = wait.lane.steps[wait.issues], wait.lane.steps[front]
             return (
-                f"in lane {wait.lane.name!r} move step {wait.issues} ({describe_step(later)}) before step {wait.waits} "
-                f"({describe_step(earlier)}), if it does not need its result; else reorder another lane of the cycle"
+                f"in lane {wait.lane.name!r} move step {wait.issues} ({describe_step(later)}), which does not need its result, "
+                f"before step {front} ({describe_step(sooner)})"
             )
     return "each lane sends on what it is to receive: start the cycle from a buffer that a lane computes itself"
