@@ -383,6 +383,8 @@ def _read_buffer(scanner: Scanner, meshes: dict[str, Mesh]) -> Buffer:
         )
     end, scanner.position = scanner.position, start
     layout = Layout.read(scanner, meshes[label])
+    if not scanner.peek("of"):
+        raise scanner.expected("'of' after a layout")
     scanner.position = end
     times: list[tuple[str, tuple[int, ...]]] = []
     if scanner.accept_word("at"):

@@ -36,11 +36,15 @@ def verify(program: Program, graph: Graph) -> None:
     _check_edges(program, graph)
 
 
-def _check_step(lane: Lane, step: Compute, buffers: dict[str, Buffer], producers: dict[str, Op], types: dict[str, TensorType]) -> None:
+def _check_step(
+    lane: Lane, step: Compute, buffers: dict[str, Buffer], producers: dict[str, Op], types: dict[str, TensorType]
+) -> None:
     op = producers.get(step.op)
     where = f"lane {lane.name}, devices {list(lane.devices)}"
     if op is None or op.kind != step.kind or len(op.results) != len(step.results):
-        raise PlanError(f"{step.kind} stands for %{step.op}, which the graph has not", where=where, fix="lower the plan again")
+        raise PlanError(
+            f"{step.kind} stands for %{step.op}, which the graph has not", where=where, fix="lower the plan again"
+        )
     read = [buffers[name] for name in refs((*step.args, *(arg for _, arg in step.kwargs)))]
     for buffer, name in zip((*read, *step.results), (*op.reads, *(value.name for value in op.results)), strict=True):
         if buffer.tensor != name:
@@ -72,9 +76,7 @@ def _is_free(op: Op, made: tuple[Entry | None, ...]) -> bool:
     return op.kind.split(".")[1] in ("ones", "zeros", "full") and all(isinstance(entry, Split) for entry in made)
 
 
-def _refuse(
-    op: Op, lane: Lane, axis: str, kind: AxisKind, read: list[Buffer], results: tuple[Buffer, ...]
-) -> None:
+def _refuse(op: Op, lane: Lane, axis: str, kind: AxisKind, read: list[Buffer], results: tuple[Buffer, ...]) -> None:
     where = f"lane {lane.name}, devices {list(lane.devices)}"
     for buffer in read:
         entry = buffer.layout.entry(axis)
