@@ -261,7 +261,7 @@ def _remedy(waits: list[_Wait]) -> str:
             front = wait.earlier if wait.on_stream else wait.waits
             later, sooner = wait.lane.steps[wait.issues], wait.lane.steps[front]
             return (
-                f"in lane {wait.lane.name!r} move step {wait.issues} ({describe_step(later)}), which does not need its result, "
-                f"before step {front} ({describe_step(sooner)})"
+                f"in lane {wait.lane.name!r} move step {wait.issues} ({describe_step(later)}) before step {front} "
+                f"({describe_step(sooner)}): it does not need what that waits for"
             )
     return "each lane sends on what it is to receive: start the cycle from a buffer that a lane computes itself"
