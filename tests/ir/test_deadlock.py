@@ -12,7 +12,7 @@ from program_texts import one_forward_one_backward
 
 from sennit.errors import ProgramError
 from sennit.ir.deadlock import check_deadlock
-from sennit.ir.program import Collective, Free, Program, Receive, Send, reads, stream_of
+from sennit.ir.program import Collective, Program, Receive, Send, reads, stream_of
 from sennit.ir.program_check import check_program
 
 
@@ -87,18 +87,11 @@ def test_receives_that_nothing_waits_for_yet_do_not_hang() -> None:
     check_program(lanes(*body))
 
 
-def test_free_waits_for_the_send() -> None:
-    body = [use("y", "x", "x") + send("y", 1 - lane) + "free %y\n" + receive("r", 1 - lane) for lane in range(2)]
-    with pytest.raises(
-        ProgramError, match=r"receive %r from l1, comes after step 2, free %y, which waits for step 1, send"
-    ):
-        check_program(lanes(*body))
-
-
-def test_free_waits_for_the_receive() -> None:
-    body = [receive("r", 1 - lane) + "free %r\n" + send("x", 1 - lane) for lane in range(2)]
-    with pytest.raises(ProgramError, match="free %r, which waits for step 0, receive %r"):
-        check_program(lanes(*body))
+def test_free_does_not_wait() -> None:
+    sends = [use("y", "x", "x") + send("y", 1 - lane) + "free %y\n" + receive("r", 1 - lane) for lane in range(2)]
+    check_program(lanes(*sends))
+    receives = [receive("r", 1 - lane) + "free %r\n" + send("x", 1 - lane) for lane in range(2)]
+    check_program(lanes(*receives))
 
 
 def test_a_ring_that_only_passes_on() -> None:
@@ -193,8 +186,6 @@ def runs_to_the_end(program: Program, seed: int) -> bool:
             written = other.result.name if isinstance(other, Collective | Receive) else None
             if written in reads(step):
                 return False
-            if isinstance(step, Free) and (written == step.source or step.source in reads(other)):
-                return False
         return True
 
     def may_complete(key: tuple[object, ...]) -> bool:
@@ -283,4 +274,4 @@ def test_the_verdict_is_that_of_every_execution() -> None:
         verdicts[accepted] += 1
 
     run()
-    assert min(verdicts[True], verdicts[False]) > 40
+    assert min(verdicts[True], verdicts[False]) > 30  # the generator makes enough of both

@@ -2,10 +2,9 @@
 
 **Rules of execution.** A lane issues its steps in program order. Computing is done when it is issued. A communication
 only starts when it is issued; it *completes* once every participant has issued it and, on every lane that takes part, the
-communication before it on the same stream (`stream_of`) has completed. A step waits at its issue for the completion of
-
-- every communication whose result it reads (a compute step, a send or a collective), and
-- where it is a `free`, every communication that still reads the buffer, and the one that writes it.
+communication before it on the same stream (`stream_of`) has completed. A step (a compute step, a send or a collective)
+waits at its issue for the completion of every communication whose result it reads. A `free` does not wait: the memory is
+given back once the communications that use it have completed.
 
 **The graph.** One *issue* node per step of each lane; one *completion* node per communication, contracted over its
 participants (`program_match.py`). Edges: step to next step; the issue of each participant to the completion; completion to
@@ -34,12 +33,12 @@ with B, B with C) the contraction waits for more than the devices do, and errs o
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sennit.errors import ProgramError
-from sennit.ir.program import Free, Lane, Program, defines, reads, stream_of
+from sennit.ir.program import Lane, Program, defines, reads, stream_of
 from sennit.ir.program_match import Communication, Position, match_communications
 from sennit.ir.program_site import describe_lane, describe_step
 
@@ -92,7 +91,6 @@ def _wait_graph(program: Program, communications: Sequence[Communication]) -> _W
 def _add_lane(lane: Lane, first: int, completion: dict[tuple[str, int], int], after: tuple[list[int], ...]) -> None:
     """The edges of one lane, whose issue nodes count from `first`."""
     writer: dict[str, int] = {}  # buffer -> the communication that writes it
-    readers: dict[str, list[int]] = defaultdict(list)  # buffer -> the communications that read it
     newest: dict[str, int] = {}  # stream -> its last communication so far
     waited: set[int] = set()  # a completion waited for once is there for all later steps of the lane
     for index, step in enumerate(lane.steps):
@@ -100,10 +98,7 @@ def _add_lane(lane: Lane, first: int, completion: dict[tuple[str, int], int], af
         if index:
             after[node - 1].append(node)
         read = reads(step)
-        waits = [writer[name] for name in read if name in writer]
-        if isinstance(step, Free):
-            waits = [*readers[step.source], *([writer[step.source]] if step.source in writer else [])]
-        for done in waits:
+        for done in (writer[name] for name in read if name in writer):
             if done not in waited:
                 waited.add(done)
                 after[done].append(node)
@@ -116,8 +111,6 @@ def _add_lane(lane: Lane, first: int, completion: dict[tuple[str, int], int], af
             after[newest[stream]].append(done_here)
         newest[stream] = done_here
         writer.update((buffer.name, done_here) for buffer in defines(step))
-        for name in read:
-            readers[name].append(done_here)
 
 
 def _stuck(after: Sequence[list[int]]) -> set[int]:

@@ -31,7 +31,7 @@ those accumulated so far). A buffer is written once, by the step that defines it
 
 **Streams.** A device issues its steps in order. Compute steps run on one stream in that order; each collective or transfer
 runs on the stream that `stream_of` names, starts once its input is there, and is waited for by the first step that reads
-its result. `free` waits for the steps that still read the buffer.
+its result. `free` never waits: the memory is given back once the steps that still use the buffer are done.
 """
 
 from __future__ import annotations
