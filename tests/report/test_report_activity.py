@@ -80,3 +80,12 @@ def test_blocks_lose_no_event_and_no_byte(timeline: Timeline) -> None:
             for row in group.rows:
                 for before, after in zip(row.blocks, row.blocks[1:], strict=False):
                     assert before.stop <= after.start
+
+
+def test_a_block_knows_how_much_of_it_are_gaps(comparison: Comparison) -> None:
+    run = comparison.results[1].headline
+    (group,) = groups(run.timeline, run.program, resolution=1e-3)
+    forward, backward = group.rows[0].blocks
+    assert forward.density == pytest.approx(16 * 12e-6 / (forward.stop - forward.start))
+    assert backward.density < 0.5
+    assert "16 events" in forward.describe()

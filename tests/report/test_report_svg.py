@@ -79,3 +79,10 @@ def test_the_memory_chart_shows_the_worst_device_and_its_peak(comparison: Compar
     bars = breakdown_svg([(result.name, result.headline) for result in comparison.results], "data parallel")
     assert bars.count("★") == 1
     assert "idle 614 us" in bars
+
+
+def test_what_is_mostly_gaps_is_pale() -> None:
+    events = tuple(Event(0, "compute", Category.COMPUTE, "mm", i * 1e-6, i * 1e-6 + 0.25e-6) for i in range(10_000))
+    picture = ElementTree.fromstring(timeline_svg(Timeline("sparse", Origin.SIMULATED, events)))
+    (block,) = (e for e in picture.iter(f"{SVG}rect") if "block" in e.attrib["class"].split())
+    assert block.attrib["style"] == "fill-opacity:0.25"

@@ -51,11 +51,16 @@ class Block:
     bytes: int
     names: tuple[str, ...]
 
+    @property
+    def density(self) -> float:
+        """The share of the block in which its events run; the rest are gaps too short to be drawn."""
+        return min(1.0, self.busy / (self.stop - self.start)) if self.stop > self.start else 1.0
+
     def describe(self) -> str:
         """For the hover title: what it is, how long, how much, and the first few names."""
         what = self.tone.value + ("" if self.microbatch is None else f", micro-batch {self.microbatch}")
         text = f"{what}: {units.seconds(self.busy)} from {units.seconds(self.start)}"
-        text += f", {self.events} events" if self.events > 1 else ""
+        text += f" to {units.seconds(self.stop)}, {self.events} events" if self.events > 1 else ""
         text += f", {units.size(self.bytes)} on the wire" if self.bytes else ""
         return "\n".join([text, *self.names])
 

@@ -47,9 +47,20 @@ def axis_for(span: float, most_ticks: int = 8) -> Axis:
     return Axis(span, tick, unit, scale)
 
 
-def rectangle(x: str, y: float, width: str, height: float, classes: str, title: str = "", rounded: float = 0) -> str:
-    corner = f' rx="{rounded:g}"' if rounded else ""
-    shape = f'<rect class="{classes}" x="{x}" y="{y:g}" width="{width}" height="{height:g}"{corner}'
+def rectangle(
+    x: str,
+    y: float,
+    width: str,
+    height: float,
+    classes: str,
+    title: str = "",
+    *,
+    rounded: float = 0,
+    opacity: float | None = None,
+) -> str:
+    extra = f' rx="{rounded:g}"' if rounded else ""
+    extra += "" if opacity is None else f' style="fill-opacity:{opacity:.2g}"'
+    shape = f'<rect class="{classes}" x="{x}" y="{y:g}" width="{width}" height="{height:g}"{extra}'
     return f"{shape}><title>{escape(title)}</title></rect>" if title else f"{shape}/>"
 
 

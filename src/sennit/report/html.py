@@ -124,17 +124,17 @@ def _section(run: SimulatedRun) -> _Section:
 
 
 def _critical(timeline: Timeline) -> _Path | None:
-    path = timeline.critical_path()
-    if not path or timeline.span <= 0:
+    path, span = timeline.critical_path(), timeline.span
+    if not path or span <= 0:
         return None
 
     def row(name: str, value: float) -> tuple[str, str, str]:
-        return name, units.seconds(value), units.percent(value / timeline.span)
+        return name, units.seconds(value), units.percent(value / span)
 
     sums = [(category.value, _sum([e for e in path if e.category is category])) for category in Category]
-    wait = timeline.span - _sum(path)
+    wait = span - _sum(path)
     shares = [row(name, value) for name, value in sums if value > 0]
-    if wait > 1e-6 * timeline.span:
+    if wait > 1e-6 * span:
         shares.append(row("waiting", wait))
     longest = sorted(path, key=lambda e: e.start - e.stop)[:PATH_ROWS]
     links = [
@@ -143,7 +143,7 @@ def _critical(timeline: Timeline) -> _Path | None:
             f"device {event.device}, {event.stream}",
             units.seconds(event.start),
             units.seconds(event.stop - event.start),
-            units.percent((event.stop - event.start) / timeline.span),
+            units.percent((event.stop - event.start) / span),
         )
         for event in longest
     ]

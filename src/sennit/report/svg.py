@@ -55,6 +55,7 @@ def timeline_svg(
 def comparison_svg(comparison: Comparison, *, width: int = 1000, standalone: bool = True) -> str:
     """The headline run of every plan on one time axis, the best one marked."""
     runs = [(result, result.headline) for result in comparison.results]
+    winner = comparison.best
     axis = axis_for(max(run.step for _, run in runs))
     inside = width - 2 * MARGIN - LABELS
     right = f"{width - MARGIN}"
@@ -65,7 +66,7 @@ def comparison_svg(comparison: Comparison, *, width: int = 1000, standalone: boo
     tones: list[Tone] = []
     numbered = False
     for position, (result, run) in enumerate(runs):
-        best = result is comparison.best
+        best = result is winner
         top += 18
         name = f"★ {result.name} (best)" if best else result.name
         elements.append(text(f"{MARGIN}", top, name, "plan best" if best else "plan"))
@@ -164,6 +165,8 @@ def _block(block: Block, axis: Axis, y: float, tall: int, inside: float, most_zo
         # an outline in the colour of the ground parts neighbours, and would wash out what is only a line itself
         f"block {block.tone.value}{odd}{'' if share * inside > 3 else ' thin'}",
         block.describe(),
+        # gaps that are too short to be drawn make the block as pale as they would make it from afar
+        opacity=max(0.2, block.density) if block.density < 0.95 else None,
     )
     if block.microbatch is None or tall < COMPUTE_ROW:
         return [shape]

@@ -72,8 +72,9 @@ def comparison_table(comparison: Comparison, *, mark: str = "★", width: int = 
     difference = "max\ndifference" if width >= WIDE else "max diff."
     table.add_column(f"measured\n{difference}", justify="right", no_wrap=True)
     table.add_column("measured\nverdict", min_width=9, overflow="fold")
+    winner = comparison.best
     for result in comparison.results:
-        best = result is comparison.best
+        best = result is winner
         run = result.headline
         table.add_row(
             _name(result, mark if best else " "),
