@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from report_samples import timelines
 
+from sennit.ir.program import Compute, Step
 from sennit.ir.timeline import Timeline
 from sennit.report import Comparison
 from sennit.report.activity import Tone, groups
@@ -43,6 +44,31 @@ def test_devices_that_do_the_same_are_one_group(comparison: Comparison) -> None:
     )
     apart = groups(replace(run.timeline, events=late), run.program)
     assert [group.label for group in apart] == ["devices 0-2,4-15", "device 3"]
+
+
+def test_views_leave_no_event(comparison: Comparison) -> None:
+    run = comparison.results[2].headline
+    lanes = []
+    for lane in run.program.lanes:
+        steps: list[Step] = []
+        for step in lane.steps:
+            steps.append(step)
+            if isinstance(step, Compute):
+                view = replace(step.results[0], name=step.results[0].name + "_view")
+                steps.append(replace(step, kind="aten.permute.default", results=(view,)))
+        lanes.append(replace(lane, steps=tuple(steps)))
+    program = replace(run.program, lanes=tuple(lanes))
+    # names that say nothing about buffers, as a simulator may choose them
+    named = tuple(replace(event, name=f"some {event.category.value}") for event in run.timeline.events)
+    assert [
+        [(block.tone, block.microbatch) for block in row.blocks]
+        for group in groups(replace(run.timeline, events=named), program, resolution=1e-9)
+        for row in group.rows
+    ] == [
+        [(block.tone, block.microbatch) for block in row.blocks]
+        for group in groups(run.timeline, run.program, resolution=1e-9)
+        for row in group.rows
+    ]
 
 
 def test_events_are_found_by_name_where_some_steps_left_none(comparison: Comparison) -> None:

@@ -1,9 +1,9 @@
 """From a timeline to what a picture draws: rows of blocks.
 
 An event says which stream it ran on, a program says what ran there. Per device and stream the program fixes the order of
-steps, so the i-th event of a stream is the i-th step of it. Where the counts differ (a simulator may leave out steps that
-take no time) an event is matched by name instead: the name of the buffer that the step defines or sends. What is matched
-by neither is drawn as plain compute or communication.
+steps, so the i-th event of a stream is the i-th step of it; frees leave no event, and views need not. Where the counts
+still differ an event is matched by name instead: the name of the buffer that the step defines or sends. What is matched by
+neither is drawn as plain compute or communication.
 
     activity := tone, micro-batch        forward | backward | compute | collective | send | receive
     block    := neighbouring events of one stream with the same activity, closer together than one can see
@@ -22,6 +22,7 @@ from enum import Enum
 
 from sennit.ir.graph import Phase
 from sennit.ir.mesh import print_ranges
+from sennit.ir.operators import is_view
 from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Program, Receive, Send, Step, defines, stream_of
 from sennit.ir.timeline import Category, Event, Timeline
 from sennit.report import units
@@ -161,8 +162,10 @@ def _group(
 def _activities(lane: Lane, stream: str, events: Sequence[Event]) -> list[_Activity]:
     buffers = lane.buffers()
     steps = [step for step in lane.steps if stream_of(step) == stream and not isinstance(step, Free)]
-    if len(steps) == len(events):
-        return [_of_step(event, step, buffers) for event, step in zip(events, steps, strict=True)]
+    timed = [step for step in steps if not (isinstance(step, Compute) and is_view(step.kind))]
+    for candidates in (timed, steps):
+        if len(candidates) == len(events):
+            return [_of_step(event, step, buffers) for event, step in zip(events, candidates, strict=True)]
     named: dict[str, Step] = {}
     for step in steps:
         for name in [step.source] if isinstance(step, Send) else [buffer.name for buffer in defines(step)]:
