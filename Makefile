@@ -49,8 +49,9 @@ bench: $(STAMP)
 	    echo "== $$script"; $(BIN)/python "$$script" || exit 1; \
 	done
 
+# -E reads every page anew: a page that was read before would not warn again.
 docs: $(STAMP)
-	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
+	$(BIN)/python -m sphinx -E -W --keep-going -q -b html docs docs/_build
 	@echo "open docs/_build/index.html"
 
 install: $(STAMP)
