@@ -175,14 +175,14 @@ def _demo(command: Demo) -> int:
     from rich.console import Console
 
     from sennit.demo import DemoOptions, run_demo
-    from sennit.report import render_comparison
+    from sennit.report import ComparisonView
 
     with _progress(shown=not command.json) as progress:
         comparison = run_demo(DemoOptions(out=command.out, layers=command.layers), progress)
     if command.json:
         _print_json(_demo_result(command, comparison))
     else:
-        Console().print(render_comparison(comparison))
+        Console().print(ComparisonView(comparison))
     return 0
 
 
