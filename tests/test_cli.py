@@ -229,6 +229,35 @@ def test_a_trace_that_cannot_be_written_is_an_error(
     assert "cannot write" in capsys.readouterr().err
 
 
+# ---- demo ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_document_of_a_demo(capsys: pytest.CaptureFixture[str]) -> None:
+    """Made from a comparison by hand: running the demo itself is the work of its own tests."""
+    from sennit.ir.program import Program
+    from sennit.ir.timeline import Category, Event, Memory, MemoryKind, Origin, Timeline
+    from sennit.report import Comparison, MeasuredRun, PlanResult, SimulatedRun
+
+    events = (Event(0, "compute", Category.COMPUTE, "mm", 0.0, 2.0), Event(0, "x", Category.SEND, "s", 2.0, 3.0, 64))
+    timeline = Timeline("step", Origin.SIMULATED, events, (Memory(0, 0.0, ((MemoryKind.PARAMETERS, 128),)),))
+    simulated = SimulatedRun("laptop", "dp=1", timeline, Program.parse(PROGRAM))
+    measured = MeasuredRun(1, "gloo", (2.0, 2.0), 0.0, "loss", 1e-6, 3, 3)
+    plans = (
+        PlanResult("one", "all on one device", (simulated,), measured, predicted=simulated),
+        PlanResult("unmeasured", "never run", (simulated,)),
+    )
+    cli._print_json(cli._demo_result(cli.Demo(out=Path("r")), Comparison("gpt", "two layers", 2.5, plans)))
+    result = msgspec.json.decode(capsys.readouterr().out, type=cli.DemoResult)
+    assert (result.schema, result.out, result.model, result.reference_seconds) == ("sennit.demo/1", "r", "gpt", 2.5)
+    assert result.best == "one"
+    one, unmeasured = result.plans
+    assert one.simulated == (cli.SimulatedPlan("laptop", "dp=1", 3.0, 128, 64),)
+    assert one.measured == cli.MeasuredPlan(1, "gloo", 2.0, 0.0, "loss", "equal, bitwise")
+    assert one.prediction_error == 0.5
+    assert unmeasured.measured is None
+    assert unmeasured.prediction_error is None
+
+
 # ---- the documents and their description -----------------------------------------------------------------------------
 
 
