@@ -1,0 +1,57 @@
+"""sennit: plan, reshard, fuse and communicate for distributed deep learning, verified before it runs.
+
+The names below are the public face. Each is imported from its module when it is first used (PEP 562), so that
+`import sennit` costs a few milliseconds and loads neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sennit.cluster import Cluster
+    from sennit.errors import SennitError
+    from sennit.ir.graph import Graph
+    from sennit.ir.layout import Layout
+    from sennit.ir.mesh import Mesh
+    from sennit.ir.program import Program
+    from sennit.ir.timeline import Timeline
+    from sennit.sim import simulate
+
+__all__ = [
+    "Cluster",
+    "Graph",
+    "Layout",
+    "Mesh",
+    "Program",
+    "SennitError",
+    "Timeline",
+    "__version__",
+    "simulate",
+]
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Cluster": "sennit.cluster",
+    "Graph": "sennit.ir.graph",
+    "Layout": "sennit.ir.layout",
+    "Mesh": "sennit.ir.mesh",
+    "Program": "sennit.ir.program",
+    "SennitError": "sennit.errors",
+    "Timeline": "sennit.ir.timeline",
+    "simulate": "sennit.sim",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'sennit' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value  # the next use finds it without this function
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

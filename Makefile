@@ -1,0 +1,74 @@
+# `make demo` and `make test` are each the first command in a fresh clone: they need python3 (3.11 or newer) and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# The wheels of PyTorch on PyPI for Linux carry CUDA, some gigabytes. Where there is no NVIDIA driver and this index
+# answers, the install takes the CPU wheels from it. Set it to nothing to take what pip finds.
+CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+
+.PHONY: demo test lint types layers unit bench fuzz docs clean install
+.DEFAULT_GOAL := demo
+
+demo: $(STAMP)
+	$(BIN)/sennit demo
+
+# One after another and not as prerequisites: `make -j` must not mix their output, and the first failure ends it.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory types
+	@$(MAKE) --no-print-directory layers
+	@$(MAKE) --no-print-directory unit
+	@echo "== all checks passed"
+
+lint: $(STAMP)
+	@echo "== ruff check"
+	@$(BIN)/ruff check .
+	@echo "== ruff format --check"
+	@$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	@echo "== mypy --strict"
+	@$(BIN)/mypy
+
+layers: $(STAMP)
+	@echo "== lint-imports"
+	@$(BIN)/lint-imports
+
+unit: $(STAMP)
+	@echo "== pytest, warnings as errors"
+	@$(BIN)/python -m pytest -q
+
+fuzz: $(STAMP)
+	$(BIN)/python -m pytest -q --hypothesis-profile=fuzz --timeout=0
+
+bench: $(STAMP)
+	@for script in benchmarks/*.py; do \
+	    test -e "$$script" || { echo "there is no script under benchmarks/"; exit 1; }; \
+	    echo "== $$script"; $(BIN)/python "$$script" || exit 1; \
+	done
+
+# -E reads every page anew: a page that was read before would not warn again.
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -E -W --keep-going -q -b html docs docs/_build
+	@echo "open docs/_build/index.html"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("sennit needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	@test -x $(BIN)/python || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV); } || \
+	    { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv"; exit 1; }
+	@echo "== installing sennit and its tools into $(VENV) (once; a few minutes)"
+	@index=""; \
+	if [ -n "$(CPU_INDEX)" ] && ! command -v nvidia-smi >/dev/null && [ "$$(uname -s)" = Linux ] \
+	    && $(PYTHON) -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=5)' "$(CPU_INDEX)/torch/" >/dev/null 2>&1; \
+	then index="--extra-index-url $(CPU_INDEX)"; fi; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$index -c constraints.txt -e ".[dev,docs,jax]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist docs/_build sennit-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

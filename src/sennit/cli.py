@@ -1,0 +1,399 @@
+"""The command line: `sennit demo | simulate | doctor`.
+
+A command is a frozen dataclass of its options, which tyro reads from the arguments, and a function that runs it. The
+functions import what they need when they run: `sennit --help` loads neither torch nor numpy.
+
+    stdout   the result: tables for people, or with --json one document of a type in this file (docs/commands.md)
+    stderr   progress (only on a terminal, never with --json), the log (SENNIT_LOG), errors
+    status   0 success; 1 the answer is no (doctor: sennit cannot run here), or a bug in sennit, with its traceback;
+             2 an error that the user can fix, or wrong arguments; 130 interrupted
+
+Every result carries `schema`, the name and version of its document; a field is added without a new version, and removed
+or changed only with one.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+import sennit
+from sennit.environment import current_environment
+from sennit.errors import ProgramError, RunError, SennitError
+
+if TYPE_CHECKING:
+    from sennit.doctor import Finding
+    from sennit.ir.program import Program
+    from sennit.ir.timeline import Timeline
+    from sennit.report import Comparison, PlanResult
+
+__all__ = ["Demo", "Doctor", "Simulate", "main"]
+
+Json = Annotated[bool, tyro.conf.arg(help="Print the result as one JSON document; docs/commands.md gives its schema.")]
+Debug = Annotated[bool, tyro.conf.arg(help="Show the traceback of an error. SENNIT_DEBUG=1 does the same.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """Compare parallel plans of a small GPT: simulate each, run each on CPU ranks of this machine, write a report.
+
+    Example: sennit demo --layers 4 --out my-report
+    """
+
+    out: Path = Path("sennit-demo")
+    """The folder that the HTML report and the traces are written to."""
+    layers: int = 2
+    """Transformer layers of the model."""
+    json: Json = False
+    debug: Debug = False
+
+
+@dataclass(frozen=True, slots=True)
+class Simulate:
+    """Check a program and simulate one step of it on a cluster.
+
+    Example: sennit simulate program.txt --cluster dgx-h100:2 --trace step.json.gz
+    """
+
+    program: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PROGRAM_FILE")]
+    """The text of a program (its grammar stands in ir/program.py); - reads stdin."""
+    cluster: Annotated[str, tyro.conf.arg(metavar="NAME")]
+    """A preset, as dgx-h100 or dgx-h100:4 for four nodes, or a TOML file."""
+    trace: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Also write the timeline as a trace for ui.perfetto.dev (gzipped JSON)."""
+    json: Json = False
+    debug: Debug = False
+
+
+@dataclass(frozen=True, slots=True)
+class Doctor:
+    """Say what this machine has of what sennit can use, and what each missing part costs.
+
+    Example: sennit doctor --json
+    """
+
+    json: Json = False
+    debug: Debug = False
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status. Wrong arguments end in tyro, which exits with status 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if list(arguments) == ["--version"]:
+        print(f"sennit {sennit.__version__}")
+        return 0
+    debug = "--debug" in arguments  # known before the environment is read, whose errors it concerns too
+    try:
+        environment = current_environment()
+        debug = debug or environment.debug
+        logging.basicConfig(
+            level=environment.log_level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        )
+        command = tyro.cli(
+            Demo | Simulate | Doctor,
+            prog="sennit",
+            description="Plan, check, simulate and run distributed PyTorch programs. `sennit --version` prints the version.",
+            args=arguments,
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+        return _run(command)
+    except SennitError as error:
+        if debug:
+            traceback.print_exc()
+        else:
+            print(f"sennit: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(command: Demo | Simulate | Doctor) -> int:
+    match command:
+        case Demo():
+            return _demo(command)
+        case Simulate():
+            return _simulate(command)
+        case Doctor():
+            return _doctor(command)
+
+
+# ---- demo ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedPlan:
+    cluster: str
+    mesh: str
+    step_seconds: float
+    peak_memory_bytes: int
+    wire_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPlan:
+    """`max_difference` is the greatest one to the single-device run, in the tensor named `worst`."""
+
+    ranks: int
+    backend: str
+    step_seconds: float
+    max_difference: float
+    worst: str
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """`prediction_error` is signed and relative: 0.1 where the simulation says 10 % longer than was measured."""
+
+    name: str
+    summary: str
+    simulated: tuple[SimulatedPlan, ...]
+    measured: MeasuredPlan | None
+    prediction_error: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    schema: str
+    out: str
+    model: str
+    reference_seconds: float
+    best: str
+    why: str
+    plans: tuple[PlanSummary, ...]
+
+
+def _demo(command: Demo) -> int:
+    from rich.console import Console
+
+    from sennit.demo import DemoOptions, run_demo
+    from sennit.report import ComparisonView
+
+    with _progress(shown=not command.json) as progress:
+        comparison = run_demo(DemoOptions(out=command.out, layers=command.layers), progress)
+    if command.json:
+        _print_json(_demo_result(command, comparison))
+    else:
+        Console().print(ComparisonView(comparison))
+    return 0
+
+
+def _demo_result(command: Demo, comparison: Comparison) -> DemoResult:
+    return DemoResult(
+        schema="sennit.demo/1",
+        out=str(command.out),
+        model=comparison.model,
+        reference_seconds=comparison.reference_seconds,
+        best=comparison.best.name,
+        why=comparison.why(),
+        plans=tuple(_plan_summary(result) for result in comparison.results),
+    )
+
+
+def _plan_summary(plan: PlanResult) -> PlanSummary:
+    simulated = tuple(
+        SimulatedPlan(run.cluster, run.mesh, run.step, run.peak_memory, run.wire_bytes) for run in plan.simulated
+    )
+    measured = None
+    if (run := plan.measured) is not None:
+        measured = MeasuredPlan(run.ranks, run.backend, run.step, run.max_difference, run.worst, run.verdict.value)
+    return PlanSummary(plan.name, plan.summary, simulated, measured, plan.error)
+
+
+# ---- simulate --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSummary:
+    """The devices of a lane run the same steps; each figure is that of the device for which it is greatest."""
+
+    lane: str
+    devices: tuple[int, ...]
+    compute_seconds: float
+    exposed_seconds: float
+    idle_seconds: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateResult:
+    """`exposed_seconds` is the greatest of all devices; `wire_bytes` counts what all devices send in one step."""
+
+    schema: str
+    origin: str
+    program: str
+    cluster: str
+    devices: int
+    step_seconds: float
+    exposed_seconds: float
+    wire_bytes: int
+    lanes: tuple[LaneSummary, ...]
+    trace: str | None
+
+
+def _simulate(command: Simulate) -> int:
+    from sennit.ir.program import Program
+
+    with _progress(shown=not command.json) as progress:
+        progress(f"reading {command.program}")
+        program = Program.parse(_read_text(command.program))
+        timeline = _check_and_time(command, program, progress)
+    result = _simulate_result(command, program, timeline)
+    if command.json:
+        _print_json(result)
+    else:
+        _print_simulation(result)
+    return 0
+
+
+def _check_and_time(command: Simulate, program: Program, progress: Callable[[str], None]) -> Timeline:
+    from sennit.cluster import load
+    from sennit.ir.program_check import check_program
+    from sennit.report import write_trace
+    from sennit.sim import simulate
+
+    progress("checking the program")
+    check_program(program)
+    progress(f"simulating {len(program.devices)} devices on {command.cluster}")
+    timeline = simulate(program, load(command.cluster))
+    if command.trace is not None:
+        try:
+            write_trace(command.trace, [timeline])
+        except OSError as error:
+            raise RunError(
+                f"cannot write {command.trace}: {error.strerror}", fix="name a file that you may write"
+            ) from error
+    return timeline
+
+
+def _simulate_result(command: Simulate, program: Program, timeline: Timeline) -> SimulateResult:
+    from sennit.ir.timeline import Category
+
+    lanes = tuple(
+        LaneSummary(
+            lane=lane.name,
+            devices=lane.devices,
+            compute_seconds=max(timeline.busy(device, Category.COMPUTE) for device in lane.devices),
+            exposed_seconds=max(timeline.exposed(device) for device in lane.devices),
+            idle_seconds=max(timeline.idle(device) for device in lane.devices),
+            peak_memory_bytes=max(timeline.peak_memory(device) for device in lane.devices),
+        )
+        for lane in program.lanes
+    )
+    return SimulateResult(
+        schema="sennit.simulate/1",
+        origin=timeline.origin.value,
+        program=program.name,
+        cluster=command.cluster,
+        devices=len(program.devices),
+        step_seconds=timeline.span,
+        exposed_seconds=max((lane.exposed_seconds for lane in lanes), default=0.0),
+        wire_bytes=timeline.wire_bytes(),
+        lanes=lanes,
+        trace=None if command.trace is None else str(command.trace),
+    )
+
+
+def _print_simulation(result: SimulateResult) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sennit.ir.mesh import print_ranges
+    from sennit.report import units
+
+    print(f"{result.origin}: one step of {result.program!r} on {result.cluster}, {result.devices} devices")
+    print(f"  step time              {units.seconds(result.step_seconds)}")
+    print(f"  exposed communication  {units.seconds(result.exposed_seconds)} on the worst device")
+    print(f"  bytes on the wire      {units.size(result.wire_bytes)} from all devices")
+    table = Table(
+        "lane", "devices", "compute", "exposed", "idle", "peak memory", title=f"worst device, {result.origin}"
+    )
+    for lane in result.lanes:
+        spans = (lane.compute_seconds, lane.exposed_seconds, lane.idle_seconds)
+        table.add_row(
+            lane.lane, print_ranges(lane.devices), *map(units.seconds, spans), units.size(lane.peak_memory_bytes)
+        )
+    Console().print(table)
+    if result.trace is not None:
+        print(f"trace: {result.trace} (open it in ui.perfetto.dev)")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ProgramError(
+            f"cannot read {path}: {reason}", fix="name a file that holds the text of a program, or - for stdin"
+        ) from error
+
+
+# ---- doctor ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorResult:
+    """`ready` is false where a required part is missing."""
+
+    schema: str
+    ready: bool
+    findings: tuple[Finding, ...]
+
+
+def _doctor(command: Doctor) -> int:
+    from sennit.doctor import examine
+
+    with _progress(shown=not command.json) as progress:
+        progress("looking at this machine")
+        diagnosis = examine()
+    if command.json:
+        _print_json(DoctorResult("sennit.doctor/1", diagnosis.ready, diagnosis.findings))
+    else:
+        _print_findings(diagnosis.findings)
+        print("sennit can run here." if diagnosis.ready else "sennit cannot run here: a required part is missing.")
+    return 0 if diagnosis.ready else 1
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from sennit.doctor import Status
+
+    colours = {Status.PRESENT: "green", Status.CAUTION: "yellow", Status.MISSING: "red"}
+    table = Table("part", "status", "found", "what it costs")
+    for finding in findings:
+        colour = "yellow" if finding.status is Status.MISSING and not finding.required else colours[finding.status]
+        status = f"[{colour}]{finding.status.value}[/{colour}]"
+        table.add_row(finding.part, status, escape(finding.detail), escape(finding.cost))
+    Console().print(table)
+
+
+# ---- output ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(*, shown: bool) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what is being done now. Nothing where stderr is not a terminal."""
+    if not shown or not sys.stderr.isatty():
+        yield lambda message: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("starting") as status:
+        yield status.update
+
+
+def _print_json(result: DemoResult | SimulateResult | DoctorResult) -> None:
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
