@@ -4,9 +4,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# The wheels of PyTorch on PyPI for Linux carry CUDA, some gigabytes. Where there is no NVIDIA driver and this index
-# answers, the install takes the CPU wheels from it. Set it to nothing to take what pip finds.
-CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
 .PHONY: demo test lint types layers unit bench fuzz docs clean install
 .DEFAULT_GOAL := demo
@@ -61,11 +58,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV); } || \
 	    { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv"; exit 1; }
 	@echo "== installing sennit and its tools into $(VENV) (once; a few minutes)"
-	@index=""; \
-	if [ -n "$(CPU_INDEX)" ] && ! command -v nvidia-smi >/dev/null && [ "$$(uname -s)" = Linux ] \
-	    && $(PYTHON) -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=5)' "$(CPU_INDEX)/torch/" >/dev/null 2>&1; \
-	then index="--extra-index-url $(CPU_INDEX)"; fi; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $$index -c constraints.txt -e ".[dev,docs,jax]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,jax]"
 	@touch $@
 
 clean:

@@ -41,15 +41,15 @@ from sennit.ir.program import (
 )
 from sennit.plan.pattern import Pattern, one_forward_one_backward
 from sennit.plan.plan import Plan
-from sennit.plan.propagate import Decisions, Entries, Moment, propagate
+from sennit.plan.propagate import Decisions, Entries, Moment
 from sennit.reshard.moves import MoveKind, moves
 
 __all__ = ["lower"]
 
 
-def lower(plan: Plan) -> Program:
-    """The program of a plan, not yet checked."""
-    decisions = propagate(plan)
+def lower(decisions: Decisions) -> Program:
+    """The program of a complete plan, not yet checked."""
+    plan = decisions.plan
     index = _Index(decisions)
     builders = [_LaneBuilder(decisions, index, stage) for stage in range(len(plan.stages))]
     for builder in builders:

@@ -1,6 +1,7 @@
 """What people look at: terminal tables, one-file HTML, pictures, a trace for Perfetto."""
 
 from sennit.report.comparison import Breakdown, Comparison, MeasuredRun, PlanResult, SimulatedRun, Verdict
+from sennit.report.file import write_text
 from sennit.report.html import html_page, write_html
 from sennit.report.svg import comparison_svg, timeline_svg
 from sennit.report.table import ComparisonView, comparison_table, comparison_text, prediction_table
@@ -22,5 +23,6 @@ __all__ = [
     "timeline_svg",
     "trace_events",
     "write_html",
+    "write_text",
     "write_trace",
 ]

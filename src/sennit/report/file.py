@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["write_whole"]
+__all__ = ["write_text", "write_whole"]
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -22,3 +22,8 @@ def write_whole(path: Path, data: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same, for text."""
+    write_whole(path, text.encode())
