@@ -174,7 +174,7 @@ class DemoResult:
 def _demo(command: Demo) -> int:
     from rich.console import Console
 
-    from sennit.demo import DemoOptions, run_demo
+    from sennit.demo.comparison import DemoOptions, run_demo
     from sennit.report import ComparisonView
 
     with _progress(shown=not command.json) as progress:
