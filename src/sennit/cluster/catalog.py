@@ -26,7 +26,9 @@ def load(spec: str) -> Cluster:
         name, count = spec, ""
     elif not count.isdigit() or int(count) < 1:
         raise ClusterError(
-            f"{count!r} is no count", where=f"cluster {spec!r}", fix=f"write {name}:N with N at least 1, or {name} alone"
+            f"{count!r} is no count",
+            where=f"cluster {spec!r}",
+            fix=f"write {name}:N with N at least 1, or {name} alone",
         )
     cluster = _read(name, spec)
     scaled = cluster.scaled(int(count)) if count else cluster

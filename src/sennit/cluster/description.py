@@ -1,6 +1,7 @@
 """What a cluster is made of, as its TOML file says it. Every figure carries where it comes from.
 
-    name, summary, nodes, scale ("nodes" | "devices"), algorithms, switches, start
+    name, summary, nodes, scale ("nodes" | "devices"), algorithms, switches
+    collective_start, send_start, reduction
     [device]        kind, per_node, memory, bandwidth, bandwidth_efficiency, launch
     [device.peak]   f64, f32, bf16, f16, i8              floating (or integer) operations a second
     [device.matmul] efficiency, tile, units, depth       the shape of the matrix-product efficiency curve
@@ -20,7 +21,8 @@ which a switch reduces and broadcasts (NVLink SHARP). `protocols` are faster sta
 **Between nodes** each NIC has a wire each way to a leaf switch: leaf r serves NIC r of all nodes with `rails`, else a leaf
 serves one node. Leaves meet in a spine, by an uplink of what their NICs bring together over `oversubscription`.
 
-**start** is what the communication library needs before a transfer's first byte, on top of the links' latency.
+**Library.** `collective_start` and `send_start` are seconds before the first byte, on top of the links' latency. `reduction` is
+the bytes a second that a device adds to its own when that is not done while others arrive; without it, it is.
 
 **Host.** With `[host]` the devices of a node are processes on its cores: work beyond `cores` slows all of it down evenly.
 With `transfers_use_cores` a transfer occupies a core at each of its ends. With `blocking` a device issues a transfer only
@@ -172,7 +174,9 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     nic: Nic | None = None
     fabric: Fabric | None = None
     host: Host | None = None
-    start: Figure | None = None
+    collective_start: Figure | None = None
+    send_start: Figure | None = None
+    reduction: Figure | None = None
 
     def __post_init__(self) -> None:
         _check_counts(self)
@@ -182,8 +186,11 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         if self.nic is not None:
             _check_rates("[nic]", "nic", self.nic.bandwidth, self.nic.efficiency, self.nic.latency, self.nic.protocols)
         _check_fabric(self)
-        if self.start is not None:
-            _check_seconds(self.start, "start", f"cluster {self.name!r}")
+        for name, figure in (("collective_start", self.collective_start), ("send_start", self.send_start)):
+            if figure is not None:
+                _check_seconds(figure, name, f"cluster {self.name!r}")
+        if self.reduction is not None:
+            _positive(self.reduction, "reduction in bytes/s", f"cluster {self.name!r}", "leave it out if there is none")
 
     @property
     def devices(self) -> int:
@@ -256,7 +263,9 @@ def _figures(place: str, part: object) -> Iterator[tuple[str, Figure]]:
 def _check_counts(cluster: Cluster) -> None:
     for place, count in (("nodes", cluster.nodes), ("[device] per_node", cluster.device.per_node)):
         if count < 1:
-            raise ClusterError(f"{place} is {count}", where=f"cluster {cluster.name!r}", fix="give a count of at least 1")
+            raise ClusterError(
+                f"{place} is {count}", where=f"cluster {cluster.name!r}", fix="give a count of at least 1"
+            )
     if cluster.scale is Scale.DEVICES and cluster.nodes != 1:
         raise ClusterError(
             f"scale is 'devices' and nodes is {cluster.nodes}",

@@ -138,9 +138,7 @@ def _speeds(protocols: tuple[Protocol, ...]) -> tuple[Speed, ...]:
 def _wire(name: str, link: Link | Nic, kind: str) -> Wire:
     efficiency = link.efficiency.value if link.efficiency is not None else 1.0
     multicast = link.multicast.value if isinstance(link, Link) and link.multicast is not None else None
-    return Wire(
-        name, kind, link.bandwidth.value * efficiency, link.latency.value, _speeds(link.protocols), multicast
-    )
+    return Wire(name, kind, link.bandwidth.value * efficiency, link.latency.value, _speeds(link.protocols), multicast)
 
 
 def _node(cluster: Cluster) -> tuple[list[Wire], dict[Vertex, list[tuple[Vertex, int]]]]:
@@ -215,7 +213,7 @@ def _search(start: Vertex, wires: list[Wire], edges: dict[Vertex, list[tuple[Ver
             if vertex != start and vertex[0] in ("device", "nic"):
                 continue
             for target, wire in edges.get(vertex, ()):
-                longer = (*path, wire)
+                longer = path if wire in path else (*path, wire)  # a shared bus is crossed once
                 width = min(wires[step].bandwidth for step in longer)
                 if target not in found and (target not in reached or width > reached[target][0]):
                     reached[target] = (width, longer)

@@ -3,8 +3,8 @@
     seconds = max(flops / (peak * efficiency), bytes / bandwidth) + launch
 
 **flops** are counted for products and convolutions, from the local shapes; other operators are taken to be bound by memory.
-**bytes** are those of the distinct buffers read and those written; views cost nothing, sennit's own local operators move
-their bytes.
+**bytes** are those of the distinct buffers read and those written. Operators that pick from a buffer (a slice, a look-up in an
+embedding) read of it no more than they write. Views cost nothing; sennit's own local operators move their bytes.
 
 **efficiency** of a product of m x k by k x n (and b of them) is that of a large one, less what its shape loses:
 
@@ -54,7 +54,7 @@ def operator_cost(step: Compute, types: Mapping[str, TensorType], device: Device
     if is_view(step.kind):
         return Cost(0.0, device.launch.basis, "a view moves nothing")
     written = [types[buffer.name] for buffer in step.results]
-    moved = sum(types[name].bytes for name in reads(step)) + sum(item.bytes for item in written)
+    moved = _moved(step, types)
     rate = device.bandwidth.value * device.bandwidth_efficiency.value
     memory = moved / rate
     work = products(step, types)
@@ -69,6 +69,14 @@ def operator_cost(step: Compute, types: Mapping[str, TensorType], device: Device
     flops = sum(item.flops for item in work)
     source = f"roofline of {flops} flop at up to {peak.value:.3g}/s and {moved} bytes at {rate:.3g} bytes/s"
     return Cost(max(compute, memory) + device.launch.value, basis, source)
+
+
+def _moved(step: Compute, types: Mapping[str, TensorType]) -> int:
+    written = sum(types[buffer.name].bytes for buffer in step.results)
+    picks = ("sennit.slice", "aten.embedding.default", "aten.index_select.default", "aten.gather.default")
+    return written + sum(
+        min(types[name].bytes, written) if step.kind in picks else types[name].bytes for name in reads(step)
+    )
 
 
 def efficiency(product: Product, device: Device) -> float:
@@ -137,4 +145,3 @@ def _attention(name: str, shape: Callable[[int], tuple[int, ...]]) -> tuple[Prod
     scores = Product(query[-2], key[-2], query[-1], batch)
     mixed = Product(query[-2], value[-1], key[-2], batch)
     return (scores, mixed) if not backward else (scores, scores, mixed, mixed, scores)
-

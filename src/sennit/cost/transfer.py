@@ -21,7 +21,8 @@ array; gather and scatter: the whole array; all-to-all: what a device holds), a 
 
 A direct gather or scatter is for links that join each pair of devices; `Algorithm.DIRECT` says that the library uses them so.
 
-Each also waits for the cluster's `start`, what its library needs before the first byte.
+Each also waits for the cluster's `collective_start` or `send_start`. Where the cluster gives a `reduction` rate, an all-reduce
+or a reduce-scatter takes (p-1)/p n / rate longer: its library adds what has arrived, and then sends on.
 
 **Across nodes**, with g of the group's p devices on each of its m nodes, the library lays g rings (or trees), each of which
 passes through every node and leaves it by another device's NIC. So 1/g of the bytes above goes over each NIC, (g-1)/g over
@@ -39,7 +40,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil, log2
 
-from sennit.cluster import Algorithm, Basis, Topology
+from sennit.cluster import Algorithm, Basis, Figure, Topology
 from sennit.cost.value import Cost
 from sennit.ir.program import CollectiveKind
 
@@ -77,7 +78,9 @@ def point_to_point(topology: Topology, source: int, target: int, size: int) -> T
         load.add(source, target, size)
         return Transfer(topology.latency(source, target, protocol), load.items(), _label("send", protocol), size)
 
-    return _fastest(topology, (plan(protocol) for protocol in (None, *topology.protocols())))
+    return _fastest(
+        topology, (plan(protocol) for protocol in (None, *topology.protocols())), topology.cluster.send_start
+    )
 
 
 def collective(topology: Topology, kind: CollectiveKind, members: Sequence[int], size: int) -> Transfer:
@@ -86,13 +89,17 @@ def collective(topology: Topology, kind: CollectiveKind, members: Sequence[int],
     wire_bytes = bus_bytes(kind, len(group), size)
     if len(group) == 1 or size == 0:
         return Transfer(0.0, (), "nothing to move", wire_bytes)
-    return _fastest(topology, _candidates(topology, kind, group, size, wire_bytes))
+    best = _fastest(topology, _candidates(topology, kind, group, size, wire_bytes), topology.cluster.collective_start)
+    rate = topology.cluster.reduction
+    if rate is None or kind not in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
+        return best
+    added = size * (len(group) - 1) / len(group)
+    return replace(best, floor=best.drain(topology) + added / rate.value)
 
 
-def _fastest(topology: Topology, candidates: Iterator[Transfer]) -> Transfer:
+def _fastest(topology: Topology, candidates: Iterator[Transfer], start: Figure | None) -> Transfer:
     # min keeps the first of equals, so the order of declaration decides
     best = min(candidates, key=lambda transfer: transfer.seconds(topology))
-    start = topology.cluster.start
     return best if start is None else replace(best, latency=best.latency + start.value)
 
 
