@@ -18,7 +18,7 @@ def laptop(ranks: int) -> Topology:
 
 def test_the_closed_forms_of_a_ring() -> None:
     topology, p, n = laptop(4), 4, 1 << 20
-    hop, rate, start, adding = 2 * 40e-6, 3e9, 200e-6, 2e9
+    hop, rate, start, adding = 2 * 30e-6, 3e9, 200e-6, 0.7e9
     part = (p - 1) / p * n
     expected = {
         CollectiveKind.ALL_REDUCE: start + 2 * (p - 1) * hop + 2 * part / rate + part / adding,

@@ -2,7 +2,7 @@
 
     name, summary, nodes, scale ("nodes" | "devices"), algorithms, switches
     collective_start, send_start, reduction
-    [device]        kind, per_node, memory, bandwidth, bandwidth_efficiency, launch
+    [device]        kind, per_node, memory, bandwidth, bandwidth_efficiency, launch, cache, cache_bandwidth, special
     [device.peak]   f64, f32, bf16, f16, i8              floating (or integer) operations a second
     [device.matmul] efficiency, tile, units, depth       the shape of the matrix-product efficiency curve
     [[link]]        name, between, bandwidth, efficiency, latency, shared, multicast, protocols
@@ -111,7 +111,10 @@ class Matmul(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     depth: Figure
 
 
-class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`cache` bytes move at `cache_bandwidth`; `special` is elements a second of operators that evaluate special functions
+    or normalise. Where these are absent, memory bandwidth alone decides."""
+
     kind: str
     per_node: int
     memory: Figure
@@ -120,6 +123,9 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     launch: Figure
     peak: Peak
     matmul: Matmul
+    cache: Figure | None = None
+    cache_bandwidth: Figure | None = None
+    special: Figure | None = None
 
 
 class Protocol(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -312,6 +318,15 @@ def _check_device(device: Device) -> None:
     for name, figure in rates:
         if figure is not None:
             _positive(figure, f"the peak of {name} in operations/s", where, "give the dense rate, such as 312e12")
+    for name, figure in (
+        ("cache in bytes", device.cache),
+        ("cache_bandwidth in bytes/s", device.cache_bandwidth),
+        ("special in elements/s", device.special),
+    ):
+        if figure is not None:
+            _positive(figure, name, where, "leave it out if it is not known")
+    if (device.cache is None) != (device.cache_bandwidth is None):
+        raise ClusterError("cache and cache_bandwidth go together", where=where, fix="give both, or neither")
     _fraction(device.matmul.efficiency, "[device.matmul] efficiency", where)
     for name, figure in (("tile", device.matmul.tile), ("units", device.matmul.units)):
         _positive(figure, f"[device.matmul] {name}", where, "give a count of at least 1")

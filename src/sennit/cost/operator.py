@@ -1,10 +1,14 @@
 """What one operator costs on one device, by the roofline:
 
-    seconds = max(flops / (peak * efficiency), bytes / bandwidth) + launch
+    seconds = max(flops / (peak * efficiency), bytes / bandwidth, elements / special) + launch
 
 **flops** are counted for products and convolutions, from the local shapes; other operators are taken to be bound by memory.
 **bytes** are those of the distinct buffers read and those written. Operators that pick from a buffer (a slice, a look-up in an
 embedding) read of it no more than they write. Views cost nothing; sennit's own local operators move their bytes.
+
+`bandwidth` is that of the cache where the device has one and all the bytes fit: a CPU rank's activations often do.
+**elements / special** counts for operators that evaluate special functions or normalise (gelu, softmax, layer norm, their
+derivatives), where the device says how many elements of these it does in a second.
 
 **efficiency** of a product of m x k by k x n (and b of them) is that of a large one, less what its shape loses:
 
@@ -25,9 +29,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil, prod
 
-from sennit.cluster import Device
+from sennit.cluster import Device, Figure
 from sennit.cost.value import Cost, weakest
-from sennit.ir.dtype import TensorType
+from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Arg, Ref
 from sennit.ir.operators import is_view
 from sennit.ir.program import Compute, reads
@@ -53,22 +57,57 @@ def operator_cost(step: Compute, types: Mapping[str, TensorType], device: Device
     """The cost of a step on a device; `types` are the local types of the buffers that it reads and writes."""
     if is_view(step.kind):
         return Cost(0.0, device.launch.basis, "a view moves nothing")
-    written = [types[buffer.name] for buffer in step.results]
     moved = _moved(step, types)
-    rate = device.bandwidth.value * device.bandwidth_efficiency.value
-    memory = moved / rate
+    basis = weakest(device.bandwidth.basis, device.bandwidth_efficiency.basis, device.launch.basis)
+    seconds, source = _memory_time(moved, device)
+    if device.special is not None and _is_special(step.kind):
+        elements = max(types[name].elements for name in (*reads(step), *(buffer.name for buffer in step.results)))
+        if elements / device.special.value > seconds:
+            seconds = elements / device.special.value
+            source = f"{elements} elements at {device.special.value:.3g} elements/s"
+            basis = weakest(device.special.basis, device.launch.basis)
     work = products(step, types)
-    if not work or not moved:
-        basis = weakest(device.bandwidth.basis, device.bandwidth_efficiency.basis, device.launch.basis)
-        return Cost(memory + device.launch.value, basis, f"{moved} bytes at {rate:.3g} bytes/s")
-    dtype = written[0].dtype
-    peak = device.peak.of(dtype) or device.peak.f32 or device.peak.bf16 or device.peak.f16
-    assert peak is not None  # a checked device has one of these, or only integers
-    compute = sum(item.flops / (peak.value * efficiency(item, device)) for item in work if item.flops)
-    basis = weakest(peak.basis, device.matmul.efficiency.basis, device.bandwidth.basis, device.launch.basis)
-    flops = sum(item.flops for item in work)
-    source = f"roofline of {flops} flop at up to {peak.value:.3g}/s and {moved} bytes at {rate:.3g} bytes/s"
-    return Cost(max(compute, memory) + device.launch.value, basis, source)
+    if work and moved:
+        peak = _peak(types[step.results[0].name].dtype, device)
+        flops = sum(item.flops for item in work)
+        seconds = max(seconds, sum(item.flops / (peak.value * efficiency(item, device)) for item in work if item.flops))
+        source = f"roofline of {flops} flop at up to {peak.value:.3g}/s and {source}"
+        basis = weakest(peak.basis, device.matmul.efficiency.basis, basis)
+    return Cost(seconds + device.launch.value, basis, source)
+
+
+def _peak(dtype: DType, device: Device) -> Figure:
+    """That of the type, else of the nearest that the device has."""
+    peak = device.peak
+    found = peak.of(dtype) or peak.f32 or peak.bf16 or peak.f16 or peak.f64 or peak.i8
+    assert found is not None  # a checked device has one
+    return found
+
+
+def _memory_time(moved: int, device: Device) -> tuple[float, str]:
+    rate = device.bandwidth.value * device.bandwidth_efficiency.value
+    if device.cache is not None and device.cache_bandwidth is not None and moved <= device.cache.value:
+        rate = max(rate, device.cache_bandwidth.value)
+    return moved / rate, f"{moved} bytes at {rate:.3g} bytes/s"
+
+
+def _is_special(kind: str) -> bool:
+    name = kind.split(".")[1] if "." in kind else kind
+    stem = name.strip("_").removesuffix("_backward_data").removesuffix("_backward")
+    return stem in (
+        "erf",
+        "exp",
+        "gelu",
+        "log",
+        "log_softmax",
+        "native_batch_norm",
+        "native_group_norm",
+        "native_layer_norm",
+        "sigmoid",
+        "silu",
+        "softmax",
+        "tanh",
+    )
 
 
 def _moved(step: Compute, types: Mapping[str, TensorType]) -> int:
