@@ -8,6 +8,8 @@ The captured GPT, which the tests of capture, plan and run share, is made once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,6 +59,17 @@ class SmallGPT:
         return {path: float((outputs[path] - whole).abs().max()) for path, whole in self.reference.items()}
 
 
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Kernels that sum in parallel give other bits with another number of threads: compare bits on one."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def make_small_gpt(*, tied: bool) -> SmallGPT:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -69,7 +82,7 @@ def make_small_gpt(*, tied: bool) -> SmallGPT:
     model = GPT(config).double()
     tokens, targets = random_batch(config, 8)
     graph = capture(model, (tokens, targets), "GPT")
-    with sdpa_kernel(SDPBackend.MATH):  # the form of attention that is captured
+    with sdpa_kernel(SDPBackend.MATH), one_core():  # the form of attention that is captured
         loss = model(tokens, targets)
         loss.backward()
     parameters = dict(model.named_parameters())
@@ -77,6 +90,12 @@ def make_small_gpt(*, tied: bool) -> SmallGPT:
     state |= {"tokens": tokens, "targets": targets, "tangent": torch.ones((), dtype=torch.float64)}
     gradients = {path: parameter.grad for path, parameter in parameters.items() if parameter.grad is not None}
     return SmallGPT(graph, state, {"loss": loss.detach(), **gradients})
+
+
+@pytest.fixture
+def single_core() -> Iterator[None]:
+    with one_core():
+        yield
 
 
 @pytest.fixture(scope="session")
