@@ -48,9 +48,8 @@ def products() -> list[dict[str, object]]:
         for m, n, k in sizes:
             if dtype is torch.float32 and m * n * k > 4096**3:
                 continue
-            copies = 4
-            a = [torch.randn(m, k, device="cuda", dtype=dtype) for _ in range(copies)]
-            b = [torch.randn(k, n, device="cuda", dtype=dtype) for _ in range(copies)]
+            a = [torch.randn(m, k, device="cuda", dtype=dtype) for _ in range(4)]
+            b = [torch.randn(k, n, device="cuda", dtype=dtype) for _ in range(4)]
 
             def product(i: int, a: list[torch.Tensor] = a, b: list[torch.Tensor] = b) -> torch.Tensor:
                 return a[i % 4] @ b[i % 4]
@@ -62,17 +61,17 @@ def products() -> list[dict[str, object]]:
 
 def streams() -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    calls: dict[str, tuple[int, Callable[[torch.Tensor], object]]] = {
-        "copy": (2, lambda x: x.clone()),
-        "add": (3, lambda x: x + x.T.T),
-        "gelu": (2, torch.nn.functional.gelu),
-        "softmax": (2, lambda x: torch.softmax(x, -1)),
-        "layer_norm": (2, lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:])),
-        "transpose": (2, lambda x: x.T.contiguous()),
-        "sum": (1, lambda x: x.sum()),
+    calls: dict[str, Callable[[torch.Tensor], object]] = {
+        "copy": lambda x: x.clone(),
+        "add": lambda x: x + x,
+        "gelu": torch.nn.functional.gelu,
+        "softmax": lambda x: torch.softmax(x, -1),
+        "layer_norm": lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]),
+        "transpose": lambda x: x.T.contiguous(),
+        "sum": lambda x: x.sum(),
     }
     for rows_count in (64, 1024, 16384, 65536):
-        for name, (_, call) in calls.items():
+        for name, call in calls.items():
             x = [torch.randn(rows_count, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
 
             def one(i: int, call: Callable[[torch.Tensor], object] = call, x: list[torch.Tensor] = x) -> object:

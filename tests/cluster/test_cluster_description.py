@@ -218,3 +218,15 @@ def test_oversubscription_narrows_the_spine() -> None:
     spine = [wire for wire in Topology.of(Cluster.parse(text)).wires if wire.link == "spine"]
     full = [wire for wire in Topology.of(load("dgx-a100:4")).wires if wire.link == "spine"]
     assert [2 * wire.bandwidth for wire in spine] == [wire.bandwidth for wire in full]
+
+
+def test_the_file_in_the_guide_is_a_cluster() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text(encoding="utf-8")
+    cluster = Cluster.parse(guide.split("```toml\n")[1].split("```")[0])
+    assert cluster.devices == 2
+    assert len(Topology.of(cluster).wires) == 4
+
+
+def test_the_guide_names_every_preset() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in guide for name in presets())

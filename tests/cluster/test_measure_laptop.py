@@ -17,6 +17,6 @@ def test_the_machine_at_hand_is_measured() -> None:
     for place, figure in cluster.figures():
         if place in measured:
             assert figure.source.startswith("measured on this machine: ")
-            assert figure.value > 0
+            assert figure.value >= 0
     # what is not measured is the preset's
     assert cluster.device.matmul == load("laptop").device.matmul

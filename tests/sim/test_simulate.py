@@ -224,6 +224,28 @@ def test_a_deadlock_is_named() -> None:
         simulate(Program.parse(text), load("dgx-a100"))
 
 
+def test_a_group_over_several_lanes_meets() -> None:
+    text = """
+    program "together" {
+      mesh m0 = x=2
+      lane a on 0 {
+        input %v : f32[4]{sum:x} of %v on m0 "v"
+        forward %u : f32[4]{sum:x} of %u on m0 = aten.gelu.default(%v)
+        all_reduce %w : f32[4] of %u on m0 = %u over x
+      }
+      lane b on 1 {
+        input %v : f32[4]{sum:x} of %v on m0 "v"
+        all_reduce %w : f32[4] of %v on m0 = %v over x
+      }
+    }
+    """
+    timeline = simulate(Program.parse(text), load("dgx-a100"))
+    gelu, left, right = timeline.events
+    assert left.start == right.start == gelu.stop
+    # what device 1 waited for ran on device 0
+    assert (right.device, right.after) == (1, 0)
+
+
 def test_different_collectives_cannot_meet() -> None:
     text = """
     program "apart" {

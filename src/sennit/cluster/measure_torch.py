@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -216,7 +215,7 @@ def _gloo() -> _Gloo:
 
 
 def _each(call: Callable[[], None], times: int, batches: int = 7) -> float:
-    """Seconds of one call: the median of some batches, so that one interruption does not count."""
+    """Seconds of one call: the best of some batches, so that other work on the machine does not count."""
     call()
     seconds: list[float] = []
     for _ in range(batches):
@@ -224,4 +223,4 @@ def _each(call: Callable[[], None], times: int, batches: int = 7) -> float:
         for _ in range(times):
             call()
         seconds.append((time.perf_counter() - start) / times)
-    return median(seconds)
+    return min(seconds)

@@ -254,10 +254,10 @@ class _Builder:
         return self.costs[key]
 
     def _seconds(self, step: Compute, names: tuple[str, ...], types: dict[str, TensorType]) -> float:
-        """Layers and micro-batches repeat: one operator on the same local types is costed once."""
-        read = tuple([types[name] for name in names])
+        """Layers and micro-batches repeat: one operator on the same local types, by identity, is costed once."""
+        local = tuple([id(types[name]) for name in names] + [id(types[buffer.name]) for buffer in step.results])
         constants = tuple([arg for arg in step.args if not isinstance(arg, Ref)])
-        key = (step.kind, read, tuple([types[buffer.name] for buffer in step.results]), constants)
+        key = (step.kind, len(names), local, constants)
         if key not in self.seconds:
             self.seconds[key] = operator_cost(step, types, self.cluster.device).seconds
         return self.seconds[key]
@@ -279,7 +279,7 @@ class _Builder:
     def _collective(self, step: Collective, party: Party, types: dict[str, TensorType]) -> Bundle:
         is_input = step.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
         moved = types[step.source if is_input else step.result.name]
-        key = (step.kind, party.groups, moved)
+        key = (id(step.kind), id(party), id(moved))
         if key not in self.bundles:
             parts = [self._transfer(step.kind, group, moved.bytes) for group in party.groups]
             self.bundles[key] = self._bundle(parts)
