@@ -50,7 +50,7 @@ class Demo:
 
     out: Path = Path("sennit-demo")
     """The folder that the HTML report and the traces are written to."""
-    layers: int = 2
+    layers: int = 4
     """Transformer layers of the model."""
     json: Json = False
     debug: Debug = False
