@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from sennit.errors import CollectiveError
+from sennit.ir.algorithm_check import check_algorithm
 from sennit.ir.collective import Algorithm, Chunks, CollectiveSpec, CustomCollective, MoveKind, Scratch
 from sennit.ir.layout_numpy import Array
 
@@ -19,6 +20,7 @@ __all__ = ["allocate_buffers", "run_algorithm"]
 
 def run_algorithm(algorithm: Algorithm, inputs: Sequence[Array]) -> list[Array]:
     """The output of every rank, of shape (chunks, elements)."""
+    check_algorithm(algorithm)
     buffers = allocate_buffers(algorithm.collective, algorithm.scratch, inputs)
     for move in algorithm.moves:
         source, target = _chunks(buffers, move.source), _chunks(buffers, move.target)

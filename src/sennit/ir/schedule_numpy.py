@@ -24,6 +24,7 @@ from sennit.errors import CollectiveError
 from sennit.ir.algorithm_numpy import allocate_buffers
 from sennit.ir.layout_numpy import Array
 from sennit.ir.schedule import Block, Instruction, Opcode, Place, Schedule
+from sennit.ir.schedule_check import check_schedule
 
 __all__ = ["run_schedule"]
 
@@ -84,6 +85,7 @@ class _Machine:
 def run_schedule(schedule: Schedule, inputs: Sequence[Array], *, seed: int = 0, tiles: int = 1) -> list[Array]:
     """The output of every rank, of shape (chunks, elements). Raises `CollectiveError` on a deadlock, a message of the wrong
     size, or one that nobody receives."""
+    check_schedule(schedule)
     scratch = [piece for rank in schedule.ranks for piece in rank.scratch]
     machine = _Machine(schedule, allocate_buffers(schedule.collective, scratch, inputs), tiles)
     for ranked in schedule.ranks:
