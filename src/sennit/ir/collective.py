@@ -79,6 +79,8 @@ def everyone(ranks: int, index: int) -> Value:
 
 def add_values(left: Value, right: Value) -> Value | None:
     """The sum of two values, or None where a contribution would be counted twice."""
+    if len(left) == len(right) == 1 and left[0][0] == right[0][0]:  # the common case: parts of one sum
+        return None if left[0][1] & right[0][1] else ((left[0][0], left[0][1] | right[0][1]),)
     total = dict(left)
     for index, ranks in right:
         if total.get(index, 0) & ranks:
