@@ -29,8 +29,8 @@ __all__ = ["Findings", "fault_of", "fuzz_round", "shrink"]
 
 Arrays = list[NDArray[np.int64]]
 ELEMENTS = 3
-RUNS = ((0, 1), (1, 1), (2, 2))  # seed and tiles of the runs that a schedule must pass
-MUTANT_RUNS = tuple((seed, 1 + seed % 2) for seed in range(12))
+RUNS = {True: ((0, 1), (1, 2)), False: ((2, 1),)}  # fused or not: seed and tiles of the runs that a schedule must pass
+MUTANT_RUNS = tuple((seed, 1 + seed % 2) for seed in range(8))
 
 
 @dataclass
@@ -81,7 +81,7 @@ def fault_of(algorithm: Algorithm) -> str:
             verify_schedule(schedule)
         except CollectiveError as error:
             return f"the verifier refuses the schedule: {error}"
-        if fault := _run_fault(algorithm, schedule, RUNS):
+        if fault := _run_fault(algorithm, schedule, RUNS[options.fuse]):
             return fault
     return ""
 

@@ -1,4 +1,4 @@
-"""Random legal programs, compiled, verified, run and mutated; and programs that once failed.
+"""Random legal programs, compiled, verified, run and mutated; and programs that compilers have failed on, here or elsewhere.
 
 `make fuzz` runs 100,000 through `benchmarks/collective/fuzz.py`; here are as many as take some seconds.
 """
@@ -58,5 +58,5 @@ def test_every_kind_of_mutant_is_tried() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
-def test_programs_that_failed_once(case: Path) -> None:
+def test_programs_that_compilers_have_failed_on(case: Path) -> None:
     assert fault_of(Algorithm.parse(case.read_text(encoding="utf-8"))) == ""
