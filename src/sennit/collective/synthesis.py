@@ -208,10 +208,10 @@ def synthesize(
         case _:
             moves, scratch = reduce_scatter_moves(spec, forests[0].trees)
     algorithm = Algorithm(f"forest_{collective.value}", spec, moves, scratch)
-    return Synthesis(algorithm, _certify(collective, forests), forests)
+    return Synthesis(algorithm, _certify(network, collective, forests), forests)
 
 
-def _certify(collective: CollectiveName, forests: tuple[Forest, ...]) -> Certificate:
+def _certify(network: Network, collective: CollectiveName, forests: tuple[Forest, ...]) -> Certificate:
     """Seconds for an array of one byte add up over the phases; each root's shard is 1/roots of it."""
     took = bound = 0.0
     cuts: dict[str, None] = {}
@@ -219,16 +219,17 @@ def _certify(collective: CollectiveName, forests: tuple[Forest, ...]) -> Certifi
         unit, roots = forest.network.unit, len(forest.roots)
         took += 1 / (float(forest.rate) * unit * roots)
         bound += float(forest.cut.ratio) / unit / roots
-        cuts[_describe(forest)] = None
+        cuts[_describe(forest, backwards=forest.network.arcs != network.arcs)] = None
     return Certificate(collective, 1 / took, 1 / bound, tuple(cuts))
 
 
-def _describe(forest: Forest) -> str:
-    """A cut in words, by the smaller of its two sides."""
+def _describe(forest: Forest, *, backwards: bool) -> str:
+    """A cut in words, by the smaller of its two sides; `backwards` where the forest is of the reversed network."""
     network, cut = forest.network, forest.cut
     inside = [network.names[vertex] for vertex in cut.vertices]
     outside = [name for name in network.names if name not in set(inside)]
-    side, members = ("out of", inside) if len(inside) <= len(outside) else ("into", outside)
+    small = len(inside) <= len(outside)
+    side, members = "out of" if small != backwards else "into", inside if small else outside
     names = ", ".join(members[:8]) + (f" and {len(members) - 8} more" if len(members) > 8 else "")
     rate = cut.bandwidth * network.unit / 1e9
     return f"{cut.roots} of {len(forest.roots)} shards over {rate:.1f} GB/s {side} {{{names}}}"

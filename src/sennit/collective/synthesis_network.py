@@ -116,8 +116,17 @@ def network_of(topology: Topology, links: Iterable[str] | None = None, *, resolu
     for edge in edges:
         if uses[edge.wire] == 1:
             add(edge.tail, edge.head, topology.wires[edge.wire].bandwidth)
-    for wire in (wire for wire, count in uses.items() if count > 1):
+    joined = {
+        wire: {end for edge in edges if edge.wire != wire for end in (edge.tail, edge.head)}
+        for wire, count in uses.items()
+        if count > 1
+    }
+    for wire in joined:
         ends = dict.fromkeys(end for edge in edges if edge.wire == wire for end in (edge.tail, edge.head))
+        # a switch that is nothing but the middle of the bus needs no part of it
+        ends = {
+            end: None for end in ends if names.get(end, len(names)) < topology.cluster.devices or end in joined[wire]
+        }
         for end in ends:
             part = topology.wires[wire].bandwidth / len(ends)
             add(end, topology.wires[wire].name, part)

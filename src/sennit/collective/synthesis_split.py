@@ -20,7 +20,7 @@ is a guess, in proportion; what that costs shows in the certificate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sennit.collective.synthesis_bound import rooted_residual
@@ -30,12 +30,14 @@ from sennit.collective.synthesis_network import Arc, Network
 __all__ = ["Paths", "balanced", "remove_switches"]
 
 Capacities = dict[tuple[int, int], int]
-Paths = dict[tuple[int, int], dict[tuple[int, ...], int]]  # by (tail, head): the ways through switches, and how much of each
+Paths = dict[
+    tuple[int, int], dict[tuple[int, ...], int]
+]  # by (tail, head): the ways through switches, and how much of each
 
 
 def balanced(network: Network) -> Network:
-    """The network with no switch that sends more than it receives, and no link of a switch wider than what the switch can pass on:
-    a PCIe link to a NIC is no wider than the NIC."""
+    """The network with no switch that sends more than it receives. First no link of a switch is left wider than what the switch gets
+    from, or has to, its other neighbours: a PCIe link to a NIC is no wider than the NIC. That takes nothing from any flow."""
     capacities = {(arc.tail, arc.head): arc.capacity for arc in network.arcs}
     before: Capacities = {}
     while before != capacities:
@@ -44,24 +46,27 @@ def balanced(network: Network) -> Network:
             inward = {ends: capacity for ends, capacity in capacities.items() if ends[1] == switch}
             out = {ends: capacity for ends, capacity in capacities.items() if ends[0] == switch}
             most_in, most_out = sum(inward.values()), sum(out.values())
-            capacities.update({ends: min(capacity, most_out) for ends, capacity in inward.items()})
-            capacities.update({ends: min(capacity, most_in) for ends, capacity in out.items()})
-            if most_out > most_in:
-                capacities.update(_trimmed({ends: capacities[ends] for ends in out}, most_in))
+            for tail, _ in inward:
+                capacities[tail, switch] = min(inward[tail, switch], most_out - out.get((switch, tail), 0))
+            for _, head in out:
+                capacities[switch, head] = min(out[switch, head], most_in - inward.get((head, switch), 0))
+        if before == capacities:  # all are as narrow as they can be: only now trim, and only one before looking again
+            capacities.update(_trimmed_switch(capacities, range(network.devices, len(network.names))))
     arcs = tuple(Arc(tail, head, capacity) for (tail, head), capacity in capacities.items() if capacity)
     return Network(network.names, network.devices, arcs, network.unit, network.node)
 
 
-def _trimmed(capacities: Capacities, total: int) -> Capacities:
-    """In proportion, with the units that rounding leaves over to the first ones."""
-    before = sum(capacities.values())
-    if before <= total:
-        return capacities
-    after = {ends: capacity * total // before for ends, capacity in capacities.items()}
-    over = total - sum(after.values())
-    for ends in list(after)[:over]:
-        after[ends] += 1
-    return after
+def _trimmed_switch(capacities: Capacities, switches: Iterable[int]) -> Capacities:
+    """The links out of the first switch that sends more than it receives, trimmed in proportion; rounding favours the first."""
+    for switch in switches:
+        total = sum(capacity for (_, head), capacity in capacities.items() if head == switch)
+        out = {ends: capacity for ends, capacity in capacities.items() if ends[0] == switch}
+        if (before := sum(out.values())) > total:
+            after = {ends: capacity * total // before for ends, capacity in out.items()}
+            for ends in list(after)[: total - sum(after.values())]:
+                after[ends] += 1
+            return after
+    return {}
 
 
 def remove_switches(
