@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sennit.cluster import Topology, load
 from sennit.collective.compile import compile_algorithm
 from sennit.collective.synthesis import Forest, spanning_forest, synthesize
+from sennit.collective.synthesis_all_to_all import synthesize_all_to_all
 from sennit.collective.synthesis_bound import cut_bound
 from sennit.collective.synthesis_flow import Residual, add_edge, augment, reachable
 from sennit.collective.synthesis_network import Arc, Network, network_of
@@ -212,7 +213,7 @@ def test_the_ways_between_nodes_are_the_routes_of_the_cluster() -> None:
     for way in forest.ways:
         route = [edges[wire] for wire in topology.route(way.path[0], way.path[-1])]
         names = [forest.network.names[vertex] for vertex in way.path]
-        assert route == list(zip(names, names[1:], strict=False))
+        assert route == list(pairwise(names))
 
 
 def test_a_shared_bus_is_never_promised_twice() -> None:
@@ -256,3 +257,28 @@ def test_trees_are_not_for_all_to_all() -> None:
         synthesize(network("mi300x"), CollectiveName.ALL_TO_ALL)
     with pytest.raises(CollectiveError, match="at most 0 trees"):
         spanning_forest(network("mi300x"), trees=0)
+
+
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(networks(switches=2, symmetric=False), st.integers(1, 2))
+def test_all_to_all_is_right_and_never_beats_its_bound(net: Network, pieces: int) -> None:
+    result = synthesize_all_to_all(net, pieces=pieces, rounds=20)
+    verify_algorithm(result.algorithm)
+    verify_schedule(compile_algorithm(result.algorithm))
+    assert 0 < result.certificate.ratio <= 1 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("net", "ratio"),
+    [
+        (network("mi300x"), 1.0),
+        (network("dgx-a100"), 1.0),
+        (network("dgx1-v100", ["nvlink"]), 0.9),
+        (network("dgx-a100:2"), 0.93),
+    ],
+    ids=["mi300x", "dgx-a100", "dgx1-v100", "dgx-a100:2"],
+)
+def test_all_to_all_is_near_its_bound(net: Network, ratio: float) -> None:
+    result = synthesize_all_to_all(net, pieces=2)
+    verify_algorithm(result.algorithm)
+    assert ratio - 1e-9 <= result.certificate.ratio <= 1 + 1e-9

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from math import gcd
 
 from sennit.collective.synthesis_bound import Cut, cut_bound, rooted_residual
@@ -64,7 +65,7 @@ class Forest:
         """Trees by link of the network."""
         load: dict[tuple[int, int], int] = {}
         for way in self.ways:
-            for ends in zip(way.path, way.path[1:], strict=False):
+            for ends in pairwise(way.path):
                 load[ends] = load.get(ends, 0) + way.count
         return load
 

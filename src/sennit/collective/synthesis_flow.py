@@ -14,6 +14,7 @@ Dinic, "Algorithm for solution of a problem of maximum flow in networks with pow
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 __all__ = ["Residual", "add_edge", "augment", "reachable"]
 
@@ -119,7 +120,7 @@ def _blocking(residual: Residual, source: int, sink: int, levels: dict[int, int]
     while path and pushed < limit:
         tail = path[-1]
         if tail == sink:
-            amount = min(residual[a][b] for a, b in zip(path, path[1:], strict=False))
+            amount = min(residual[a][b] for a, b in pairwise(path))
             amount = min(amount, limit - pushed)
             pushed += amount
             del path[_push(residual, path, amount) :]
