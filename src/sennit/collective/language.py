@@ -36,6 +36,7 @@ from pathlib import PurePath
 from types import CodeType, FrameType
 
 from sennit.collective.buffers import Memories
+from sennit.collective.collector import collector_paused
 from sennit.collective.interval_map import IntervalMap
 from sennit.collective.postcondition import check_outputs
 from sennit.errors import CollectiveError
@@ -58,10 +59,11 @@ def trace(
     build: Callable[[Builder], None], collective: CollectiveSpec | CustomCollective, name: str, *, check: bool = True
 ) -> Algorithm:
     """Run the user's program once and keep its moves. `check=False` leaves out the comparison of the outputs at the end."""
-    builder = Builder(collective)
-    build(builder)
-    if check:
-        check_outputs(collective, builder.held, name)
+    with collector_paused():
+        builder = Builder(collective)
+        build(builder)
+        if check:
+            check_outputs(collective, builder.held, name)
     return Algorithm(name, collective, tuple(builder.moves), tuple(builder.scratches))
 
 
