@@ -9,8 +9,8 @@ the new send as of its receives before the new receive. Then the chain goes to a
 end alone; moves within a rank have a block for each lane. Each block runs its operations in the global order. So every wait, message
 and step of a block points backwards in that order: with connections that hold any number of messages nothing can deadlock.
 
-A wait is kept only for the last step needed of each other block, and only if no earlier instruction of this block waited for that
-step or a later one.
+**Waits.** A block *knows* how far the other blocks of its rank are: by its own waits, and by what the blocks that it waited for knew then. A wait for
+what the block knows already is left out. Of several, the one for the latest operation comes first, since it may imply the others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import count
+from operator import attrgetter
 
 from sennit.collective.compile_operations import OperationDag
 from sennit.collective.compile_order import GlobalOrder
@@ -82,20 +83,21 @@ def _chains(dag: OperationDag, order: GlobalOrder) -> list[list[int]]:
 
 @dataclass(slots=True)
 class _Block:
-    """A block that is being filled. `waited` is the last step of each other block that it has waited for."""
+    """A block that is being filled. `known` is the last step of each other block that is known to be done; it is replaced, not changed,
+    since operations keep what their block knew."""
 
     number: int  # among those of its rank
     send: int | None
     receive: int | None
     channel: int
     instructions: list[Instruction] = field(default_factory=list)
-    waited: dict[int, int] = field(default_factory=dict)
+    known: dict[int, int] = field(default_factory=dict)
 
 
 def assign_blocks(dag: OperationDag, order: GlobalOrder, channels: Channels) -> tuple[RankSchedule, ...]:
     algorithm, moves = dag.chunks.algorithm, dag.chunks.moves
     blocks, homes = _homes(dag, order, channels)
-    steps = [0] * len(homes)
+    progress = _Progress(homes, [0] * len(homes), [0] * len(homes), [{}] * len(homes))
     places: dict[tuple[str, int, int], Place] = {}
 
     def place(chunks: Chunks) -> Place:
@@ -107,13 +109,13 @@ def assign_blocks(dag: OperationDag, order: GlobalOrder, channels: Channels) -> 
 
     opcodes, owner, before = dag.opcode, dag.owner, dag.before
     send, receive_reduce_send, copy, reduce = Opcode.SEND, Opcode.RECEIVE_REDUCE_SEND, Opcode.COPY, Opcode.REDUCE
-    for op in order.operations:
+    for position, op in enumerate(order.operations):
         opcode, block, move = opcodes[op], homes[op], moves[op // 2]
         assert opcode is not None  # only operations are in the order
         assert block is not None
         instructions = block.instructions
-        steps[op] = len(instructions)
-        after = _waits(block, [owner[access] for access in before[op]], homes, steps) if before[op] else ()
+        after = progress.waits(block, [owner[access] for access in before[op]]) if before[op] else ()
+        progress.steps[op], progress.positions[op], progress.known[op] = len(instructions), position, block.known
         if opcode is send:
             instruction = Instruction(opcode, place(move.source), None, after)
         elif opcode is receive_reduce_send:
@@ -136,20 +138,34 @@ def assign_blocks(dag: OperationDag, order: GlobalOrder, channels: Channels) -> 
     )
 
 
-def _waits(block: _Block, operations: list[int], homes: list[_Block | None], steps: list[int]) -> tuple[Wait, ...]:
-    """What an instruction of `block` still has to wait for."""
-    needed: dict[int, int] | None = None
-    waited = block.waited
-    for op in operations:
-        other = homes[op]
-        if other is block:
-            continue
-        assert other is not None
-        number, step = other.number, steps[op]
-        if step > waited.get(number, -1):
-            needed = needed or {}
-            waited[number] = needed[number] = step
-    return tuple([Wait(number, needed[number]) for number in sorted(needed)]) if needed else ()
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """By operation: its block, its step there, its place in the global order, and what its block knew when it was done."""
+
+    homes: list[_Block | None]
+    steps: list[int]
+    positions: list[int]
+    known: list[dict[int, int]]
+
+    def waits(self, block: _Block, operations: list[int]) -> tuple[Wait, ...]:
+        """What the next instruction of `block` still has to wait for, so that these operations are done."""
+        if len(operations) > 1:
+            operations.sort(key=self.positions.__getitem__, reverse=True)
+        needed: list[Wait] = []
+        for op in operations:
+            other, step = self.homes[op], self.steps[op]
+            if other is block:
+                continue
+            assert other is not None
+            if step <= block.known.get(other.number, -1):
+                continue
+            known = {**block.known, other.number: step}
+            for number, last in self.known[op].items():
+                if last > known.get(number, -1):
+                    known[number] = last
+            block.known = known
+            needed.append(Wait(other.number, step))
+        return tuple(sorted(needed, key=attrgetter("block"))) if needed else ()
 
 
 def _homes(dag: OperationDag, order: GlobalOrder, channels: Channels) -> tuple[list[list[_Block]], list[_Block | None]]:
