@@ -91,6 +91,16 @@ def test_instances_and_hints_have_channels_of_their_own() -> None:
     assert channels(compile_algorithm(trace(hinted, all_reduce(4, 4), "ring"))) == {5}
 
 
+def test_shared_blocks_are_half_as_many_and_may_need_more_slots() -> None:
+    algorithm = trace(all_pairs, all_reduce(4, 8), "all pairs")
+    alone = compile_algorithm(algorithm)
+    shared = compile_algorithm(algorithm, CompileOptions(share_blocks=True))
+    verify_schedule(shared)
+    assert {len(ranked.blocks) for ranked in alone.ranks} == {7}  # 3 that send, 3 that receive, 1 that adds
+    assert {len(ranked.blocks) for ranked in shared.ranks} == {4}
+    assert shared.slots >= alone.slots
+
+
 def forward(kinds: str, wanted: tuple[Move, ...] = ()) -> Algorithm:
     """Rank 0 to 1 to 2 by way of two chunks of the input of rank 1; then the moves `wanted`."""
     first, second = (MoveKind.COPY if kind == "c" else MoveKind.REDUCE for kind in kinds)
@@ -174,10 +184,12 @@ def test_moves_that_cannot_be_compiled(move: Move, words: str) -> None:
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
-@given(st.integers(0, 10**9), st.booleans(), st.sampled_from([1, 2, 3]))
-def test_random_programs_keep_their_meaning_with_the_least_slots(seed: int, fuse: bool, tiles: int) -> None:
+@given(st.integers(0, 10**9), st.booleans(), st.booleans(), st.sampled_from([1, 2, 3]))
+def test_random_programs_keep_their_meaning_with_the_least_slots(
+    seed: int, fuse: bool, share: bool, tiles: int
+) -> None:
     algorithm = random_moves(seed)
-    schedule = compile_algorithm(algorithm, CompileOptions(fuse=fuse))
+    schedule = compile_algorithm(algorithm, CompileOptions(fuse=fuse, share_blocks=share))
     inputs = random_inputs(algorithm, seed, elements=3)
     wanted = run_algorithm(algorithm, inputs)
     assert same_where_asked(algorithm, run_schedule(schedule, inputs, seed=seed, tiles=tiles), wanted)

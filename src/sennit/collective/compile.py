@@ -32,7 +32,10 @@ __all__ = ["CompileOptions", "compile_algorithm"]
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
+    """`fuse` joins receives with sends (pass 3). `share_blocks` lets one block receive and send where nothing is fused (pass 6)."""
+
     fuse: bool = True
+    share_blocks: bool = False
 
 
 @collector_paused()
@@ -43,6 +46,6 @@ def compile_algorithm(algorithm: Algorithm, options: CompileOptions | None = Non
     fused = fuse(operations) if options.fuse else operations
     order = global_order(fused)
     channels = assign_channels(fused, order)
-    ranks = assign_blocks(fused, order, channels)
+    ranks = assign_blocks(fused, order, channels, share=options.share_blocks)
     slots = least_slots(ranks, algorithm.name)
     return Schedule(algorithm.name, algorithm.collective, slots, ranks)

@@ -6,8 +6,10 @@ would meet messages there that it overtakes, or that overtake it: a connection t
 the new send as of its receives before the new receive. Then the chain goes to a further channel of its lane.
 
 **Blocks** (`assign_blocks`). The end of a connection belongs to one block of its rank. A block is the two ends that fused operations join, or one
-end alone; moves within a rank have a block for each lane. Each block runs its operations in the global order. So every wait, message
+end alone; moves within a rank have a block for each channel. Each block runs its operations in the global order. So every wait, message
 and step of a block points backwards in that order: with connections that hold any number of messages nothing can deadlock.
+With `share` a block that would only receive and one that would only send become one: half the blocks, where executors limit them, but a send
+may have to wait for a receive that it does not need, and more slots may be needed.
 
 **Waits.** A block *knows* how far the other blocks of its rank are: by its own waits, and by those that the operations that it waited for had behind
 them. A wait for what the block knows already is left out. Of several, the one for the latest operation comes first, since it may
@@ -96,9 +98,11 @@ class _Block:
     known: dict[int, int] = field(default_factory=dict)
 
 
-def assign_blocks(dag: OperationDag, order: GlobalOrder, channels: Channels) -> tuple[RankSchedule, ...]:
+def assign_blocks(
+    dag: OperationDag, order: GlobalOrder, channels: Channels, *, share: bool = False
+) -> tuple[RankSchedule, ...]:
     algorithm, moves = dag.chunks.algorithm, dag.chunks.moves
-    blocks, homes = _homes(dag, order, channels)
+    blocks, homes = _homes(dag, order, channels, share)
     progress = _Progress(homes, [0] * len(homes), [0] * len(homes), [{}] * len(homes))
     places: dict[tuple[str, int, int], Place] = {}
 
@@ -173,7 +177,9 @@ class _Progress:
         return tuple(sorted(needed, key=attrgetter("block")))
 
 
-def _homes(dag: OperationDag, order: GlobalOrder, channels: Channels) -> tuple[list[list[_Block]], list[_Block | None]]:
+def _homes(
+    dag: OperationDag, order: GlobalOrder, channels: Channels, share: bool
+) -> tuple[list[list[_Block]], list[_Block | None]]:
     """The empty blocks of each rank, and by operation the block that it belongs to."""
     channel, connection = channels.channel, channels.connection
     rank, received, sent = dag.rank, dag.received, dag.sent
@@ -182,6 +188,8 @@ def _homes(dag: OperationDag, order: GlobalOrder, channels: Channels) -> tuple[l
     sending: dict[int, _Block] = {}
     local: dict[tuple[int, int], _Block] = {}  # by rank and channel
     joined = [(m, n) for m, n in zip(received, sent, strict=True) if m is not None and n is not None]
+    if share:
+        joined += _lonely_ends(dag, channels, joined)
     onward = {connection[m]: n for m, n in joined}  # where the block of a receiving end sends to
     inward = {connection[n]: m for m, n in joined}
 
@@ -210,3 +218,29 @@ def _homes(dag: OperationDag, order: GlobalOrder, channels: Channels) -> tuple[l
                 local[key] = new(key[0], None, None, key[1])
             homes[op] = local[key]
     return blocks, homes
+
+
+def _lonely_ends(dag: OperationDag, channels: Channels, joined: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Pairs of a received and a sent move whose ends no fused operation joins: of the same peer first, then as they come."""
+    channel, connection = channels.channel, channels.connection
+    inward, outward = {connection[m] for m, _ in joined}, {connection[n] for _, n in joined}
+    receives: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # rank, channel: peer -> a move
+    sends: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
+    for move, number in enumerate(channel):
+        source, goal = dag.rank[2 * move], dag.rank[2 * move + 1]
+        if source == goal:
+            continue
+        if connection[move] not in inward:
+            receives[goal, number].setdefault(source, move)
+        if connection[move] not in outward:
+            sends[source, number].setdefault(goal, move)
+    pairs: list[tuple[int, int]] = []
+    for key, incoming in receives.items():
+        outgoing = sends[key]
+        pairs += [(incoming[peer], outgoing[peer]) for peer in incoming if peer in outgoing]
+        pairs += zip(
+            [move for peer, move in incoming.items() if peer not in outgoing],
+            [move for peer, move in outgoing.items() if peer not in incoming],
+            strict=False,
+        )
+    return pairs
