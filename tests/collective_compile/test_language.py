@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from collective_programs import all_reduce, ring, ring_reduce_scatter
@@ -176,18 +178,19 @@ def test_an_output_never_written_and_a_wrong_one() -> None:
 
 
 def test_interval_map_against_a_list() -> None:
-    import random
-
     draw = random.Random(7)
     plain: list[int] = [0] * 12
     mapped = IntervalMap(12, 0)
     for value in range(400):
         low, high = sorted(draw.sample(range(13), 2))
-        mapped.write(low, high, value)
-        plain[low:high] = [value] * (high - low)
+        mapped.write(low, high, value % 3)
+        plain[low:high] = [value % 3] * (high - low)
         low, high = sorted(draw.sample(range(13), 2))
         assert [v for a, b, v in mapped.read(low, high) for _ in range(a, b)] == plain[low:high]
         assert [v for a, b, v in mapped for _ in range(a, b)] == plain
+        assert all(one != other for (_, _, one), (_, _, other) in pairwise(mapped))
+        if (whole := mapped.whole(low, high)) is not None:
+            assert set(plain[low:high]) == {whole}
 
 
 def test_an_algorithm_is_a_value() -> None:

@@ -1,9 +1,9 @@
 """A map from the integers 0 to size to values that is constant on intervals.
 
-    map      := segment+                adjacent, from 0 to size
+    map      := segment+                adjacent, from 0 to size; neighbours differ
     segment  := START STOP value
 
-Writing and reading cut segments at their ends only, so the cost is that of the segments touched, plus a bisection.
+Writing cuts segments at its ends and joins those that hold an equal value, so the cost is that of the segments touched, plus a bisection.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class IntervalMap(Generic[V]):
             starts[first:last], values[first:last] = [start], [value]
         else:  # the segment that `stop` lies in goes on behind it
             starts[first:last], values[first:last] = [start, stop], [value, values[last - 1]]
+        if first + 1 < len(values) and values[first + 1] == value:
+            del starts[first + 1], values[first + 1]
+        if first and values[first - 1] == value:
+            del starts[first], values[first]
 
     def __iter__(self) -> Iterator[tuple[int, int, V]]:
         return zip(self._starts, [*self._starts[1:], self.size], self._values, strict=True)

@@ -290,6 +290,8 @@ class Builder:
         """What the output of a rank holds: (first, last, relative value), in chunks of the output."""
         memory, offset, chunks = self._memories.find(rank, "output")
         segments = self._held[memory].read(offset, offset + chunks) if chunks else []
+        if not offset:
+            return segments
         return [
             (low - offset, high - offset, value and tuple((delta + offset, ranks) for delta, ranks in value))
             for low, high, value in segments
