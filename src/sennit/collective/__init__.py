@@ -1,0 +1,1 @@
+"""Collective algorithms: language, compiler, verifier, library, synthesis, simulation, exports."""
