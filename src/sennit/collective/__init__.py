@@ -1,1 +1,5 @@
-"""Collective algorithms: language, compiler, verifier, library, synthesis, simulation, exports."""
+"""Collective algorithms: a language, a compiler, a verifier, a library."""
+
+from sennit.collective.language import Builder, Chunk, Group, trace
+
+__all__ = ["Builder", "Chunk", "Group", "trace"]
