@@ -11,7 +11,7 @@ from hand_made import all_pairs_all_reduce, chunk, ring_all_gather, ring_all_red
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sennit.collective.export_xml import MscclLimits, XmlOptions, msccl_xml, single_chunks
+from sennit.collective.export_xml import MscclLimits, XmlOptions, cut_messages, msccl_xml
 from sennit.collective.import_xml import read_msccl_xml
 from sennit.collective.normal_form import normal_form
 from sennit.collective.protocol import Protocol
@@ -31,7 +31,7 @@ def schedules() -> st.SearchStrategy[Schedule]:
 @given(schedules(), st.sampled_from(Protocol))
 @settings(derandomize=True, deadline=None, max_examples=60)
 def test_what_is_written_is_read_back(schedule: Schedule, protocol: Protocol) -> None:
-    text = msccl_xml(schedule, XmlOptions(protocol))
+    text = msccl_xml(schedule, XmlOptions(protocol, max_bytes=1 << 16))
     assert read_msccl_xml(text) == normal_form(schedule)
 
 
@@ -106,9 +106,9 @@ def test_reductions_that_the_executor_would_join_wrongly_are_kept_apart() -> Non
         read_msccl_xml(text.replace('hasdep="1"', 'hasdep="0"'), verify=False)
 
 
-def test_single_chunks_keeps_order_and_waits() -> None:
+def test_cutting_messages_keeps_order_and_waits() -> None:
     schedule = all_pairs_all_reduce(3, width=2)
-    cut = single_chunks(schedule)
+    cut = cut_messages(schedule, 1)
     block = cut.ranks[0].blocks[0].instructions
     assert [item.opcode.value for item in block] == ["send"] * 2 + ["receive"] * 2 + ["send"] * 2 + ["receive"] * 2
     assert block[4].after == (Wait(2, 5),)
@@ -137,6 +137,16 @@ def test_what_the_executor_cannot_hold_is_refused(
     with pytest.raises(CollectiveError, match=message) as error:
         msccl_xml(schedule, options)
     assert (error.value.where or "").endswith(where)
+
+
+def test_a_message_that_takes_more_slots_than_there_are_is_refused() -> None:
+    schedule = ring_all_gather(4, chunks=3)
+    with pytest.raises(
+        CollectiveError, match="sends 1 of a message's chunks a slot, and with the 2 slots of protocol Simple"
+    ):
+        msccl_xml(schedule)
+    assert msccl_xml(schedule, XmlOptions(Protocol.LL128))
+    assert msccl_xml(schedule, XmlOptions(max_bytes=4 << 20))  # a message of 1 MiB fits a slot
 
 
 def test_sizes_that_are_no_range_are_refused() -> None:

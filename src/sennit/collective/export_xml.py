@@ -22,8 +22,9 @@ What the executors do that the format does not say, from their parsers and inter
 - `s` counts nops; the interpreter's step counter does so too, if the step after a nop has a dependency of its own. It has.
 - consecutive `re` steps onto one target from one buffer are joined: all sources are read before the target is written, and the
   last step's `cnt` is taken for all. Where that would change the result, `hasdep` on the earlier step keeps them apart.
-- a message of several chunks may travel in several slots, one a chunk. So the deadlock check is made on the schedule with every
-  message cut into single chunks (`single_chunks`), with the slots that the protocol has: 2 with Simple, 8 with LL and LL128.
+- a message of several chunks travels in several slots where they do not fit one, in the worst case one a chunk. So the deadlock
+  check is made once more on the schedule cut like that (`cut_messages`), with the slots that the protocol has: 2 with Simple, 8 with
+  LL and LL128. A ring that passes on three chunks at a time hangs with Simple once the data is large; `max_bytes` keeps it small.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ from xml.etree import ElementTree
 
 from sennit.collective.normal_form import SCRATCH, normal_form
 from sennit.collective.protocol import Protocol
+from sennit.collective.step_graph import StepGraph, order_steps
 from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveName, CollectiveSpec, CustomCollective
 from sennit.ir.schedule import Block, Instruction, Opcode, Place, RankSchedule, Schedule, Wait
 
-__all__ = ["MscclLimits", "XmlOptions", "joined_by_executor", "msccl_xml", "single_chunks"]
+__all__ = ["MscclLimits", "XmlOptions", "cut_messages", "joined_by_executor", "msccl_xml"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +98,41 @@ def msccl_xml(schedule: Schedule, options: XmlOptions | None = None) -> str:
             root.set("condition", spec.name.value)
     for rank in schedule.ranks:
         _rank(root, rank, schedule, options.limits)
+    _check_slots(schedule, options)
     ElementTree.indent(root, space="  ")
     text: str = ElementTree.tostring(root, encoding="unicode")
     return text + "\n"
 
 
-def single_chunks(schedule: Schedule) -> Schedule:
-    """The same schedule with every instruction cut into one a chunk. A wait is for the last part of what it names; the first
-    part waits."""
-    return replace(schedule, ranks=tuple(_cut_rank(rank) for rank in schedule.ranks))
+def _check_slots(schedule: Schedule, options: XmlOptions) -> None:
+    """That it ends also where the executor sends a message in several slots."""
+    transport, most = options.protocol.transport, 1
+    if options.max_bytes:
+        most = max(1, transport.slot_bytes // -(-options.max_bytes // _chunks_per_loop(schedule.collective)))
+    cut = replace(cut_messages(schedule, most), slots=transport.slots)
+    try:
+        order_steps(StepGraph.of(cut))
+    except CollectiveError as error:
+        raise CollectiveError(
+            f"with large data the executor sends {most} of a message's chunks a slot, and with the {cut.slots} slots of "
+            f"protocol {options.protocol.value} that deadlocks",
+            where=(error.where or "").split("\n")[0],
+            fix="move one chunk at a time, use LL or LL128, which have 8 slots, or state max_bytes so that a message fits a slot",
+        ) from None
 
 
-def _cut_rank(rank: RankSchedule) -> RankSchedule:
+def cut_messages(schedule: Schedule, most: int) -> Schedule:
+    """The same schedule with every instruction cut into some of at most this many chunks. A wait is for the last part of
+    what it names; the first part waits."""
+    return replace(schedule, ranks=tuple(_cut_rank(rank, most) for rank in schedule.ranks))
+
+
+def _cut_rank(rank: RankSchedule, most: int) -> RankSchedule:
     last: list[list[int]] = []  # by block and step, the number of its last part
     for block in rank.blocks:
         ends, total = [], 0
         for instruction in block.instructions:
-            total += _count(instruction)
+            total += -(-_count(instruction) // most)
             ends.append(total - 1)
         last.append(ends)
     blocks = [
@@ -121,14 +141,14 @@ def _cut_rank(rank: RankSchedule) -> RankSchedule:
             instructions=tuple(
                 Instruction(
                     instruction.opcode,
-                    _part(instruction.source, part),
-                    _part(instruction.target, part),
+                    _part(instruction.source, part, most),
+                    _part(instruction.target, part, most),
                     tuple(Wait(wait.block, last[wait.block][wait.step]) for wait in instruction.after)
                     if not part
                     else (),
                 )
                 for instruction in block.instructions
-                for part in range(_count(instruction))
+                for part in range(0, _count(instruction), most)
             ),
         )
         for block in rank.blocks
@@ -136,8 +156,8 @@ def _cut_rank(rank: RankSchedule) -> RankSchedule:
     return replace(rank, blocks=tuple(blocks))
 
 
-def _part(place: Place | None, part: int) -> Place | None:
-    return None if place is None else Place(place.buffer, place.start + part, 1)
+def _part(place: Place | None, part: int, most: int) -> Place | None:
+    return None if place is None else Place(place.buffer, place.start + part, min(most, place.count - part))
 
 
 def _count(instruction: Instruction) -> int:

@@ -25,6 +25,7 @@ from xml.etree import ElementTree
 from sennit.collective.export_xml import joined_by_executor
 from sennit.collective.normal_form import SCRATCH
 from sennit.collective.protocol import Protocol
+from sennit.collective.verify import verify_schedule
 from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveName, CollectiveSpec, CustomCollective, Scratch
 from sennit.ir.schedule import Block, Instruction, Opcode, Place, RankSchedule, Schedule, Wait
@@ -60,8 +61,6 @@ def read_msccl_xml(
 
 
 def _verify(schedule: Schedule, algo: ElementTree.Element, where: str) -> None:
-    from sennit.collective.verify import verify_schedule
-
     verify_schedule(schedule)
     spec = schedule.collective
     if isinstance(spec, CollectiveSpec) and spec.in_place and _flag(algo, "outofplace", False, where):
