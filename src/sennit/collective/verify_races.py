@@ -11,7 +11,7 @@ blocks decides that.
 
 **Ordered through other ranks?** A pair that is not goes through a message to another rank and back, or races. Clocks over all blocks
 of all ranks would take steps x blocks entries, so only the blocks in question get a column, and columns are taken in batches of bounded
-size; a batch is one sweep over the levels of the whole graph, a level at a time (`_ordered_by_messages`).
+size; a batch is one sweep over the whole graph, a level at a time (`_sweep`).
 
 Slots are no edges here: a runtime with more slots than the schedule asks for must stay correct.
 """
@@ -99,13 +99,12 @@ def _conflicts(graph: StepGraph, nodes: list[int], cells: RankCells) -> list[_Pa
         read, written = accesses(graph.instructions[node])
         if read is not None:
             start, stop = _span(cells, read)
-            next_of: dict[_History, _History] = {}
-            for cell, old in enumerate(history[start:stop], start):
-                if old not in next_of:
-                    next_of[old] = old.behind(graph.block, node)
-                    if old.writer is not None:
-                        seen.setdefault((old.writer, node), cell)
-            history[start:stop] = [next_of[old] for old in history[start:stop]]
+            next_of: dict[int, _History] = {}
+            for cell, old in _distinct(history, start, stop):
+                next_of[id(old)] = old.behind(graph.block, node)
+                if old.writer is not None:
+                    seen.setdefault((old.writer, node), cell)
+            history[start:stop] = [next_of[id(old)] for old in history[start:stop]]
         if written is not None:
             start, stop = _span(cells, written)
             for cell, old in _distinct(history, start, stop):
@@ -117,7 +116,7 @@ def _conflicts(graph: StepGraph, nodes: list[int], cells: RankCells) -> list[_Pa
 
 
 def _distinct(history: list[_History], start: int, stop: int) -> list[tuple[int, _History]]:
-    """The different histories of a range, each with one of its cells."""
+    """The different histories of a range, each with one of its cells. Cells that share one share the object."""
     found: dict[int, tuple[int, _History]] = {}
     for cell, old in enumerate(history[start:stop], start):
         found.setdefault(id(old), (cell, old))
