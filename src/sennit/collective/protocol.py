@@ -11,7 +11,7 @@ a slice crosses the wire while the one before it is already being read.
 
 Slots and slot bytes are NCCL's default buffers (src/include/device.h and the MSCCL interpreter's chunk steps); rates of LL128 and
 the base latencies are those of a ring in NCCL's tuning table (src/graph/tuning.cc); LL is a quarter of Simple there; the rate of
-Simple is what one channel of NCCL's search is given on NVLink. `cluster/` gives each link's latency and efficiency by protocol.
+Simple is what NCCL's search gives a channel on NVLink; rates are of an A100. `cluster/` gives each link's latency and efficiency by protocol.
 """
 
 from __future__ import annotations

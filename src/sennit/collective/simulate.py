@@ -12,9 +12,9 @@ waits for its message; one that sends waits for a free slot: message n of a conn
 all for the steps that they come `after`. A receive that does not send on takes b / rate to copy from the slot, and so does a local
 copy or reduction. A fused instruction is one pass over the data: what it sends sets its time.
 
-**Tiles and slices.** A chunk larger than a slot is run in tiles of a slot each; a message of several chunks that do not fit a slot
-together is cut (`export_xml.cut_messages`), as the executor does. A message is passed on in the protocol's slices, none below
-32 KiB, so that sending and receiving overlap within an instruction.
+**Tiles and slices.** Chunks are run in tiles so small that the longest message of the schedule fits a slot. (MSCCL's executor keeps the
+tiles long and cuts messages of several chunks instead; `export_xml.py` says what that can lead to.) A message is passed on in the
+protocol's slices, none below 32 KiB, so that sending and receiving overlap within an instruction.
 
 **Also counted**: `launch` seconds before the first instruction; for each message through a NIC the seconds that the NIC and its
 host thread are busy with it (`Machine.nic_message`).
@@ -30,15 +30,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sennit.cluster import Cluster, Topology
-from sennit.collective.export_xml import cut_messages
-from sennit.collective.protocol import Protocol, Transport
+from sennit.collective.protocol import Protocol
 from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveSpec, CustomCollective
 from sennit.ir.schedule import Instruction, Schedule
 from sennit.ir.timeline import Category, Event, Origin, Timeline
 from sennit.sim.engine import Load, Run, Tasks, run
 
-__all__ = ["Machine", "bus_bandwidth", "chunk_bytes", "simulate_schedule"]
+__all__ = ["Machine", "block_rate", "bus_bandwidth", "chunk_bytes", "simulate_schedule"]
 
 SMALLEST_SLICE = 32 << 10  # of one instance: NCCL does not cut finer
 
@@ -46,11 +45,22 @@ SMALLEST_SLICE = 32 << 10  # of one instance: NCCL does not cut finer
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What the cluster's description does not say. `nic_message` is assumed, not measured: see docs/collective.md.
-    `launch` None takes the protocol's."""
+    `launch` None takes the protocol's. `block_rate` is of Simple, None by the rule of `block_rate`."""
 
     nic_message: float = 1e-6
     launch: float | None = None
+    block_rate: float | None = None
     most_tiles: int = 16
+
+
+def block_rate(cluster: Cluster, protocol: Protocol, machine: Machine) -> float:
+    """Bytes a second of one thread block. `protocol.py` has the figures of an A100; a block of another device is as much
+    faster as its multiprocessor has more memory bandwidth. NCCL's own search goes the same way: it tries up to 20 GB/s a
+    channel there, 60 on H100, 90 on Blackwell."""
+    figure = protocol.transport.block_rate
+    if machine.block_rate is not None:
+        return machine.block_rate * figure / Protocol.SIMPLE.transport.block_rate
+    return figure * (cluster.device.bandwidth.value / cluster.device.matmul.units.value) / (1555e9 / 108)
 
 
 def chunk_bytes(collective: CollectiveSpec | CustomCollective, size: int) -> float:
@@ -85,7 +95,7 @@ def simulate_schedule(
     cluster.require(schedule.collective.ranks, f"schedule {schedule.name!r}")
     machine = machine or Machine()
     topology = Topology.of(cluster)
-    built = _Build(schedule, topology, protocol.transport, size_bytes, instances, machine).build()
+    built = _Build(schedule, topology, protocol, size_bytes, instances, machine).build()
     times = run(built.tasks, [wire.bandwidth for wire in topology.wires])
     if times.stuck:
         raise CollectiveError(
@@ -124,15 +134,19 @@ class _Build:
     """Tasks of all tiles, in the order of ranks, blocks, tiles, instructions and slices; then the edges between blocks."""
 
     def __init__(
-        self, schedule: Schedule, topology: Topology, transport: Transport, size: int, instances: int, machine: Machine
+        self, schedule: Schedule, topology: Topology, protocol: Protocol, size: int, instances: int, machine: Machine
     ) -> None:
-        self.topology, self.transport, self.machine, self.instances = topology, transport, machine, instances
+        self.topology, self.machine, self.instances = topology, machine, instances
+        self.transport = transport = protocol.transport
         chunk = chunk_bytes(schedule.collective, size)
         slot = transport.slot_bytes * instances
-        self.tiles = max(1, min(machine.most_tiles, int(-(-chunk // slot))))
+        longest = max(
+            (_count(i) for rank in schedule.ranks for block in rank.blocks for i in block.instructions), default=1
+        )
+        self.tiles = max(1, min(machine.most_tiles, int(-(-chunk * longest // slot))))
         self.part = chunk / self.tiles  # bytes of a chunk in a tile
-        self.schedule = cut_messages(schedule, max(1, int(max(slot, self.part) / self.part)))
-        self.rate = transport.block_rate * instances
+        self.schedule = schedule
+        self.rate = block_rate(topology.cluster, protocol, machine) * instances
         self.tasks = Tasks()
         self.steps: list[_Step] = []
         self.owner: list[int] = []
@@ -180,9 +194,7 @@ class _Build:
         instruction: Instruction,
         tile: int,
     ) -> tuple[int, int]:
-        place = instruction.source or instruction.target
-        assert place is not None
-        size = place.count * self.part
+        size = _count(instruction) * self.part
         slices = max(1, min(self.transport.slices, int(size / self.instances / SMALLEST_SLICE)))
         opcode = instruction.opcode
         first = last = -1
@@ -259,6 +271,12 @@ class _Build:
             and any(item.opcode.sends for item in block.instructions)
         )
         return self.tiles * sum(item.opcode.sends for item in block.instructions)
+
+
+def _count(instruction: Instruction) -> int:
+    place = instruction.source or instruction.target
+    assert place is not None
+    return place.count
 
 
 def _events(built: _Built, times: Run) -> tuple[Event, ...]:
