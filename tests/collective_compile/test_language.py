@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from collective_programs import all_reduce, ring, ring_reduce_scatter
 
 from sennit.collective.interval_map import IntervalMap
-from sennit.collective.language import Builder, Chunk, Group, trace
+from sennit.collective.language import Builder, trace
 from sennit.errors import CollectiveError
 from sennit.ir.collective import (
     Algorithm,
@@ -20,28 +21,6 @@ from sennit.ir.collective import (
 )
 
 
-def all_reduce(ranks: int, chunks: int, *, in_place: bool = True) -> CollectiveSpec:
-    return CollectiveSpec(CollectiveName.ALL_REDUCE, ranks, chunks, in_place=in_place)
-
-
-def ring_reduce_scatter(group: Group, data: Chunk) -> None:
-    for i, part in enumerate(data.split(len(group))):
-        for hop in range(i + 1, i + len(group)):
-            part.on(group.at(hop)).reduce(into=part.on(group.at(hop + 1)))
-
-
-def ring_all_gather(group: Group, data: Chunk) -> None:
-    for i, part in enumerate(data.split(len(group))):
-        for hop in range(i, i + len(group) - 1):
-            part.on(group.at(hop)).copy(to=group.at(hop + 1))
-
-
-def ring(b: Builder) -> None:
-    everyone = b.group(range(b.ranks))
-    ring_reduce_scatter(everyone, b.output(0))
-    ring_all_gather(everyone, b.output(0))
-
-
 def test_a_ring_has_its_moves_and_their_lines() -> None:
     algorithm = trace(ring, all_reduce(4, 4), "ring")
     assert len(algorithm.moves) == 2 * 4 * 3
@@ -52,7 +31,7 @@ def test_a_ring_has_its_moves_and_their_lines() -> None:
         Chunks(2, "output", 0, 1),
     )
     line = ring_reduce_scatter.__code__.co_firstlineno + 3
-    assert first.line == f"test_language.py:{line}"
+    assert first.line == f"collective_programs.py:{line}"
 
 
 def test_instances_split_every_range_and_channels_are_kept() -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sennit.collective.collector import collector_paused
 from sennit.collective.compile_blocks import assign_blocks, assign_channels
 from sennit.collective.compile_chunks import chunk_dag
 from sennit.collective.compile_operations import fuse, instruction_dag
@@ -34,6 +35,7 @@ class CompileOptions:
     fuse: bool = True
 
 
+@collector_paused()
 def compile_algorithm(algorithm: Algorithm, options: CompileOptions | None = None) -> Schedule:
     options = options or CompileOptions()
     chunks = chunk_dag(algorithm)

@@ -88,12 +88,9 @@ class _Block:
 
 def assign_blocks(dag: OperationDag, order: GlobalOrder, channel: tuple[int, ...]) -> tuple[RankSchedule, ...]:
     algorithm, moves = dag.chunks.algorithm, dag.chunks.moves
-    blocks: list[list[_Block]] = [[] for _ in range(algorithm.collective.ranks)]
-    homes = _Homes(dag, order, channel, blocks)
-    home: list[_Block | None] = [None] * len(dag.opcode)
-    step = [0] * len(dag.opcode)
+    blocks, homes = _homes(dag, order, channel)
+    steps = [0] * len(homes)
     places: dict[tuple[str, int, int], Place] = {}
-    opcodes, owner, before, received, sent = dag.opcode, dag.owner, dag.before, dag.received, dag.sent
 
     def place(chunks: Chunks) -> Place:
         key = chunks.buffer, chunks.start, chunks.count
@@ -102,23 +99,24 @@ def assign_blocks(dag: OperationDag, order: GlobalOrder, channel: tuple[int, ...
             found = places[key] = Place(*key)
         return found
 
+    opcodes, owner, before = dag.opcode, dag.owner, dag.before
+    send, receive_reduce_send, copy, reduce = Opcode.SEND, Opcode.RECEIVE_REDUCE_SEND, Opcode.COPY, Opcode.REDUCE
     for op in order.operations:
-        opcode = opcodes[op]
-        assert opcode is not None
-        block = homes.find(op, received[op], sent[op])
-        home[op], step[op] = block, len(block.instructions)
-        after = _waits(block, [owner[access] for access in before[op]], home, step) if before[op] else ()
-        move = moves[op // 2]
-        match opcode:
-            case Opcode.SEND:
-                source, target = place(move.source), None
-            case Opcode.RECEIVE_REDUCE_SEND:
-                source, target = place(move.target), None
-            case Opcode.COPY | Opcode.REDUCE:
-                source, target = place(move.source), place(move.target)
-            case _:
-                source, target = None, place(move.target)
-        block.instructions.append(Instruction(opcode, source, target, after))
+        opcode, block, move = opcodes[op], homes[op], moves[op // 2]
+        assert opcode is not None  # only operations are in the order
+        assert block is not None
+        instructions = block.instructions
+        steps[op] = len(instructions)
+        after = _waits(block, [owner[access] for access in before[op]], homes, steps) if before[op] else ()
+        if opcode is send:
+            instruction = Instruction(opcode, place(move.source), None, after)
+        elif opcode is receive_reduce_send:
+            instruction = Instruction(opcode, place(move.target), None, after)
+        elif opcode is copy or opcode is reduce:
+            instruction = Instruction(opcode, place(move.source), place(move.target), after)
+        else:
+            instruction = Instruction(opcode, None, place(move.target), after)
+        instructions.append(instruction)
     scratch: list[list[Scratch]] = [[] for _ in blocks]
     for piece in algorithm.scratch:
         scratch[piece.rank].append(piece)
@@ -132,71 +130,59 @@ def assign_blocks(dag: OperationDag, order: GlobalOrder, channel: tuple[int, ...
     )
 
 
-def _waits(block: _Block, operations: list[int], home: list[_Block | None], step: list[int]) -> tuple[Wait, ...]:
+def _waits(block: _Block, operations: list[int], homes: list[_Block | None], steps: list[int]) -> tuple[Wait, ...]:
     """What an instruction of `block` still has to wait for."""
-    waited, own = block.waited, block.number
-    needed: dict[int, int] = {}
+    needed: dict[int, int] | None = None
+    waited = block.waited
     for op in operations:
-        other = home[op]
-        assert other is not None  # it stands earlier in the order
-        number = other.number
-        if number != own and step[op] > waited.get(number, -1):
-            waited[number] = needed[number] = step[op]
+        other = homes[op]
+        if other is block:
+            continue
+        assert other is not None
+        number, step = other.number, steps[op]
+        if step > waited.get(number, -1):
+            needed = needed or {}
+            waited[number] = needed[number] = step
     return tuple([Wait(number, needed[number]) for number in sorted(needed)]) if needed else ()
 
 
-class _Homes:
-    """Which block an operation belongs to. Connections are numbered by sender, receiver and channel."""
+def _homes(
+    dag: OperationDag, order: GlobalOrder, channel: tuple[int, ...]
+) -> tuple[list[list[_Block]], list[_Block | None]]:
+    """The empty blocks of each rank, and by operation the block that it belongs to."""
+    ranks, channels = dag.chunks.algorithm.collective.ranks, 1 + max(channel, default=0)
+    rank, received, sent = dag.rank, dag.received, dag.sent
+    connection = [(rank[2 * m] * ranks + rank[2 * m + 1]) * channels + number for m, number in enumerate(channel)]
+    blocks: list[list[_Block]] = [[] for _ in range(ranks)]
+    receiving: dict[int, _Block] = {}
+    sending: dict[int, _Block] = {}
+    local: dict[tuple[int, int], _Block] = {}
 
-    def __init__(
-        self, dag: OperationDag, order: GlobalOrder, channel: tuple[int, ...], blocks: list[list[_Block]]
-    ) -> None:
-        rank, ranks, channels = dag.rank, len(blocks), 1 + max(channel, default=0)
-        self.dag, self.channel, self.blocks = dag, channel, blocks
-        self.connection = [
-            (rank[2 * move] * ranks + rank[2 * move + 1]) * channels + number for move, number in enumerate(channel)
-        ]
-        self.onward: dict[int, int] = {}  # the connection that a receiving end's block sends to, as moves
-        self.inward: dict[int, int] = {}
-        for op in order.operations:
-            received, sent = dag.received[op], dag.sent[op]
-            if received is not None and sent is not None:
-                self.onward[self.connection[received]] = sent
-                self.inward[self.connection[sent]] = received
-        self.receiving: dict[int, _Block] = {}
-        self.sending: dict[int, _Block] = {}
-        self.local: dict[tuple[int, int], _Block] = {}
-
-    def find(self, op: int, received: int | None, sent: int | None) -> _Block:
-        if received is not None:
-            found = self.receiving.get(self.connection[received])
-            return found or self._new(received, self.onward.get(self.connection[received]))
-        if sent is not None:
-            found = self.sending.get(self.connection[sent])
-            return found or self._new(self.inward.get(self.connection[sent]), sent)
-        key = self.dag.rank[op], self.channel[op // 2]
-        if key not in self.local:
-            block = _Block(len(self.blocks[key[0]]), None, None, key[1])
-            self.blocks[key[0]].append(block)
-            self.local[key] = block
-        return self.local[key]
-
-    def _new(self, received: int | None, sent: int | None) -> _Block:
-        rank = self.dag.rank
-        if received is not None:
-            here, channel = rank[2 * received + 1], self.channel[received]
-        else:
-            assert sent is not None
-            here, channel = rank[2 * sent], self.channel[sent]
-        block = _Block(
-            len(self.blocks[here]),
-            None if sent is None else rank[2 * sent + 1],
-            None if received is None else rank[2 * received],
-            channel,
-        )
-        self.blocks[here].append(block)
-        if received is not None:
-            self.receiving[self.connection[received]] = block
-        if sent is not None:
-            self.sending[self.connection[sent]] = block
+    def new(here: int, inward: int | None, outward: int | None, number: int) -> _Block:
+        source = None if inward is None else inward // channels // ranks
+        goal = None if outward is None else outward // channels % ranks
+        block = _Block(len(blocks[here]), goal, source, number)
+        blocks[here].append(block)
+        if inward is not None:
+            receiving[inward] = block
+        if outward is not None:
+            sending[outward] = block
         return block
+
+    joined = [(m, n) for m, n in zip(received, sent, strict=True) if m is not None and n is not None]
+    onward = {connection[m]: connection[n] for m, n in joined}
+    inward = {goal: source for source, goal in onward.items()}
+    homes: list[_Block | None] = [None] * len(dag.opcode)
+    for op in order.operations:
+        if (move := received[op]) is not None:
+            end = connection[move]
+            homes[op] = receiving.get(end) or new(rank[op], end, onward.get(end), channel[move])
+        elif (move := sent[op]) is not None:
+            end = connection[move]
+            homes[op] = sending.get(end) or new(rank[op], inward.get(end), end, channel[move])
+        else:
+            key = rank[op], channel[op // 2]
+            if key not in local:
+                local[key] = new(key[0], None, None, key[1])
+            homes[op] = local[key]
+    return blocks, homes

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from sennit.collective.buffers import Memories
 from sennit.errors import CollectiveError
-from sennit.ir.collective import Algorithm, Move, MoveKind
+from sennit.ir.collective import Algorithm, Chunks, Move, MoveKind
 
 __all__ = ["ChunkDag", "chunk_dag"]
 
@@ -58,56 +58,73 @@ def chunk_dag(algorithm: Algorithm) -> ChunkDag:
     cuts = sorted({*lows, *highs})
     cell = {address: number for number, address in enumerate(cuts)}
     firsts, lasts = [cell[low] for low in lows], [cell[high] for high in highs]
-    writer: list[int | None] = [None] * len(cuts)
-    reading: list[list[int]] = [[] for _ in cuts]  # accesses that read the cell since it was last written
-    readers = [0] * len(lows)
+    history = _History(len(cuts), len(lows))
     before: list[tuple[int, ...]] = []
-    reduce = MoveKind.REDUCE
-    for number, move in enumerate(moves):
-        read, write = 2 * number, 2 * number + 1
-        first, last = firsts[read], lasts[read]
-        if last - first == 1:  # one cell, nearly always: no sets
-            reading[first].append(read)
-            if (earlier := writer[first]) is None:
-                before.append(())
-            else:
-                before.append((earlier,))
-                readers[earlier] += 1
-        else:
-            sources = {earlier for earlier in writer[first:last] if earlier is not None}
-            for earlier in sources:
-                readers[earlier] += 1
-            for met in reading[first:last]:
-                met.append(read)
-            before.append(tuple(sources))
-
-        first, last = firsts[write], lasts[write]
-        waits: set[int] = set()
-        sources = set()
-        for place in range(first, last):
-            earlier, met = writer[place], reading[place]
-            if met:
-                waits.update(met)
-                reading[place] = []
-            elif earlier is not None:
-                waits.add(earlier)
-            if earlier is not None:
-                sources.add(earlier)
-            writer[place] = write
-        if move.kind is reduce:
-            for earlier in sources:
-                readers[earlier] += 1
-        before.append(tuple(waits))
+    for read, move in zip(range(0, len(lows), 2), moves, strict=True):
+        write = read + 1
+        before.append(history.read(read, firsts[read], lasts[read]))
+        before.append(history.write(write, firsts[write], lasts[write], move.kind is MoveKind.REDUCE))
     return ChunkDag(
         algorithm,
         moves,
         tuple(before),
         tuple(zip(firsts, lasts, strict=True)),
-        tuple(readers),
-        tuple(writer),
+        tuple(history.readers),
+        tuple(history.writer),
         tuple(cuts),
         outputs,
     )
+
+
+class _History:
+    """Who wrote each cell last, and who read it since. Both methods return what the access waits for."""
+
+    def __init__(self, cells: int, accesses: int) -> None:
+        self.writer: list[int | None] = [None] * cells
+        self.reading: list[list[int]] = [[] for _ in range(cells)]
+        self.readers = [0] * accesses
+
+    def read(self, access: int, first: int, last: int) -> tuple[int, ...]:
+        if last - first == 1:  # nearly always: no set
+            self.reading[first].append(access)
+            writer = self.writer[first]
+            if writer is None:
+                return ()
+            self.readers[writer] += 1
+            return (writer,)
+        writers = {writer for writer in self.writer[first:last] if writer is not None}
+        for writer in writers:
+            self.readers[writer] += 1
+        for reading in self.reading[first:last]:
+            reading.append(access)
+        return tuple(writers)
+
+    def write(self, access: int, first: int, last: int, adds: bool) -> tuple[int, ...]:
+        if last - first == 1:
+            writer, reading = self.writer[first], self.reading[first]
+            self.writer[first] = access
+            if writer is not None and adds:
+                self.readers[writer] += 1
+            if reading:
+                self.reading[first] = []
+                return tuple(reading)
+            return () if writer is None else (writer,)
+        waits: set[int] = set()
+        writers: set[int] = set()
+        for cell in range(first, last):
+            writer, reading = self.writer[cell], self.reading[cell]
+            if reading:
+                waits.update(reading)
+                self.reading[cell] = []
+            elif writer is not None:
+                waits.add(writer)
+            if writer is not None:
+                writers.add(writer)
+            self.writer[cell] = access
+        if adds:
+            for writer in writers:
+                self.readers[writer] += 1
+        return tuple(waits)
 
 
 def _addresses(algorithm: Algorithm) -> tuple[tuple[Move, ...], list[int], list[int], tuple[int, ...]]:
@@ -120,27 +137,38 @@ def _addresses(algorithm: Algorithm) -> tuple[tuple[Move, ...], list[int], list[
     moves: list[Move] = []
     lows: list[int] = []
     highs: list[int] = []
+    known: dict[int, int] = {}  # by identity: the moves of a traced program share their chunks
+
+    def address(place: Chunks, move: Move) -> int:
+        memory, start = memories.locate(place, where=move.line or None)
+        found = known[id(place)] = bases[memory] + start
+        return found
+
     for move in algorithm.moves:
-        source, target = move.source, move.target
-        memory, start = memories.locate(source, where=move.line or None)
-        low = bases[memory] + start
-        memory, start = memories.locate(target, where=move.line or None)
-        goal = bases[memory] + start
-        count = source.count
-        if source.rank == target.rank and abs(low - goal) < count and low == goal and move.kind is MoveKind.COPY:
-            continue
-        if count != target.count or (source.rank == target.rank and abs(low - goal) < count):
-            raise CollectiveError(
-                f"{move.kind.value} of {source} to {target}: "
-                + ("the counts differ" if count != target.count else "they overlap"),
-                where=move.line or None,
-                fix="use equal counts and separate chunks",
-            )
+        source, target, count = move.source, move.target, move.source.count
+        if (low := known.get(id(source))) is None:
+            low = address(source, move)
+        if (goal := known.get(id(target))) is None:
+            goal = address(target, move)
+        if count != target.count:
+            raise _refused(move, "the counts differ")
+        if low - count < goal < low + count:  # addresses of different ranks are never near
+            if low == goal and move.kind is MoveKind.COPY:
+                continue
+            raise _refused(move, "they overlap")
         moves.append(move)
         lows += (low, goal)
         highs += (low + count, goal + count)
-    outputs = []
+    outputs: list[int] = []
     for rank in range(algorithm.collective.ranks):
         memory, offset, _ = memories.find(rank, "output")
         outputs.append(bases[memory] + offset)
     return tuple(moves), lows, highs, tuple(outputs)
+
+
+def _refused(move: Move, why: str) -> CollectiveError:
+    return CollectiveError(
+        f"{move.kind.value} of {move.source} to {move.target}: {why}",
+        where=move.line or None,
+        fix="use equal counts and separate chunks",
+    )

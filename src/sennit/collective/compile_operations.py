@@ -29,6 +29,8 @@ from sennit.ir.schedule import Opcode
 
 __all__ = ["OperationDag", "fuse", "instruction_dag"]
 
+_Peers = tuple[int, int, int, int]  # rank, lane, receive peer, send peer
+
 
 @dataclass(frozen=True, slots=True)
 class OperationDag:
@@ -87,9 +89,9 @@ def fuse(dag: OperationDag) -> OperationDag:
     """Join receives with the sends that pass on what they received."""
     opcode, owner, before, sent = list(dag.opcode), list(dag.owner), list(dag.before), list(dag.sent)
     pairs = _pairs(dag)
-    joined = _joined_peers(dag, pairs)
-    for receive, send in pairs:
-        if sent[receive] is not None or _peers(dag, receive, send) not in joined:
+    joined = _joined_peers(pairs)
+    for receive, send, peers in pairs:
+        if sent[receive] is not None or peers not in joined:
             continue
         fused = Opcode.RECEIVE_COPY_SEND
         if opcode[receive] is Opcode.RECEIVE_REDUCE:
@@ -102,33 +104,27 @@ def fuse(dag: OperationDag) -> OperationDag:
     return replace(dag, opcode=tuple(opcode), owner=tuple(owner), before=tuple(before), sent=tuple(sent))
 
 
-def _pairs(dag: OperationDag) -> list[tuple[int, int]]:
+def _pairs(dag: OperationDag) -> list[tuple[int, int, _Peers]]:
     """The receives and sends that may be joined by rules 1 and 3, in the order of the sends."""
-    opcode, before, cells, lane = dag.opcode, dag.before, dag.chunks.cells, dag.lane
-    return [
-        (waits[0], send)
-        for send, waits in enumerate(before)
-        if len(waits) == 1
-        and dag.sent[send] is not None
-        and dag.received[waits[0]] is not None
-        and cells[waits[0]] == cells[send]
-        and lane[waits[0] // 2] == lane[send // 2]
-        and opcode[waits[0]] is not None
-    ]
+    sent, received, cells, lane, rank = dag.sent, dag.received, dag.chunks.cells, dag.lane, dag.rank
+    pairs: list[tuple[int, int, _Peers]] = []
+    for send, waits in enumerate(dag.before):
+        if len(waits) != 1 or sent[send] is None:
+            continue
+        (receive,) = waits
+        same = lane[send // 2]
+        if received[receive] is not None and cells[receive] == cells[send] and lane[receive // 2] == same:
+            pairs.append((receive, send, (rank[send], same, rank[receive - 1], rank[send + 1])))
+    return pairs
 
 
-def _peers(dag: OperationDag, receive: int, send: int) -> tuple[int, int, int, int]:
-    """Rank, lane, receive peer and send peer of a pair."""
-    return dag.rank[send], dag.lane[send // 2], dag.rank[receive - 1], dag.rank[send + 1]
-
-
-def _joined_peers(dag: OperationDag, pairs: list[tuple[int, int]]) -> set[tuple[int, int, int, int]]:
+def _joined_peers(pairs: list[tuple[int, int, _Peers]]) -> set[_Peers]:
     """Rule 4: a matching of receive peers with send peers on each rank and lane, the commonest first."""
-    counts = Counter(_peers(dag, receive, send) for receive, send in pairs)
+    counts = Counter([peers for _, _, peers in pairs])
     receiving: set[tuple[int, int, int]] = set()
     sending: set[tuple[int, int, int]] = set()
-    joined: set[tuple[int, int, int, int]] = set()
-    for peers, _ in counts.most_common():  # the first seen first, among equals
+    joined: set[_Peers] = set()
+    for peers, _ in counts.most_common():  # among equals the first seen
         rank, lane, source, goal = peers
         if (rank, lane, source) not in receiving and (rank, lane, goal) not in sending:
             receiving.add((rank, lane, source))

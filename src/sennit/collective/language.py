@@ -36,6 +36,7 @@ from pathlib import PurePath
 from types import CodeType, FrameType
 
 from sennit.collective.buffers import Memories
+from sennit.collective.collector import collector_paused
 from sennit.collective.interval_map import IntervalMap
 from sennit.collective.postcondition import check_outputs
 from sennit.errors import CollectiveError
@@ -58,10 +59,11 @@ def trace(
     build: Callable[[Builder], None], collective: CollectiveSpec | CustomCollective, name: str, *, check: bool = True
 ) -> Algorithm:
     """Run the user's program once and keep its moves. `check=False` leaves out the comparison of the outputs at the end."""
-    builder = Builder(collective)
-    build(builder)
-    if check:
-        check_outputs(collective, builder.held, name)
+    with collector_paused():
+        builder = Builder(collective)
+        build(builder)
+        if check:
+            check_outputs(collective, builder.held, name)
     return Algorithm(name, collective, tuple(builder.moves), tuple(builder.scratches))
 
 
@@ -92,11 +94,12 @@ class Group(Sequence[int]):
 class Chunk:
     """A reference to chunks of a buffer of a rank: a name, not the data. It stays valid when the data changes."""
 
-    __slots__ = ("_builder", "place")
+    __slots__ = ("_builder", "memory", "offset", "place")
 
-    def __init__(self, builder: Builder, place: Chunks) -> None:
+    def __init__(self, builder: Builder, place: Chunks, memory: int, offset: int) -> None:
         self._builder = builder
         self.place = place
+        self.memory, self.offset = memory, offset  # where it really lies, names apart
 
     @property
     def rank(self) -> int:
@@ -116,20 +119,20 @@ class Chunk:
                 where=builder.here(),
                 fix=f"use {parts} chunks or more, or fewer parts",
             )
-        return tuple(Chunk(builder, piece) for piece in _parts(place, parts))
+        return builder.parts(self, parts)
 
     def copy(self, to: int, buffer: str | None = None, index: int | None = None) -> Chunk:
         """Copy to rank `to`; the buffer and the index there are the same as here unless named."""
         place, builder = self.place, self._builder
-        target = Chunks(
+        target = builder.chunk(
             to, place.buffer if buffer is None else buffer, place.start if index is None else index, place.count
         )
-        builder.move(MoveKind.COPY, place, target)
-        return Chunk(builder, target)
+        builder.move(MoveKind.COPY, self, target)
+        return target
 
     def reduce(self, into: Chunk) -> Chunk:
         """Add to the chunks `into`."""
-        self._builder.move(MoveKind.REDUCE, self.place, into.place)
+        self._builder.move(MoveKind.REDUCE, self, into)
         return into
 
     def __repr__(self) -> str:
@@ -150,17 +153,28 @@ class Builder:
             memory, offset, chunks = self._memories.find(rank, "input")
             if chunks:
                 self._held[memory].write(offset, offset + chunks, ((-offset, 1 << rank),))
+        self._named: dict[tuple[int, str, int, int], Chunk] = {}
         self._channel: int | None = None
         self._instances = 1
         self._lines: dict[tuple[CodeType, int], str] = {}
 
     def chunk(self, rank: int, buffer: str, index: int, count: int = 1) -> Chunk:
-        place = Chunks(rank, buffer, index, count)
+        key = rank, buffer, index, count
+        if (found := self._named.get(key)) is not None:
+            return found
+        place = Chunks(*key)
         try:
-            self._memories.locate(place)
+            memory, offset = self._memories.locate(place)
         except CollectiveError as error:
             raise CollectiveError(error.what, where=self.here(), fix=error.fix) from None
-        return Chunk(self, place)
+        chunk = self._named[key] = Chunk(self, place, memory, offset)
+        return chunk
+
+    def parts(self, chunk: Chunk, count: int) -> tuple[Chunk, ...]:
+        """`chunk.split` without its check."""
+        place = chunk.place
+        edges = [place.start + place.count * i // count for i in range(count + 1)]
+        return tuple(self.chunk(place.rank, place.buffer, low, high - low) for low, high in pairwise(edges))
 
     def input(self, rank: int) -> Chunk:
         """The whole input of a rank."""
@@ -208,61 +222,58 @@ class Builder:
         yield
         self._instances = before
 
-    def move(self, kind: MoveKind, source: Chunks, target: Chunks) -> None:
+    def move(self, kind: MoveKind, source: Chunk, target: Chunk) -> None:
         """Record one move, as many as there are instances, and carry its values. `Chunk.copy` and `Chunk.reduce` call it."""
-        if self._instances == 1:
-            self._record(kind, source, target, 0)
-            return
-        if source.count < self._instances:
+        if source.place.count != target.place.count:
             raise CollectiveError(
-                f"{source} has {source.count} chunks for {self._instances} instances",
+                f"{kind.value} of {source.place} to {target.place}: the counts differ",
+                where=self.here(),
+                fix="name as many chunks on both sides",
+            )
+        if source.memory == target.memory and abs(source.offset - target.offset) < source.place.count:
+            if source.offset == target.offset and kind is MoveKind.COPY:
+                return  # in place, a copy may have nothing to do
+            raise CollectiveError(
+                f"{kind.value} of {source.place} to {target.place}: they overlap",
+                where=self.here(),
+                fix="go through a scratch buffer, or in two moves",
+            )
+        try:
+            self._carry(kind, source, target)
+        except CollectiveError as error:
+            raise CollectiveError(error.what, where=self.here(), fix=error.fix) from None
+        line = self._line(_user_frame())
+        if self._instances == 1:
+            self.moves.append(Move(kind, source.place, target.place, self._channel, 0, line))
+            return
+        if source.place.count < self._instances:
+            raise CollectiveError(
+                f"{source.place} has {source.place.count} chunks for {self._instances} instances",
                 where=self.here(),
                 fix=f"move {self._instances} chunks or more at a time: cut the data finer",
             )
-        sources, targets = _parts(source, self._instances), _parts(target, self._instances)
-        for instance, (piece, place) in enumerate(zip(sources, targets, strict=True)):
-            self._record(kind, piece, place, instance)
+        sources, targets = self.parts(source, self._instances), self.parts(target, self._instances)
+        for instance, (piece, goal) in enumerate(zip(sources, targets, strict=True)):
+            self.moves.append(Move(kind, piece.place, goal.place, self._channel, instance, line))
 
-    def _record(self, kind: MoveKind, source: Chunks, target: Chunks, instance: int) -> None:
-        try:
-            if source == target or not self._carry(kind, source, target):
-                return  # in place, a copy may have nothing to do
-        except CollectiveError as error:
-            raise CollectiveError(error.what, where=self.here(), fix=error.fix) from None
-        self.moves.append(Move(kind, source, target, self._channel, instance, self._line(_user_frame())))
-
-    def _carry(self, kind: MoveKind, source: Chunks, target: Chunks) -> bool:
-        """Follow the values of one move; False where it moves chunks onto themselves."""
-        count = source.count
-        memory, start = self._memories.locate(source)
-        other, goal = self._memories.locate(target)
-        if target.count != count:
-            raise CollectiveError(
-                f"{source} goes to {target}: {count} chunks to {target.count}", fix="use equal counts"
-            )
-        if memory == other and abs(start - goal) < count:
-            if start == goal and kind is MoveKind.COPY:
-                return False
-            raise CollectiveError(
-                f"{kind.value} of {source} to {target}: they overlap",
-                fix="go through a scratch buffer, or in two moves",
-            )
-        shift, held = start - goal, self._held[other]
-        for first, last, value in self._held[memory].read(start, start + count):
+    def _carry(self, kind: MoveKind, source: Chunk, target: Chunk) -> None:
+        """Follow the values of one move."""
+        start, goal = source.offset, target.offset
+        shift, held = start - goal, self._held[target.memory]
+        for first, last, value in self._held[source.memory].read(start, start + source.place.count):
             if value is None:
-                raise _unwritten(source, first - start, last - start, "read")
+                raise _unwritten(source.place, first - start, last - start, "read")
             moved = tuple((delta + shift, ranks) for delta, ranks in value) if shift else value
             if kind is MoveKind.COPY:
                 held.write(first - shift, last - shift, moved)
                 continue
             for low, high, present in held.read(first - shift, last - shift):
                 if present is None:
-                    raise _unwritten(target, low - goal, high - goal, "added to")
+                    raise _unwritten(target.place, low - goal, high - goal, "added to")
                 total = add_values(present, moved)
                 if total is None:
-                    raise _counted_twice(source, target, low - goal, [(d + low, r) for d, r in present], moved, low)
+                    raise _counted_twice(source.place, target.place, low - goal, low, present, moved)
                 held.write(low, high, total)
-        return True
 
     def held(self, rank: int) -> list[tuple[int, int, Value | None]]:
         """What the output of a rank holds: (first, last, relative value), in chunks of the output."""
@@ -292,15 +303,10 @@ class Builder:
 
 def _user_frame() -> FrameType:
     """The innermost frame that is not of this file."""
-    frame = sys._getframe(1)
+    frame = sys._getframe(2)
     while frame.f_code.co_filename == __file__ and frame.f_back is not None:
         frame = frame.f_back
     return frame
-
-
-def _parts(place: Chunks, parts: int) -> list[Chunks]:
-    edges = [place.start + place.count * i // parts for i in range(parts + 1)]
-    return [Chunks(place.rank, place.buffer, low, high - low) for low, high in pairwise(edges)]
 
 
 def _unwritten(place: Chunks, low: int, high: int, done: str) -> CollectiveError:
@@ -309,15 +315,14 @@ def _unwritten(place: Chunks, low: int, high: int, done: str) -> CollectiveError
 
 
 def _counted_twice(
-    source: Chunks, target: Chunks, low: int, present: list[tuple[int, int]], moved: Value, position: int
+    source: Chunks, target: Chunks, index: int, address: int, present: Value, moved: Value
 ) -> CollectiveError:
+    """`index` is where in the target it happens, `address` the same in its memory."""
     held = dict(present)
-    for delta, ranks in moved:
-        if common := held.get(delta + position, 0) & ranks:
-            break
+    delta, common = next((delta, both) for delta, ranks in moved if (both := held.get(delta, 0) & ranks))
     rank = (common & -common).bit_length() - 1
-    one = Chunks(target.rank, target.buffer, target.start + low, 1)
+    one = Chunks(target.rank, target.buffer, target.start + index, 1)
     return CollectiveError(
-        f"reduce of {source} into {target} adds chunk {delta + position} of rank {rank} twice: {one} already holds it",
+        f"reduce of {source} into {target} adds chunk {delta + address} of rank {rank} twice: {one} already holds it",
         fix="add each contribution once; use copy to overwrite",
     )

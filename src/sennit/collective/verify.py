@@ -37,7 +37,7 @@ from sennit.ir.collective import Algorithm, MoveKind, Value
 from sennit.ir.schedule import Opcode, Schedule
 from sennit.ir.schedule_check import check_schedule
 
-__all__ = ["Proof", "verify_algorithm", "verify_schedule"]
+__all__ = ["Proof", "outputs_of", "verify_algorithm", "verify_schedule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,19 @@ def verify_schedule(schedule: Schedule) -> Proof:
 
 def verify_algorithm(algorithm: Algorithm) -> None:
     """Raise `CollectiveError` unless the moves, one after another, compute what the collective asks for."""
+    _run_moves(algorithm).check_outputs(f"algorithm {algorithm.name!r}")
+
+
+def outputs_of(algorithm: Algorithm) -> tuple[tuple[Value | None, ...], ...]:
+    """What the outputs hold at the end, by rank and chunk; None where nobody writes. The collective may ask for other values."""
+    memory = _run_moves(algorithm)
+    return tuple(
+        tuple(values[held.extents["output"].first :][: held.extents["output"].chunks])
+        for held, values in zip(memory.cells, memory.values, strict=True)
+    )
+
+
+def _run_moves(algorithm: Algorithm) -> SymbolicMemory:
     cells = check_algorithm(algorithm)
     memory = SymbolicMemory.start(algorithm.collective, cells, lambda index: describe_move(algorithm, index))
     for index, move in enumerate(algorithm.moves):
@@ -89,7 +102,7 @@ def verify_algorithm(algorithm: Algorithm) -> None:
         if move.kind is MoveKind.REDUCE:
             moved = memory.add(index, move.target.rank, move.target, moved)
         memory.write(index, move.target.rank, move.target, moved)
-    memory.check_outputs(f"algorithm {algorithm.name!r}")
+    return memory
 
 
 def _check_result(graph: StepGraph, order: list[int], cells: tuple[RankCells, ...]) -> int:

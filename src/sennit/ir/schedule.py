@@ -53,11 +53,16 @@ class Opcode(Enum):
 
     @property
     def sends(self) -> bool:
-        return self is Opcode.SEND or self.value.endswith("_send")
+        return self in (
+            Opcode.SEND,
+            Opcode.RECEIVE_COPY_SEND,
+            Opcode.RECEIVE_REDUCE_SEND,
+            Opcode.RECEIVE_REDUCE_COPY_SEND,
+        )
 
     @property
     def receives(self) -> bool:
-        return self.value.startswith("receive")
+        return self not in (Opcode.COPY, Opcode.REDUCE, Opcode.SEND)
 
 
 @dataclass(frozen=True, slots=True)

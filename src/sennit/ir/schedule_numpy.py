@@ -93,7 +93,7 @@ def run_schedule(schedule: Schedule, inputs: Sequence[Array], *, seed: int = 0, 
             machine.ready.append(((ranked.rank, index), _run_block(machine, ranked.rank, index, block)))
     draw = random.Random(seed)
     while machine.ready:
-        position = draw.randrange(len(machine.ready))
+        position = int(draw.random() * len(machine.ready))
         machine.ready[position], machine.ready[-1] = machine.ready[-1], machine.ready[position]
         name, thread = machine.ready.pop()
         try:
