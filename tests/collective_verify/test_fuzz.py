@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import fuzz_round as fuzz_round_module
 import pytest
-from fuzz_round import Findings, fault_of, fuzz_round
+from fuzz_round import Findings, fault_of, fuzz_round, shrink
 from mutants import KINDS
 from random_programs import random_program
 
-from sennit.collective.compile import compile_algorithm
+from sennit.collective.compile import CompileOptions, compile_algorithm
 from sennit.collective.verify import verify_algorithm
-from sennit.ir.collective import Algorithm
-from sennit.ir.schedule import Opcode
+from sennit.ir.collective import Algorithm, MoveKind
+from sennit.ir.schedule import Opcode, Schedule
 
 PROGRAMS = 2000
 BATCHES = 8
@@ -60,3 +62,18 @@ def test_every_kind_of_mutant_is_tried() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)
 def test_programs_that_compilers_have_failed_on(case: Path) -> None:
     assert fault_of(Algorithm.parse(case.read_text(encoding="utf-8"))) == ""
+
+
+def test_a_failing_program_is_shrunk_to_the_moves_that_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that forgets the last reduction fails on programs with one; the rest is not needed to show it."""
+
+    def forgetful(algorithm: Algorithm, options: CompileOptions) -> Schedule:
+        reduces = [index for index, move in enumerate(algorithm.moves) if move.kind is MoveKind.REDUCE]
+        kept = tuple(move for index, move in enumerate(algorithm.moves) if index not in reduces[-1:])
+        return compile_algorithm(replace(algorithm, moves=kept), options)
+
+    monkeypatch.setattr(fuzz_round_module, "compile_algorithm", forgetful)
+    failing = next(a for a in map(random_program, range(20)) if len(a.moves) > 20 and fault_of(a))
+    small = shrink(failing)
+    assert fault_of(small)
+    assert len(small.moves) <= 4

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from model_check import explore
 from tiny_schedules import random_schedule
 
+from sennit.collective import verify_races
 from sennit.collective.step_graph import StepGraph, least_slots, order_steps
 from sennit.collective.verify_races import check_races
 from sennit.errors import CollectiveError
@@ -56,3 +58,10 @@ def test_the_least_number_of_slots_is_the_least() -> None:
             assert not explore(schedule, least).deadlock, str(schedule)
             assert least == 1 or explore(schedule, least - 1).deadlock, str(schedule)
     assert found > 0
+
+
+def test_clocks_in_many_batches_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedules = [random_schedule(seed) for seed in range(200)]
+    whole = [verdict(schedule) for schedule in schedules]
+    monkeypatch.setattr(verify_races, "BATCH_ENTRIES", 1)
+    assert [verdict(schedule) for schedule in schedules] == whole

@@ -25,38 +25,44 @@ from sennit.collective.compile_order import GlobalOrder
 from sennit.ir.collective import Chunks, Scratch
 from sennit.ir.schedule import Block, Instruction, Opcode, Place, RankSchedule, Wait
 
-__all__ = ["assign_blocks", "assign_channels"]
+__all__ = ["Channels", "assign_blocks", "assign_channels"]
 
 
-def assign_channels(dag: OperationDag, order: GlobalOrder) -> tuple[int, ...]:
-    """The channel of each move."""
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """By move. A connection has a number for its sender, receiver and channel."""
+
+    channel: tuple[int, ...]
+    connection: tuple[int, ...]
+
+
+def assign_channels(dag: OperationDag, order: GlobalOrder) -> Channels:
     if not order.overtaking:
-        return dag.lane
+        return Channels(dag.lane, dag.connection)
     position = {op: place for place, op in enumerate(order.operations)}
-    channel = list(dag.lane)
+    channel, connection = list(dag.lane), list(dag.connection)
+    further = dag.chunks.algorithm.collective.ranks**2 * dag.lanes  # no connection of a lane has this number or more
     numbers: dict[tuple[int, int], int] = {}  # further channels: (lane, which) -> channel
-    taken: defaultdict[tuple[int, int, int, int], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    taken: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for chain in _chains(dag, order):
-        lane = dag.lane[chain[0]]
-        hops = [
-            (dag.rank[2 * m], dag.rank[2 * m + 1], position[dag.owner[2 * m]], position[dag.owner[2 * m + 1]])
-            for m in chain
-        ]
+        ends = [(position[dag.owner[2 * move]], position[dag.owner[2 * move + 1]]) for move in chain]
         for which in count():
-            lists = [taken[source, goal, lane, which] for source, goal, _, _ in hops]
+            lists = [taken[dag.connection[move] + which * further] for move in chain]
             if all(
                 bisect_left(sends, send) == bisect_left(receives, receive)
-                for (sends, receives), (_, _, send, receive) in zip(lists, hops, strict=True)
+                for (sends, receives), (send, receive) in zip(lists, ends, strict=True)
             ):
                 break
-        for (sends, receives), (_, _, send, receive) in zip(lists, hops, strict=True):
+        for (sends, receives), (send, receive) in zip(lists, ends, strict=True):
             insort(sends, send)
             insort(receives, receive)
         if which:
+            lane = dag.lane[chain[0]]
             number = numbers.setdefault((lane, which), dag.lanes + len(numbers))
             for move in chain:
                 channel[move] = number
-    return tuple(channel)
+                connection[move] += which * further
+    return Channels(tuple(channel), tuple(connection))
 
 
 def _chains(dag: OperationDag, order: GlobalOrder) -> list[list[int]]:
@@ -86,9 +92,9 @@ class _Block:
     waited: dict[int, int] = field(default_factory=dict)
 
 
-def assign_blocks(dag: OperationDag, order: GlobalOrder, channel: tuple[int, ...]) -> tuple[RankSchedule, ...]:
+def assign_blocks(dag: OperationDag, order: GlobalOrder, channels: Channels) -> tuple[RankSchedule, ...]:
     algorithm, moves = dag.chunks.algorithm, dag.chunks.moves
-    blocks, homes = _homes(dag, order, channel)
+    blocks, homes = _homes(dag, order, channels)
     steps = [0] * len(homes)
     places: dict[tuple[str, int, int], Place] = {}
 
@@ -146,40 +152,37 @@ def _waits(block: _Block, operations: list[int], homes: list[_Block | None], ste
     return tuple([Wait(number, needed[number]) for number in sorted(needed)]) if needed else ()
 
 
-def _homes(
-    dag: OperationDag, order: GlobalOrder, channel: tuple[int, ...]
-) -> tuple[list[list[_Block]], list[_Block | None]]:
+def _homes(dag: OperationDag, order: GlobalOrder, channels: Channels) -> tuple[list[list[_Block]], list[_Block | None]]:
     """The empty blocks of each rank, and by operation the block that it belongs to."""
-    ranks, channels = dag.chunks.algorithm.collective.ranks, 1 + max(channel, default=0)
+    channel, connection = channels.channel, channels.connection
     rank, received, sent = dag.rank, dag.received, dag.sent
-    connection = [(rank[2 * m] * ranks + rank[2 * m + 1]) * channels + number for m, number in enumerate(channel)]
-    blocks: list[list[_Block]] = [[] for _ in range(ranks)]
-    receiving: dict[int, _Block] = {}
+    blocks: list[list[_Block]] = [[] for _ in range(dag.chunks.algorithm.collective.ranks)]
+    receiving: dict[int, _Block] = {}  # by connection
     sending: dict[int, _Block] = {}
-    local: dict[tuple[int, int], _Block] = {}
+    local: dict[tuple[int, int], _Block] = {}  # by rank and channel
+    joined = [(m, n) for m, n in zip(received, sent, strict=True) if m is not None and n is not None]
+    onward = {connection[m]: n for m, n in joined}  # where the block of a receiving end sends to
+    inward = {connection[n]: m for m, n in joined}
 
-    def new(here: int, inward: int | None, outward: int | None, number: int) -> _Block:
-        source = None if inward is None else inward // channels // ranks
-        goal = None if outward is None else outward // channels % ranks
+    def new(here: int, received: int | None, sent: int | None, number: int) -> _Block:
+        source = None if received is None else rank[2 * received]
+        goal = None if sent is None else rank[2 * sent + 1]
         block = _Block(len(blocks[here]), goal, source, number)
         blocks[here].append(block)
-        if inward is not None:
-            receiving[inward] = block
-        if outward is not None:
-            sending[outward] = block
+        if received is not None:
+            receiving[connection[received]] = block
+        if sent is not None:
+            sending[connection[sent]] = block
         return block
 
-    joined = [(m, n) for m, n in zip(received, sent, strict=True) if m is not None and n is not None]
-    onward = {connection[m]: connection[n] for m, n in joined}
-    inward = {goal: source for source, goal in onward.items()}
     homes: list[_Block | None] = [None] * len(dag.opcode)
     for op in order.operations:
         if (move := received[op]) is not None:
             end = connection[move]
-            homes[op] = receiving.get(end) or new(rank[op], end, onward.get(end), channel[move])
+            homes[op] = receiving.get(end) or new(rank[op], move, onward.get(end), channel[move])
         elif (move := sent[op]) is not None:
             end = connection[move]
-            homes[op] = sending.get(end) or new(rank[op], inward.get(end), end, channel[move])
+            homes[op] = sending.get(end) or new(rank[op], inward.get(end), move, channel[move])
         else:
             key = rank[op], channel[op // 2]
             if key not in local:

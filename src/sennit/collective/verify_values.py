@@ -43,16 +43,15 @@ class SymbolicMemory:
 
     def read(self, step: int, rank: int, place: Place | Chunks) -> list[Value]:
         start, stop = self._span(rank, place)
-        found: list[Value] = []
-        for cell, value in enumerate(self.values[rank][start:stop], start):
-            if value is None:
-                raise CollectiveError(
-                    f"{self.cells[rank].name(cell)} of rank {rank} is read before anything is written there",
-                    where=self.describe(step),
-                    fix="write it first, or read another chunk",
-                )
-            found.append(value)
-        return found
+        found = self.values[rank][start:stop]
+        if None in found:
+            raise CollectiveError(
+                f"{self.cells[rank].name(start + found.index(None))} of rank {rank} is read before anything is written "
+                "there",
+                where=self.describe(step),
+                fix="write it first, or read another chunk",
+            )
+        return [value for value in found if value is not None]
 
     def add(self, step: int, rank: int, place: Place | Chunks, added: list[Value]) -> list[Value]:
         """What the place holds, plus `added`."""
