@@ -11,8 +11,10 @@ from hand_made import all_pairs_all_reduce, chunk, ring_all_gather, ring_all_red
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sennit.collective.compile import compile_algorithm
 from sennit.collective.export_xml import MscclLimits, XmlOptions, cut_messages, msccl_xml
 from sennit.collective.import_xml import read_msccl_xml
+from sennit.collective.library import Options, recipe, recipes
 from sennit.collective.normal_form import normal_form
 from sennit.collective.protocol import Protocol
 from sennit.errors import CollectiveError
@@ -32,6 +34,13 @@ def schedules() -> st.SearchStrategy[Schedule]:
 @settings(derandomize=True, deadline=None, max_examples=60)
 def test_what_is_written_is_read_back(schedule: Schedule, protocol: Protocol) -> None:
     text = msccl_xml(schedule, XmlOptions(protocol, max_bytes=1 << 16))
+    assert read_msccl_xml(text) == normal_form(schedule)
+
+
+@pytest.mark.parametrize("name", [known.name for known in recipes()])
+def test_the_library_is_read_back(name: str) -> None:
+    schedule = compile_algorithm(recipe(name).build(2, 2, Options(instances=2, pieces=2)))
+    text = msccl_xml(schedule, XmlOptions(Protocol.LL))
     assert read_msccl_xml(text) == normal_form(schedule)
 
 

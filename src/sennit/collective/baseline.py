@@ -56,7 +56,10 @@ def fastest(
     machine: Machine | None = None,
     protocols: Sequence[Protocol] = tuple(Protocol),
 ) -> Baseline:
-    """The best protocol and number of instances for a size."""
+    """The best protocol and number of instances for a size, of those whose thread blocks a device can hold at once: blocks wait
+    for each other, so all must run, one a multiprocessor."""
+    blocks = max((len(rank.blocks) for rank in schedule.ranks), default=1)
+    fitting = [count for count in channels if count * blocks <= cluster.device.matmul.units.value] or [1]
     found = [
         Baseline(
             schedule.name,
@@ -66,7 +69,7 @@ def fastest(
         )
         for protocol in protocols
         if protocol.transport.slots >= schedule.slots
-        for count in channels
+        for count in fitting
     ]
     return min(found, key=lambda baseline: baseline.seconds)
 
