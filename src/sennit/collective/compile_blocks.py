@@ -9,8 +9,9 @@ the new send as of its receives before the new receive. Then the chain goes to a
 end alone; moves within a rank have a block for each lane. Each block runs its operations in the global order. So every wait, message
 and step of a block points backwards in that order: with connections that hold any number of messages nothing can deadlock.
 
-A wait is kept only for the last step needed of each other block, and only if no earlier instruction of this block waited for that
-step or a later one.
+**Waits.** A block *knows* how far the other blocks of its rank are: by its own waits, and by those that the operations that it waited for had behind
+them. A wait for what the block knows already is left out. Of several, the one for the latest operation comes first, since it may
+imply the others. (Knowledge is not handed on further: that would cost as much as there are blocks for every wait.)
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import count
+from operator import attrgetter
 
 from sennit.collective.compile_operations import OperationDag
 from sennit.collective.compile_order import GlobalOrder
@@ -82,7 +84,8 @@ def _chains(dag: OperationDag, order: GlobalOrder) -> list[list[int]]:
 
 @dataclass(slots=True)
 class _Block:
-    """A block that is being filled. `waited` is the last step of each other block that it has waited for."""
+    """A block that is being filled. `waited` is the last step of each other block that it waited for; it is replaced, not changed,
+    since operations keep it. `known` has besides what the operations waited for had waited for."""
 
     number: int  # among those of its rank
     send: int | None
@@ -90,12 +93,13 @@ class _Block:
     channel: int
     instructions: list[Instruction] = field(default_factory=list)
     waited: dict[int, int] = field(default_factory=dict)
+    known: dict[int, int] = field(default_factory=dict)
 
 
 def assign_blocks(dag: OperationDag, order: GlobalOrder, channels: Channels) -> tuple[RankSchedule, ...]:
     algorithm, moves = dag.chunks.algorithm, dag.chunks.moves
     blocks, homes = _homes(dag, order, channels)
-    steps = [0] * len(homes)
+    progress = _Progress(homes, [0] * len(homes), [0] * len(homes), [{}] * len(homes))
     places: dict[tuple[str, int, int], Place] = {}
 
     def place(chunks: Chunks) -> Place:
@@ -107,13 +111,13 @@ def assign_blocks(dag: OperationDag, order: GlobalOrder, channels: Channels) -> 
 
     opcodes, owner, before = dag.opcode, dag.owner, dag.before
     send, receive_reduce_send, copy, reduce = Opcode.SEND, Opcode.RECEIVE_REDUCE_SEND, Opcode.COPY, Opcode.REDUCE
-    for op in order.operations:
+    for position, op in enumerate(order.operations):
         opcode, block, move = opcodes[op], homes[op], moves[op // 2]
         assert opcode is not None  # only operations are in the order
         assert block is not None
         instructions = block.instructions
-        steps[op] = len(instructions)
-        after = _waits(block, [owner[access] for access in before[op]], homes, steps) if before[op] else ()
+        after = progress.waits(block, [owner[access] for access in before[op]]) if before[op] else ()
+        progress.steps[op], progress.positions[op], progress.waited[op] = len(instructions), position, block.waited
         if opcode is send:
             instruction = Instruction(opcode, place(move.source), None, after)
         elif opcode is receive_reduce_send:
@@ -136,20 +140,37 @@ def assign_blocks(dag: OperationDag, order: GlobalOrder, channels: Channels) -> 
     )
 
 
-def _waits(block: _Block, operations: list[int], homes: list[_Block | None], steps: list[int]) -> tuple[Wait, ...]:
-    """What an instruction of `block` still has to wait for."""
-    needed: dict[int, int] | None = None
-    waited = block.waited
-    for op in operations:
-        other = homes[op]
-        if other is block:
-            continue
-        assert other is not None
-        number, step = other.number, steps[op]
-        if step > waited.get(number, -1):
-            needed = needed or {}
-            waited[number] = needed[number] = step
-    return tuple([Wait(number, needed[number]) for number in sorted(needed)]) if needed else ()
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """By operation: its block, its step there, its place in the global order, and what its block had waited for."""
+
+    homes: list[_Block | None]
+    steps: list[int]
+    positions: list[int]
+    waited: list[dict[int, int]]
+
+    def waits(self, block: _Block, operations: list[int]) -> tuple[Wait, ...]:
+        """What the next instruction of `block` still has to wait for, so that these operations are done."""
+        if len(operations) > 1:
+            operations.sort(key=self.positions.__getitem__, reverse=True)
+        needed: list[Wait] = []
+        known = block.known
+        for op in operations:
+            other, step = self.homes[op], self.steps[op]
+            if other is block:
+                continue
+            assert other is not None
+            if step <= known.get(other.number, -1):
+                continue
+            known[other.number] = step
+            for number, last in self.waited[op].items():
+                if last > known.get(number, -1):
+                    known[number] = last
+            needed.append(Wait(other.number, step))
+        if not needed:
+            return ()
+        block.waited = block.waited | {wait.block: wait.step for wait in needed}
+        return tuple(sorted(needed, key=attrgetter("block")))
 
 
 def _homes(dag: OperationDag, order: GlobalOrder, channels: Channels) -> tuple[list[list[_Block]], list[_Block | None]]:
