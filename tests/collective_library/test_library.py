@@ -84,6 +84,10 @@ def cases() -> list[tuple[str, Make]]:
     add("three levels", lambda: hierarchical_all_reduce((2, 3, 2)))
     add("three levels, in place", lambda: hierarchical_all_reduce((2, 2, 2), instances=2, in_place=True))
     add("three levels gather", lambda: hierarchical_all_gather((2, 3, 2), in_place=True))
+    for m, g in ((2, 3), (3, 2)):
+        add(f"ring of nodes {m}x{g}", lambda m=m, g=g: ring_all_reduce(m * g, channels=g, per_node=g))
+        add(f"ring gather of nodes {m}x{g}", lambda m=m, g=g: ring_all_gather(m * g, channels=g, per_node=g))
+        add(f"ring scatter of nodes {m}x{g}", lambda m=m, g=g: ring_reduce_scatter(m * g, channels=g, per_node=g))
     add("one rank", lambda: ring_all_reduce(1))
     return found
 
@@ -146,6 +150,12 @@ def test_between_nodes_a_hierarchy_sends_less_than_a_ring() -> None:
     assert by_rank == set(range(8)), "every rank uses its own NIC"
 
 
+def test_channels_of_a_ring_use_all_nics_on_their_own_rails() -> None:
+    moves = crossing(ring_all_gather(8, channels=4, per_node=4), 4)
+    assert {move.source.rank for move in moves} == set(range(8))
+    assert all(move.source.rank % 4 == move.target.rank % 4 for move in moves)
+
+
 def test_messages_between_nodes_of_an_all_to_all() -> None:
     nodes, per_node = 3, 4
     direct = crossing(direct_all_to_all(12), per_node)
@@ -199,6 +209,7 @@ def test_the_catalogue_builds_all_it_names() -> None:
         (lambda: two_step_all_to_all(0, 2), "0 nodes of 2 ranks"),
         (lambda: spread_all_to_next(2, 0), "2 nodes of 0 ranks"),
         (lambda: ring_all_reduce(0), "0 ranks"),
+        (lambda: ring_all_reduce(6, per_node=4), "6 ranks in nodes of 4"),
         (lambda: chain_broadcast(4, root=4), "root 4"),
     ],
 )

@@ -20,6 +20,7 @@ from sennit.collective.library.recursive import (
     recursive_halving,
 )
 from sennit.collective.library.rings import (
+    node_ring,
     ring_all_gather,
     ring_all_reduce,
     ring_gather,
@@ -52,6 +53,7 @@ __all__ = [
     "hierarchical_all_gather",
     "hierarchical_all_reduce",
     "level_all_reduce",
+    "node_ring",
     "recipe",
     "recipes",
     "recursive_doubling",

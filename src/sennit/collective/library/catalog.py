@@ -66,7 +66,7 @@ class Candidate:
 def recipes() -> tuple[Recipe, ...]:
     """All of the library; of equal ones, the selection takes the first."""
     cut = tuple(Options(instances=count) for count in (1, 4))
-    wide = tuple(Options(channels=channels, instances=count) for channels, count in ((1, 1), (2, 1), (4, 1), (4, 2)))
+    wide = tuple(Options(channels=channels, instances=count) for channels, count in ((1, 1), (2, 1), (4, 1), (8, 1)))
     piped = tuple(Options(pieces=count) for count in (1, 4, 16))
     reduce, gather, scatter = CollectiveName.ALL_REDUCE, CollectiveName.ALL_GATHER, CollectiveName.REDUCE_SCATTER
     exchange, spread, following = CollectiveName.ALL_TO_ALL, CollectiveName.BROADCAST, CollectiveName.ALL_TO_NEXT
@@ -75,7 +75,7 @@ def recipes() -> tuple[Recipe, ...]:
             "ring_all_reduce",
             reduce,
             "round a ring twice: least bytes",
-            lambda m, g, o: ring_all_reduce(m * g, channels=o.channels, instances=o.instances),
+            lambda m, g, o: ring_all_reduce(m * g, channels=o.channels, instances=o.instances, per_node=g),
             wide,
         ),
         Recipe(
@@ -111,7 +111,7 @@ def recipes() -> tuple[Recipe, ...]:
             "ring_all_gather",
             gather,
             "once round a ring",
-            lambda m, g, o: ring_all_gather(m * g, channels=o.channels, instances=o.instances),
+            lambda m, g, o: ring_all_gather(m * g, channels=o.channels, instances=o.instances, per_node=g),
             wide,
         ),
         Recipe(
@@ -133,7 +133,7 @@ def recipes() -> tuple[Recipe, ...]:
             "ring_reduce_scatter",
             scatter,
             "once round a ring",
-            lambda m, g, o: ring_reduce_scatter(m * g, channels=o.channels, instances=o.instances),
+            lambda m, g, o: ring_reduce_scatter(m * g, channels=o.channels, instances=o.instances, per_node=g),
             wide,
         ),
         Recipe(
