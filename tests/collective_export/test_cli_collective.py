@@ -114,3 +114,13 @@ def test_a_wrong_file_is_refused_with_its_place(ring: Path, capsys: pytest.Captu
     )
     assert run("verify", str(ring)) == 2
     assert "output[2] of rank 0 holds chunk 1 of rank 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["compile", "verify", "synthesize", "simulate", "export", "list"])
+def test_help_has_an_example_and_the_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(command, "--help")
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert f"Example: sennit collective {command}" in text
+    assert "--json" in text

@@ -18,10 +18,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sennit.cluster import Cluster, Topology
+from sennit.collective.alpha_beta import AlgorithmCost
+from sennit.collective.compile import compile_algorithm
 from sennit.collective.protocol import Protocol
 from sennit.collective.simulate import Machine, simulate_schedule
 from sennit.cost.transfer import collective
-from sennit.ir.collective import CollectiveName, CollectiveSpec
+from sennit.ir.collective import Algorithm, CollectiveName, CollectiveSpec
 from sennit.ir.program import CollectiveKind
 from sennit.ir.schedule import Block, Instruction, Opcode, Place, RankSchedule, Schedule
 
@@ -34,6 +36,7 @@ __all__ = [
     "nccl_all_to_all",
     "nccl_all_to_next",
     "nccl_ring",
+    "simulated_cost",
 ]
 
 
@@ -72,6 +75,19 @@ def fastest(
         for count in fitting
     ]
     return min(found, key=lambda baseline: baseline.seconds)
+
+
+def simulated_cost(cluster: Cluster, channels: Sequence[int] = (1, 4), machine: Machine | None = None) -> AlgorithmCost:
+    """What an algorithm takes, compiled and simulated, for `selection.fill`: slower to ask than `alpha_beta`, and aware of
+    contention, slots and thread blocks. Schedules are kept while the function lives."""
+    schedules: dict[Algorithm, Schedule] = {}
+
+    def cost(algorithm: Algorithm, size: int) -> float:
+        if algorithm not in schedules:
+            schedules[algorithm] = compile_algorithm(algorithm)
+        return fastest(schedules[algorithm], cluster, size, channels, machine).seconds
+
+    return cost
 
 
 def nccl_all_reduce(cluster: Cluster, size: int, machine: Machine | None = None) -> Baseline:
