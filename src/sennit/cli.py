@@ -1,4 +1,4 @@
-"""The command line: `sennit demo | simulate | doctor`.
+"""The command line: `sennit demo | simulate | collective | doctor`.
 
 A command is a frozen dataclass of its options, which tyro reads from the arguments, and a function that runs it. The
 functions import what they need when they run: `sennit --help` loads neither torch nor numpy.
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 import sennit
+from sennit.cli_collective import Collective, run_collective
 from sennit.environment import current_environment
 from sennit.errors import ProgramError, RunError, SennitError
 
@@ -98,11 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             level=environment.log_level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
         )
         command = tyro.cli(
-            Demo | Simulate | Doctor,
+            Demo | Simulate | Collective | Doctor,
             prog="sennit",
             description="Plan, check, simulate and run distributed PyTorch programs. `sennit --version` prints the version.",
             args=arguments,
-            config=(tyro.conf.FlagCreatePairsOff,),
+            config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
         )
         return _run(command)
     except SennitError as error:
@@ -115,12 +116,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(command: Demo | Simulate | Doctor) -> int:
+def _run(command: Demo | Simulate | Collective | Doctor) -> int:
     match command:
         case Demo():
             return _demo(command)
         case Simulate():
             return _simulate(command)
+        case Collective():
+            return run_collective(command, _print_json)
         case Doctor():
             return _doctor(command)
 
@@ -393,7 +396,7 @@ def _progress(*, shown: bool) -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def _print_json(result: DemoResult | SimulateResult | DoctorResult) -> None:
+def _print_json(result: object) -> None:
     import msgspec
 
     print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())

@@ -1,0 +1,582 @@
+"""`sennit collective ...`: build, verify, synthesise, simulate, draw and export collective algorithms.
+
+The commands follow the rules of `cli.py`: a frozen dataclass each, read by tyro; a result type each, printed with --json under the
+schema names of docs/commands.md; errors that the user can fix end with status 2. What a command needs is imported when it runs.
+
+A SCHEDULE argument is a name of the library, or a file: the text of a schedule, or MSCCL XML. Both are verified on reading.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from sennit.errors import CollectiveError, RunError
+
+if TYPE_CHECKING:
+    from sennit.cluster import Cluster
+    from sennit.collective.library import Options
+    from sennit.collective.verify import Proof
+    from sennit.ir.schedule import Schedule
+    from sennit.ir.timeline import Timeline
+
+__all__ = ["Collective", "run_collective"]
+
+Json = Annotated[bool, tyro.conf.arg(help="Print the result as one JSON document; docs/commands.md gives its schema.")]
+Debug = Annotated[bool, tyro.conf.arg(help="Show the traceback of an error. SENNIT_DEBUG=1 does the same.")]
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+Number = Annotated[int, tyro.conf.arg(metavar="N")]
+Count = Annotated[int | None, tyro.conf.arg(metavar="N")]
+ProtocolName = Literal["Simple", "LL", "LL128"]
+
+
+@dataclass(frozen=True, slots=True)
+class Compile:
+    """Build an algorithm of the library, compile it to a schedule and verify it.
+
+    Example: sennit collective compile ring_all_reduce --ranks 8 --out ring.txt --svg ring.svg
+    """
+
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+    """An algorithm that `sennit collective list` names."""
+    ranks: Number
+    """How many ranks."""
+    per_node: Count = None
+    """Ranks of a node, for algorithms that know nodes."""
+    channels: Number = 1
+    """Rings or trees side by side, each with its part of the data."""
+    instances: Number = 1
+    """Copies of the algorithm side by side, each with its part of every chunk."""
+    pieces: Number = 1
+    """Chunks that a pipelined algorithm cuts its data into."""
+    out: File = None
+    """Write the schedule's text here and print a summary; without it the text is printed."""
+    svg: File = None
+    """Also draw the chunk flow."""
+    json: Json = False
+    debug: Debug = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """Prove a schedule right: its result, no race, no deadlock, for any timing and any number of tiles.
+
+    Example: sennit collective verify ring.xml
+    """
+
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """The text of a schedule, or MSCCL XML; - reads stdin."""
+    json: Json = False
+    debug: Debug = False
+
+
+@dataclass(frozen=True, slots=True)
+class Synthesize:
+    """Make an algorithm for a cluster's links, with a certificate: its rate beside what no algorithm exceeds.
+
+    Example: sennit collective synthesize --cluster dgx-a100:2 --collective all_gather --out gather.txt
+    """
+
+    cluster: Annotated[str, tyro.conf.arg(metavar="NAME")]
+    """A preset, as dgx-a100 or dgx-a100:2 for two nodes, or a TOML file."""
+    collective: Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "all_to_all"]
+    """What to do."""
+    trees: Count = None
+    """At most this many trees a root: fewer chunks, where the optimum needs many."""
+    out: File = None
+    """Write the compiled schedule's text here."""
+    json: Json = False
+    debug: Debug = False
+
+
+@dataclass(frozen=True, slots=True)
+class Simulate:
+    """Time a schedule on a cluster, chunk by chunk, beside what NCCL would take.
+
+    Example: sennit collective simulate hierarchical_all_reduce --cluster ndv4:2 --bytes 1M --instances 4
+    """
+
+    schedule: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCHEDULE")]
+    """A name of the library, built for the cluster's devices, or a file with a schedule's text or MSCCL XML."""
+    cluster: Annotated[str, tyro.conf.arg(metavar="NAME")]
+    """A preset, as ndv4 or ndv4:2 for two nodes, or a TOML file."""
+    bytes: Annotated[str, tyro.conf.arg(metavar="SIZE")]
+    """Of the larger of a rank's input and output, as nccl-tests counts: 64K, 1M, 1G, or a number."""
+    protocol: ProtocolName | None = None
+    """NCCL's protocol; without it the fastest is taken."""
+    instances: Number = 1
+    """Copies of the schedule side by side, each with its part of every chunk."""
+    trace: File = None
+    """Also write the timeline as a trace for ui.perfetto.dev (gzipped JSON)."""
+    svg: File = None
+    """Also draw the chunk flow."""
+    json: Json = False
+    debug: Debug = False
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """Write a schedule in the form of an executor, checked against the executor's limits.
+
+    Example: sennit collective export ring.txt --to msccl-xml --protocol LL128 --max-bytes 1M --out ring.xml
+    """
+
+    file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
+    """The text of a schedule, or MSCCL XML; - reads stdin."""
+    to: Literal["msccl-xml", "mscclpp-json"]
+    """MSCCL XML (microsoft/msccl, msccl-executor-nccl) or an execution plan of mscclpp."""
+    protocol: ProtocolName = "Simple"
+    """Of the XML."""
+    min_bytes: Annotated[str, tyro.conf.arg(metavar="SIZE")] = "0"
+    """The executor uses it from this size on."""
+    max_bytes: Annotated[str, tyro.conf.arg(metavar="SIZE")] = "0"
+    """The executor uses it up to this size; 0 is no limit."""
+    ranks_per_node: Count = None
+    """Of the plan: ranks of different nodes talk over port channels."""
+    out: File = None
+    """Write it here; without it it is printed."""
+    json: Json = False
+    debug: Debug = False
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """The algorithms of the library.
+
+    Example: sennit collective list
+    """
+
+    json: Json = False
+    debug: Debug = False
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Build, verify, synthesise, simulate, draw and export collective algorithms.
+
+    Example: sennit collective compile ring_all_reduce --ranks 8
+    """
+
+    action: Compile | Verify | Synthesize | Simulate | Export | List
+
+
+def run_collective(command: Collective, print_json: Callable[[object], None]) -> int:
+    match command.action:
+        case Compile() as action:
+            result: object = _compile(action)
+        case Verify() as action:
+            result = _verify(action)
+        case Synthesize() as action:
+            result = _synthesize(action)
+        case Simulate() as action:
+            result = _simulate(action)
+        case Export() as action:
+            result = _export(action)
+        case List() as action:
+            result = _list(action)
+    if command.action.json:
+        print_json(result)
+    return 0
+
+
+# ---- compile, verify ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSummary:
+    """What was proved, in numbers. `text` is the schedule, or None where it went to the file `out`."""
+
+    schema: str
+    name: str
+    collective: str
+    ranks: int
+    blocks: int
+    steps: int
+    messages: int
+    channels: int
+    slots: int
+    output_chunks: int
+    out: str | None = None
+    svg: str | None = None
+    text: str | None = None
+
+
+def _compile(action: Compile) -> ScheduleSummary:
+    from sennit.collective.library import Options
+    from sennit.collective.verify import verify_schedule
+
+    options = Options(action.channels, action.instances, action.pieces)
+    schedule = _built(action.name, action.ranks, action.per_node or action.ranks, options)
+    proof = verify_schedule(schedule)
+    _write(action.out, str(schedule))
+    _draw(action.svg, schedule, action.per_node)
+    summary = _summary("sennit.collective.compile/1", schedule, proof, action.out, action.svg, with_text=True)
+    if not action.json:
+        if action.out is None:
+            print(schedule, end="")
+        else:
+            print(
+                f"{proof}\n{action.out}: {schedule.collective}, {summary.channels} channels, {summary.blocks} thread blocks"
+            )
+    return summary
+
+
+def _verify(action: Verify) -> ScheduleSummary:
+    from sennit.collective.verify import verify_schedule
+
+    schedule = _read(action.file)
+    proof = verify_schedule(schedule)
+    if not action.json:
+        print(proof)
+    return _summary("sennit.collective.verify/1", schedule, proof, None, None, with_text=False)
+
+
+def _summary(
+    schema: str, schedule: Schedule, proof: Proof, out: Path | None, svg: Path | None, *, with_text: bool
+) -> ScheduleSummary:
+    return ScheduleSummary(
+        schema=schema,
+        name=schedule.name,
+        collective=str(schedule.collective),
+        ranks=proof.ranks,
+        blocks=proof.blocks,
+        steps=proof.steps,
+        messages=proof.messages,
+        channels=len({block.channel for rank in schedule.ranks for block in rank.blocks}),
+        slots=schedule.slots,
+        output_chunks=proof.output_chunks,
+        out=None if out is None else str(out),
+        svg=None if svg is None else str(svg),
+        text=str(schedule) if with_text and out is None else None,
+    )
+
+
+# ---- synthesize --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SynthesizeResult:
+    """`algbw` and `bound` in bytes of the collective's array a second; `optimal` where they are equal."""
+
+    schema: str
+    cluster: str
+    collective: str
+    algbw: float
+    bound: float
+    optimal: bool
+    cuts: tuple[str, ...]
+    schedule: ScheduleSummary
+
+
+def _synthesize(action: Synthesize) -> SynthesizeResult:
+    from sennit.cluster import Topology, load
+    from sennit.collective.compile import compile_algorithm
+    from sennit.collective.synthesis import synthesize
+    from sennit.collective.synthesis_all_to_all import synthesize_all_to_all
+    from sennit.collective.synthesis_network import network_of
+    from sennit.collective.verify import verify_schedule
+    from sennit.ir.collective import CollectiveName
+
+    network = network_of(Topology.of(load(action.cluster)))
+    name = CollectiveName(action.collective)
+    if name is CollectiveName.ALL_TO_ALL:
+        made = synthesize_all_to_all(network)
+    else:
+        made = synthesize(network, name, trees=action.trees)
+    schedule = compile_algorithm(made.algorithm)
+    proof = verify_schedule(schedule)
+    _write(action.out, str(schedule))
+    certificate = made.certificate
+    if not action.json:
+        print(f"{certificate}\n{proof}")
+        if action.out is not None:
+            print(f"schedule: {action.out}")
+    return SynthesizeResult(
+        schema="sennit.collective.synthesize/1",
+        cluster=action.cluster,
+        collective=action.collective,
+        algbw=certificate.algbw,
+        bound=certificate.bound,
+        optimal=certificate.optimal,
+        cuts=certificate.cuts,
+        schedule=_summary("sennit.collective.compile/1", schedule, proof, action.out, None, with_text=True),
+    )
+
+
+# ---- simulate ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NcclEstimate:
+    """What NCCL takes on the same machine by our model: its fastest algorithm, protocol and number of channels."""
+
+    algorithm: str
+    protocol: str
+    channels: int
+    seconds: float
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveSimulation:
+    """`bus_bandwidth` as nccl-tests counts it, in bytes a second; None for a custom collective."""
+
+    schema: str
+    origin: str
+    schedule: str
+    cluster: str
+    bytes: int
+    protocol: str
+    instances: int
+    seconds: float
+    bus_bandwidth: float | None
+    wire_bytes: int
+    nccl: NcclEstimate | None
+    trace: str | None
+    svg: str | None
+
+
+def _simulate(action: Simulate) -> CollectiveSimulation:
+    from sennit.cluster import load
+    from sennit.collective.protocol import Protocol
+    from sennit.collective.simulate import bus_bandwidth, simulate_schedule
+    from sennit.ir.collective import CollectiveSpec
+    from sennit.report import write_trace
+
+    cluster, size = load(action.cluster), _size(action.bytes)
+    schedule = _named_or_read(action.schedule, cluster)
+    wanted = [Protocol.named(action.protocol)] if action.protocol else list(Protocol)
+    timelines: list[tuple[Timeline, Protocol]] = [
+        (simulate_schedule(schedule, cluster, size, protocol=protocol, instances=action.instances), protocol)
+        for protocol in wanted
+    ]
+    timeline, protocol = min(timelines, key=lambda item: item[0].span)
+    if action.trace is not None:
+        path = action.trace
+        _writing(path, lambda: write_trace(path, [timeline]))
+    _draw(action.svg, schedule, cluster.device.per_node)
+    spec = schedule.collective
+    result = CollectiveSimulation(
+        schema="sennit.collective.simulate/1",
+        origin=timeline.origin.value,
+        schedule=schedule.name,
+        cluster=action.cluster,
+        bytes=size,
+        protocol=protocol.value,
+        instances=action.instances,
+        seconds=timeline.span,
+        bus_bandwidth=bus_bandwidth(spec, size, timeline.span) if isinstance(spec, CollectiveSpec) else None,
+        wire_bytes=timeline.wire_bytes(),
+        nccl=_nccl(schedule, cluster, size, timeline.span),
+        trace=None if action.trace is None else str(action.trace),
+        svg=None if action.svg is None else str(action.svg),
+    )
+    if not action.json:
+        _print_simulation(result)
+    return result
+
+
+def _nccl(schedule: Schedule, cluster: Cluster, size: int, seconds: float) -> NcclEstimate | None:
+    from sennit.collective.baseline import nccl_all_reduce, nccl_all_to_all, nccl_all_to_next
+    from sennit.collective.simulate import Machine
+    from sennit.ir.collective import CollectiveName, CollectiveSpec
+
+    spec = schedule.collective
+    if not isinstance(spec, CollectiveSpec) or spec.ranks != cluster.devices:
+        return None
+    models = {
+        CollectiveName.ALL_REDUCE: nccl_all_reduce,
+        CollectiveName.ALL_TO_ALL: nccl_all_to_all,
+        CollectiveName.ALL_TO_NEXT: nccl_all_to_next,
+    }
+    if spec.name not in models:
+        return None
+    best = models[spec.name](cluster, size, Machine(most_tiles=4))  # a quarter of a second, not several
+    return NcclEstimate(best.algorithm, best.protocol, best.channels, best.seconds, best.seconds / seconds)
+
+
+def _print_simulation(result: CollectiveSimulation) -> None:
+    from sennit.report import units
+
+    copies = "" if result.instances == 1 else f", {result.instances} instances"
+    print(
+        f"{result.origin}: {result.schedule!r} on {result.cluster}, {units.size(result.bytes)}, {result.protocol}{copies}"
+    )
+    print(f"  time               {units.seconds(result.seconds)}")
+    if result.bus_bandwidth is not None:
+        print(f"  bus bandwidth      {result.bus_bandwidth / 1e9:.1f} GB/s")
+    print(f"  bytes on the wire  {units.size(result.wire_bytes)} from all ranks")
+    if (nccl := result.nccl) is not None:
+        how = f"{nccl.algorithm}, {nccl.protocol}, {nccl.channels} channel{'s' if nccl.channels != 1 else ''}"
+        print(
+            f"  NCCL, modelled     {units.seconds(nccl.seconds)} ({how}): {nccl.speedup:.2f}x of this schedule's time"
+        )
+    if result.trace is not None:
+        print(f"trace: {result.trace} (open it in ui.perfetto.dev)")
+
+
+# ---- export, list ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """`text` is the export, or None where it went to the file `out`."""
+
+    schema: str
+    name: str
+    format: str
+    bytes: int
+    out: str | None
+    text: str | None
+
+
+def _export(action: Export) -> ExportResult:
+    from sennit.collective.export_json import PlanOptions, mscclpp_json
+    from sennit.collective.export_xml import XmlOptions, msccl_xml
+    from sennit.collective.import_xml import read_msccl_xml
+    from sennit.collective.protocol import Protocol
+
+    schedule = _read(action.file)
+    least, most = _size(action.min_bytes), _size(action.max_bytes)
+    if action.to == "msccl-xml":
+        text = msccl_xml(schedule, XmlOptions(Protocol.named(action.protocol), least, most))
+        read_msccl_xml(text, collective=schedule.collective)  # what was written is what is proved
+    else:
+        text = mscclpp_json(
+            schedule,
+            PlanOptions(ranks_per_node=action.ranks_per_node, min_bytes=least, max_bytes=most or 2**64 - 1),
+        )
+    _write(action.out, text)
+    if not action.json:
+        print(text if action.out is None else f"{action.out}: {schedule.name!r} as {action.to}\n", end="")
+    return ExportResult(
+        "sennit.collective.export/1",
+        schedule.name,
+        action.to,
+        len(text.encode()),
+        None if action.out is None else str(action.out),
+        text if action.out is None else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmSummary:
+    """`across_nodes`: only for more than one node."""
+
+    name: str
+    collective: str
+    summary: str
+    across_nodes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ListResult:
+    schema: str
+    algorithms: tuple[AlgorithmSummary, ...]
+
+
+def _list(action: List) -> ListResult:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sennit.collective.library import recipes
+
+    found = tuple(AlgorithmSummary(r.name, r.collective.value, r.summary, r.across) for r in recipes())
+    if not action.json:
+        table = Table("algorithm", "collective", "nodes", "what it does")
+        table.columns[0].no_wrap = True
+        for entry in found:
+            table.add_row(entry.name, entry.collective, "2 or more" if entry.across_nodes else "any", entry.summary)
+        Console().print(table)
+    return ListResult("sennit.collective.list/1", found)
+
+
+# ---- files and sizes ---------------------------------------------------------------------------------------------------
+
+
+def _named_or_read(name: str, cluster: Cluster) -> Schedule:
+    from sennit.collective.library import Options
+
+    if name == "-" or Path(name).is_file():
+        return _read(Path(name))
+    return _built(name, cluster.devices, cluster.device.per_node, Options())
+
+
+def _built(name: str, ranks: int, per_node: int, options: Options) -> Schedule:
+    from sennit.collective.compile import compile_algorithm
+    from sennit.collective.library import recipe
+
+    found = recipe(name)
+    if ranks < 1 or per_node < 1 or ranks % per_node:
+        raise CollectiveError(
+            f"{ranks} ranks are no whole number of nodes of {per_node}",
+            where=f"algorithm {name!r}",
+            fix="let --per-node divide --ranks",
+        )
+    nodes = ranks // per_node
+    if found.across and nodes == 1:
+        raise CollectiveError(
+            f"{name} is for more than one node, and {ranks} ranks are one",
+            where=f"algorithm {name!r}",
+            fix="give the ranks of a node with --per-node, or a cluster of several nodes",
+        )
+    return compile_algorithm(found.build(nodes, per_node, options))
+
+
+def _read(path: Path) -> Schedule:
+    from sennit.collective.import_xml import read_msccl_xml
+    from sennit.collective.verify import verify_schedule
+    from sennit.ir.schedule import Schedule
+
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise CollectiveError(
+            f"cannot read {path}: {reason}", fix="name a file with a schedule's text or MSCCL XML, or - for stdin"
+        ) from error
+    if text.lstrip().startswith("<"):
+        return read_msccl_xml(text)
+    schedule = Schedule.parse(text)
+    verify_schedule(schedule)
+    return schedule
+
+
+def _size(text: str) -> int:
+    number, unit = text[:-1], text[-1:].upper()
+    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(unit)
+    if scale is None:
+        number, scale = text, 1
+    try:
+        size = float(number) * scale
+    except ValueError:
+        size = -1.0
+    if not (size >= 0 and size == int(size)):
+        raise CollectiveError(f"{text!r} is no size", fix="write bytes, or a number with K, M or G: 64K, 1M, 1.5G")
+    return int(size)
+
+
+def _write(path: Path | None, text: str) -> None:
+    from sennit.report import write_text
+
+    if path is not None:
+        _writing(path, lambda: write_text(path, text))
+
+
+def _draw(path: Path | None, schedule: Schedule, per_node: int | None) -> None:
+    if path is not None:
+        from sennit.report.collective_svg import schedule_svg
+
+        _write(path, schedule_svg(schedule, ranks_per_node=per_node))
+
+
+def _writing(path: Path, write: Callable[[], None]) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}", fix="name a file that you may write") from error
