@@ -123,7 +123,7 @@ def _run(command: Demo | Simulate | Collective | Doctor) -> int:
         case Simulate():
             return _simulate(command)
         case Collective():
-            return run_collective(command, _print_json)
+            return run_collective(command, _print_json, lambda shown: _progress(shown=shown))
         case Doctor():
             return _doctor(command)
 

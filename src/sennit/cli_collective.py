@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,6 +20,8 @@ import tyro
 from sennit.errors import CollectiveError, RunError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from sennit.cluster import Cluster
     from sennit.collective.library import Options
     from sennit.collective.verify import Proof
@@ -155,6 +158,9 @@ class List:
     debug: Debug = False
 
 
+Action = Compile | Verify | Synthesize | Simulate | Export | List
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """Build, verify, synthesise, simulate, draw and export collective algorithms.
@@ -162,26 +168,46 @@ class Collective:
     Example: sennit collective compile ring_all_reduce --ranks 8
     """
 
-    action: Compile | Verify | Synthesize | Simulate | Export | List
+    action: Action
 
 
-def run_collective(command: Collective, print_json: Callable[[object], None]) -> int:
-    match command.action:
-        case Compile() as action:
-            result: object = _compile(action)
-        case Verify() as action:
-            result = _verify(action)
-        case Synthesize() as action:
-            result = _synthesize(action)
-        case Simulate() as action:
-            result = _simulate(action)
-        case Export() as action:
-            result = _export(action)
-        case List() as action:
-            result = _list(action)
-    if command.action.json:
+Progress = Callable[[str], None]
+
+
+def run_collective(
+    command: Collective,
+    print_json: Callable[[object], None],
+    progress: Callable[[bool], AbstractContextManager[Progress]],
+) -> int:
+    """`progress(shown)` gives a function that says what is being done now."""
+    action = command.action
+    with progress(not action.json) as tell:
+        result, shown = _run(action, tell)
+    if action.json:
         print_json(result)
+    elif isinstance(shown, str):
+        print(shown, end="" if shown.endswith("\n") else "\n")
+    else:
+        from rich.console import Console
+
+        Console().print(shown)
     return 0
+
+
+def _run(action: Action, tell: Progress) -> tuple[object, str | Table]:
+    match action:
+        case Compile():
+            return _compile(action, tell)
+        case Verify():
+            return _verify(action, tell)
+        case Synthesize():
+            return _synthesize(action, tell)
+        case Simulate():
+            return _simulate(action, tell)
+        case Export():
+            return _export(action, tell)
+        case List():
+            return _list()
 
 
 # ---- compile, verify ---------------------------------------------------------------------------------------------------
@@ -206,34 +232,32 @@ class ScheduleSummary:
     text: str | None = None
 
 
-def _compile(action: Compile) -> ScheduleSummary:
+def _compile(action: Compile, tell: Progress) -> tuple[ScheduleSummary, str]:
     from sennit.collective.library import Options
     from sennit.collective.verify import verify_schedule
 
+    tell(f"compiling {action.name} for {action.ranks} ranks")
     options = Options(action.channels, action.instances, action.pieces)
     schedule = _built(action.name, action.ranks, action.per_node or action.ranks, options)
+    tell("verifying the schedule")
     proof = verify_schedule(schedule)
     _write(action.out, str(schedule))
     _draw(action.svg, schedule, action.per_node)
     summary = _summary("sennit.collective.compile/1", schedule, proof, action.out, action.svg, with_text=True)
-    if not action.json:
-        if action.out is None:
-            print(schedule, end="")
-        else:
-            print(
-                f"{proof}\n{action.out}: {schedule.collective}, {summary.channels} channels, {summary.blocks} thread blocks"
-            )
-    return summary
+    if action.out is None:
+        return summary, str(schedule)
+    channels = "1 channel" if summary.channels == 1 else f"{summary.channels} channels"
+    return summary, f"{proof}\n{action.out}: {schedule.collective}, {channels}, {summary.blocks} thread blocks"
 
 
-def _verify(action: Verify) -> ScheduleSummary:
+def _verify(action: Verify, tell: Progress) -> tuple[ScheduleSummary, str]:
     from sennit.collective.verify import verify_schedule
 
+    tell(f"reading {action.file}")
     schedule = _read(action.file)
+    tell("verifying the schedule")
     proof = verify_schedule(schedule)
-    if not action.json:
-        print(proof)
-    return _summary("sennit.collective.verify/1", schedule, proof, None, None, with_text=False)
+    return _summary("sennit.collective.verify/1", schedule, proof, None, None, with_text=False), str(proof)
 
 
 def _summary(
@@ -273,7 +297,7 @@ class SynthesizeResult:
     schedule: ScheduleSummary
 
 
-def _synthesize(action: Synthesize) -> SynthesizeResult:
+def _synthesize(action: Synthesize, tell: Progress) -> tuple[SynthesizeResult, str]:
     from sennit.cluster import Topology, load
     from sennit.collective.compile import compile_algorithm
     from sennit.collective.synthesis import synthesize
@@ -284,19 +308,17 @@ def _synthesize(action: Synthesize) -> SynthesizeResult:
 
     network = network_of(Topology.of(load(action.cluster)))
     name = CollectiveName(action.collective)
+    tell(f"synthesising {action.collective} for {action.cluster}")
     if name is CollectiveName.ALL_TO_ALL:
         made = synthesize_all_to_all(network)
     else:
         made = synthesize(network, name, trees=action.trees)
+    tell(f"compiling and verifying {len(made.algorithm.moves)} moves")
     schedule = compile_algorithm(made.algorithm)
     proof = verify_schedule(schedule)
     _write(action.out, str(schedule))
     certificate = made.certificate
-    if not action.json:
-        print(f"{certificate}\n{proof}")
-        if action.out is not None:
-            print(f"schedule: {action.out}")
-    return SynthesizeResult(
+    result = SynthesizeResult(
         schema="sennit.collective.synthesize/1",
         cluster=action.cluster,
         collective=action.collective,
@@ -306,6 +328,8 @@ def _synthesize(action: Synthesize) -> SynthesizeResult:
         cuts=certificate.cuts,
         schedule=_summary("sennit.collective.compile/1", schedule, proof, action.out, None, with_text=True),
     )
+    written = "" if action.out is None else f"\nschedule: {action.out}"
+    return result, f"{certificate}\n{proof}{written}"
 
 
 # ---- simulate ----------------------------------------------------------------------------------------------------------
@@ -341,7 +365,7 @@ class CollectiveSimulation:
     svg: str | None
 
 
-def _simulate(action: Simulate) -> CollectiveSimulation:
+def _simulate(action: Simulate, tell: Progress) -> tuple[CollectiveSimulation, str]:
     from sennit.cluster import load
     from sennit.collective.protocol import Protocol
     from sennit.collective.simulate import bus_bandwidth, simulate_schedule
@@ -349,7 +373,9 @@ def _simulate(action: Simulate) -> CollectiveSimulation:
     from sennit.report import write_trace
 
     cluster, size = load(action.cluster), _size(action.bytes)
+    tell(f"reading or compiling {action.schedule}")
     schedule = _named_or_read(action.schedule, cluster)
+    tell(f"simulating {schedule.name} on {action.cluster}")
     wanted = [Protocol.named(action.protocol)] if action.protocol else list(Protocol)
     timelines: list[tuple[Timeline, Protocol]] = [
         (simulate_schedule(schedule, cluster, size, protocol=protocol, instances=action.instances), protocol)
@@ -361,6 +387,7 @@ def _simulate(action: Simulate) -> CollectiveSimulation:
         _writing(path, lambda: write_trace(path, [timeline]))
     _draw(action.svg, schedule, cluster.device.per_node)
     spec = schedule.collective
+    tell("simulating what NCCL would do")
     result = CollectiveSimulation(
         schema="sennit.collective.simulate/1",
         origin=timeline.origin.value,
@@ -376,9 +403,7 @@ def _simulate(action: Simulate) -> CollectiveSimulation:
         trace=None if action.trace is None else str(action.trace),
         svg=None if action.svg is None else str(action.svg),
     )
-    if not action.json:
-        _print_simulation(result)
-    return result
+    return result, _describe_simulation(result)
 
 
 def _nccl(schedule: Schedule, cluster: Cluster, size: int, seconds: float) -> NcclEstimate | None:
@@ -400,24 +425,25 @@ def _nccl(schedule: Schedule, cluster: Cluster, size: int, seconds: float) -> Nc
     return NcclEstimate(best.algorithm, best.protocol, best.channels, best.seconds, best.seconds / seconds)
 
 
-def _print_simulation(result: CollectiveSimulation) -> None:
+def _describe_simulation(result: CollectiveSimulation) -> str:
     from sennit.report import units
 
     copies = "" if result.instances == 1 else f", {result.instances} instances"
-    print(
-        f"{result.origin}: {result.schedule!r} on {result.cluster}, {units.size(result.bytes)}, {result.protocol}{copies}"
-    )
-    print(f"  time               {units.seconds(result.seconds)}")
+    lines = [
+        f"{result.origin}: {result.schedule!r} on {result.cluster}, {units.size(result.bytes)}, {result.protocol}{copies}",
+        f"  time               {units.seconds(result.seconds)}",
+    ]
     if result.bus_bandwidth is not None:
-        print(f"  bus bandwidth      {result.bus_bandwidth / 1e9:.1f} GB/s")
-    print(f"  bytes on the wire  {units.size(result.wire_bytes)} from all ranks")
+        lines.append(f"  bus bandwidth      {result.bus_bandwidth / 1e9:.1f} GB/s")
+    lines.append(f"  bytes on the wire  {units.size(result.wire_bytes)} from all ranks")
     if (nccl := result.nccl) is not None:
         how = f"{nccl.algorithm}, {nccl.protocol}, {nccl.channels} channel{'s' if nccl.channels != 1 else ''}"
-        print(
-            f"  NCCL, modelled     {units.seconds(nccl.seconds)} ({how}): {nccl.speedup:.2f}x of this schedule's time"
+        lines.append(
+            f"  NCCL, modelled     {units.seconds(nccl.seconds)} ({how}); speed-up over it {nccl.speedup:.2f}x"
         )
     if result.trace is not None:
-        print(f"trace: {result.trace} (open it in ui.perfetto.dev)")
+        lines.append(f"trace: {result.trace} (open it in ui.perfetto.dev)")
+    return "\n".join(lines)
 
 
 # ---- export, list ------------------------------------------------------------------------------------------------------
@@ -435,13 +461,15 @@ class ExportResult:
     text: str | None
 
 
-def _export(action: Export) -> ExportResult:
+def _export(action: Export, tell: Progress) -> tuple[ExportResult, str]:
     from sennit.collective.export_json import PlanOptions, mscclpp_json
     from sennit.collective.export_xml import XmlOptions, msccl_xml
     from sennit.collective.import_xml import read_msccl_xml
     from sennit.collective.protocol import Protocol
 
+    tell(f"reading {action.file}")
     schedule = _read(action.file)
+    tell(f"writing and checking {action.to}")
     least, most = _size(action.min_bytes), _size(action.max_bytes)
     if action.to == "msccl-xml":
         text = msccl_xml(schedule, XmlOptions(Protocol.named(action.protocol), least, most))
@@ -452,9 +480,7 @@ def _export(action: Export) -> ExportResult:
             PlanOptions(ranks_per_node=action.ranks_per_node, min_bytes=least, max_bytes=most or 2**64 - 1),
         )
     _write(action.out, text)
-    if not action.json:
-        print(text if action.out is None else f"{action.out}: {schedule.name!r} as {action.to}\n", end="")
-    return ExportResult(
+    result = ExportResult(
         "sennit.collective.export/1",
         schedule.name,
         action.to,
@@ -462,6 +488,7 @@ def _export(action: Export) -> ExportResult:
         None if action.out is None else str(action.out),
         text if action.out is None else None,
     )
+    return result, text if action.out is None else f"{action.out}: {schedule.name!r} as {action.to}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,20 +507,17 @@ class ListResult:
     algorithms: tuple[AlgorithmSummary, ...]
 
 
-def _list(action: List) -> ListResult:
-    from rich.console import Console
+def _list() -> tuple[ListResult, Table]:
     from rich.table import Table
 
     from sennit.collective.library import recipes
 
     found = tuple(AlgorithmSummary(r.name, r.collective.value, r.summary, r.across) for r in recipes())
-    if not action.json:
-        table = Table("algorithm", "collective", "nodes", "what it does")
-        table.columns[0].no_wrap = True
-        for entry in found:
-            table.add_row(entry.name, entry.collective, "2 or more" if entry.across_nodes else "any", entry.summary)
-        Console().print(table)
-    return ListResult("sennit.collective.list/1", found)
+    table = Table("algorithm", "collective", "nodes", "what it does")
+    table.columns[0].no_wrap = True
+    for entry in found:
+        table.add_row(entry.name, entry.collective, "2 or more" if entry.across_nodes else "any", entry.summary)
+    return ListResult("sennit.collective.list/1", found), table
 
 
 # ---- files and sizes ---------------------------------------------------------------------------------------------------

@@ -256,3 +256,53 @@ def test_a_reduction_from_elsewhere_becomes_a_copy_and_a_reduction() -> None:
         Opcode.COPY,
         Opcode.RECEIVE_REDUCE,
     ]
+
+
+def foreign_all_pairs(ranks: int) -> str:
+    """In the manner of msccl-tools: everything in the input buffer, `o_chunks` 0, a thread block a message, waits in chains,
+    unused operands as the sender saw them."""
+    lines = [f'<algo name="pairs" proto="Simple" nchannels="{2 * ranks}" nchunksperloop="{ranks}" ngpus="{ranks}"']
+    lines[0] += ' coll="allreduce" inplace="1" outofplace="0" minBytes="1024" maxBytes="65536">'
+    step = '<step s="0" type="{}" srcbuf="i" srcoff="{}" dstbuf="i" dstoff="{}" cnt="1" depid="{}" deps="{}" hasdep="{}"/></tb>'
+    for rank in range(ranks):
+        peers = [peer for peer in range(ranks) if peer != rank]
+        count = len(peers)
+        lines.append(f'<gpu id="{rank}" i_chunks="{ranks}" o_chunks="0" s_chunks="0">')
+        for n, peer in enumerate(peers):  # add what arrives for my chunk, one peer after another
+            after = (n - 1, 0) if n else (-1, -1)
+            lines.append(f'<tb id="{n}" send="-1" recv="{peer}" chan="{rank}">')
+            lines.append(step.format("rrc", rank, rank, *after, 1))
+        for n, peer in enumerate(peers):  # send the peer its chunk, then my sum
+            lines.append(f'<tb id="{count + n}" send="{peer}" recv="-1" chan="{peer}">')
+            lines.append(step.format("s", peer, peer, -1, -1, 1))
+            lines.append(f'<tb id="{2 * count + n}" send="{peer}" recv="-1" chan="{ranks + rank}">')
+            lines.append(step.format("s", rank, rank, count - 1, 0, 0))
+            lines.append(f'<tb id="{3 * count + n}" send="-1" recv="{peer}" chan="{ranks + peer}">')
+            lines.append(step.format("r", peer, peer, count + n, 0, 0))
+        lines.append("</gpu>")
+    return "\n".join([*lines, "</algo>"])
+
+
+def test_a_foreign_file_is_read_and_verified() -> None:
+    schedule = read_msccl_xml(foreign_all_pairs(4))
+    assert schedule.collective == CollectiveSpec(CollectiveName.ALL_REDUCE, 4, 4, in_place=True)
+    assert [len(rank.blocks) for rank in schedule.ranks] == [12] * 4
+    assert read_msccl_xml(msccl_xml(schedule)) == normal_form(schedule)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('depid="2" deps="0" hasdep="0"', 'depid="-1" deps="-1" hasdep="0"'),  # sends the sum before it is one
+        ('depid="1" deps="0" hasdep="1"', 'depid="-1" deps="-1" hasdep="1"'),  # two blocks add to one chunk at once
+        ('type="rrc" srcbuf="i" srcoff="0"', 'type="rrc" srcbuf="i" srcoff="1"'),  # adds to another chunk
+        ('type="rrc"', 'type="r"'),  # loses my own part
+        ('outofplace="0"', 'outofplace="1"'),  # works in the input, so in place alone
+    ],
+)
+def test_a_foreign_file_that_does_something_else_is_refused(old: str, new: str) -> None:
+    text = foreign_all_pairs(4)
+    assert old in text
+    with pytest.raises(CollectiveError) as error:
+        read_msccl_xml(text.replace(old, new, 1))
+    assert "rank 0" in str(error.value)

@@ -16,8 +16,10 @@ from sennit.collective.baseline import (
     nccl_all_reduce,
     nccl_all_to_next,
     nccl_ring,
+    simulated_cost,
 )
 from sennit.collective.protocol import Protocol
+from sennit.collective.selection import fill
 from sennit.collective.simulate import Machine, block_rate, bus_bandwidth, simulate_schedule
 from sennit.collective.verify import verify_schedule
 from sennit.errors import ClusterError, CollectiveError
@@ -145,3 +147,16 @@ def test_a_device_holds_no_more_blocks_than_multiprocessors() -> None:
     best = fastest(all_pairs_all_reduce(8), load("ndv4"), 1 << 20, (1, 8, 24), Machine(most_tiles=1))
     assert best.channels <= 108 // 8
     assert str(nccl_all_to_next(load("ndv4"), 1024)).startswith("send and receive, LL, ")
+
+
+def test_across_nodes_a_tree_is_a_baseline_too() -> None:
+    small = nccl_all_reduce(load("ndv4:2"), 1024, Machine(most_tiles=1))
+    assert (small.algorithm, small.protocol) == ("tree", "LL")
+    # up and down: 7 hops in the node and 1 between nodes
+    assert small.seconds == pytest.approx(6.6e-6 + 2 * (7 * 0.6e-6 + 2.7e-6), rel=0.01)
+
+
+def test_a_selection_table_is_filled_by_simulation() -> None:
+    cost = simulated_cost(load("ndv4"), machine=Machine(most_tiles=1))
+    table = fill("ndv4", 1, 8, cost, "simulated", collectives=[CollectiveName.ALL_REDUCE], sizes=[1 << 10])
+    assert table.choose(CollectiveName.ALL_REDUCE, 1 << 10).algorithm == "all_pairs_all_reduce"

@@ -3,19 +3,27 @@
 | | algorithm | as |
 |---|---|---|
 | all-reduce, ring | in a node one ring; across nodes one for each NIC, which enters and leaves every node by another device | a schedule |
+| all-reduce, tree | several nodes: a chain in each, two binary trees across | the closed form below |
 | all-reduce, NVLS | the switch reduces and multicasts | the closed form of `cost/transfer.py` |
 | all-to-all | grouped send and receive with every peer at once | a schedule |
 | all-to-next | send to the next rank, receive from the one before | a schedule |
 
 NCCL chooses algorithm, protocol and number of channels by its tuning model. Here the fastest of all choices is taken, so a baseline is
-never slower than NCCL would be on this machine for having chosen badly. Inside one node NCCL's tree is a chain up and a chain down, with
-the latency of the ring and twice its bytes: it is left out. Across nodes the trees of `library/` are compared by the caller.
+never slower than NCCL would be on this machine for having chosen badly.
+
+**Tree**, m nodes of g devices and N NICs, as NCCL's tuning has it: an array goes up and down, so twice (g - 1) hops in the node and twice
+log2 m between nodes, and every NIC carries 2 n / N bytes each way:
+
+    launch + 2 ((g - 1) alpha_in + ceil(log2 m) alpha_out) + max(2 n / device link, 2 n / N / NIC)
+
+Inside one node that is the latency of the ring and more bytes: it is left out there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil, inf, log2
 
 from sennit.cluster import Cluster, Topology
 from sennit.collective.alpha_beta import AlgorithmCost
@@ -95,9 +103,8 @@ def nccl_all_reduce(cluster: Cluster, size: int, machine: Machine | None = None)
     best = fastest(
         nccl_ring(cluster), cluster, size, [n for n in (1, 2, 4, 8, 16, 24) if n * len(rings) <= 32], machine
     )
-    if (multicast := _multicast(cluster, size)) is not None and multicast.seconds < best.seconds:
-        return multicast
-    return best
+    others = [*_trees(cluster, size), *_multicast(cluster, size)]
+    return min([best, *others], key=lambda baseline: baseline.seconds)
 
 
 def nccl_all_to_all(cluster: Cluster, size: int, machine: Machine | None = None) -> Baseline:
@@ -109,11 +116,30 @@ def nccl_all_to_next(cluster: Cluster, size: int, machine: Machine | None = None
     return fastest(direct_all_to_next(cluster.devices), cluster, size, (1, 2), machine, (Protocol.SIMPLE, Protocol.LL))
 
 
-def _multicast(cluster: Cluster, size: int) -> Baseline | None:
-    transfer = collective(Topology.of(cluster), CollectiveKind.ALL_REDUCE, range(cluster.devices), size)
-    if transfer.algorithm != "multicast":
-        return None
-    return Baseline("NVLS", "Simple", 1, transfer.seconds(Topology.of(cluster)))
+def _trees(cluster: Cluster, size: int) -> Iterator[Baseline]:
+    if cluster.nodes == 1 or cluster.nic is None:
+        return
+    topology, g = Topology.of(cluster), cluster.device.per_node
+    for protocol in Protocol:
+        link = protocol.transport.link
+        hops = 2 * ceil(log2(cluster.nodes)) * topology.latency(0, g, link)
+        near, far = _rate(topology, 0, 1, link) if g > 1 else inf, _rate(topology, 0, g, link)
+        if g > 1:
+            hops += 2 * (g - 1) * topology.latency(0, 1, link)
+        seconds = protocol.transport.launch + hops + max(2 * size / near, 2 * size / cluster.nic.per_node / far)
+        yield Baseline("tree", protocol.value, cluster.nic.per_node, seconds)
+
+
+def _rate(topology: Topology, source: int, target: int, link: str | None) -> float:
+    wires = [topology.wires[number] for number in topology.route(source, target)]
+    return min(wire.bandwidth * wire.speed(link).efficiency for wire in wires)
+
+
+def _multicast(cluster: Cluster, size: int) -> Iterator[Baseline]:
+    topology = Topology.of(cluster)
+    transfer = collective(topology, CollectiveKind.ALL_REDUCE, range(cluster.devices), size)
+    if transfer.algorithm == "multicast":
+        yield Baseline("NVLS", "Simple", 1, transfer.seconds(topology))
 
 
 # ---- schedules ---------------------------------------------------------------------------------------------------------
