@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FUZZ_JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 
 .PHONY: demo readme test lint types layers unit bench fuzz docs clean install
 .DEFAULT_GOAL := demo
@@ -39,6 +40,7 @@ unit: $(STAMP)
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest -q --hypothesis-profile=fuzz --timeout=0
+	$(BIN)/python benchmarks/collective/fuzz.py --count 100000 --jobs $(FUZZ_JOBS)
 
 bench: $(STAMP)
 	@for script in benchmarks/*.py; do \

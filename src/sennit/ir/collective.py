@@ -1,7 +1,11 @@
 """What a collective must do, and a collective algorithm as a sequence of moves of chunks: the contract of `collective/`.
 
     algorithm := "algorithm" STRING collective "{" scratch* move* "}"
-    collective := NAME "(" "ranks" "=" INT "," "chunks" "=" INT ("," "root" "=" INT)? ("," "in_place")? ")"
+    collective := known | custom
+    known   := NAME "(" "ranks" "=" INT "," "chunks" "=" INT ("," "root" "=" INT)? ("," "in_place")? ")"
+    custom  := "custom" STRING "{" rank* "}"
+    rank    := "rank" INT "input" "=" INT ("at" "=" INT)? "wants" "[" ((value | "any") ("," (value | "any"))*)? "]"
+    value   := INT "@" "{" RANGES "}" ("+" INT "@" "{" RANGES "}")*       chunk index, then the ranks that contributed it
     scratch := "scratch" "r" INT NAME INT                         rank, name, chunks
     move    := ("copy" | "reduce") chunks "to" chunks ("channel" INT)? ("instance" INT)? STRING?      the user's line last
     chunks  := "r" INT "." BUFFER "[" START ":" STOP "]"          BUFFER: "input" | "output" | a scratch name
@@ -27,7 +31,7 @@ buffers follow:
 | all_to_next | n | n | chunk j of rank r - 1; rank 0: anything |
 
 **In place** the input of a rank is a part of its output, or the other way round: chunk i of the smaller buffer is chunk
-`alias_offset(rank) + i` of the larger one.
+`alias_offset(rank) + i` of the larger one. A custom collective gives the offset of every rank after "at".
 
 **Meaning.** The moves run one after another, in order: `copy` overwrites its target, `reduce` adds to it. That is the sequential
 meaning that every compiled form must keep; `collective/` may run moves in any order and place that keeps it.
@@ -39,6 +43,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from sennit.errors import CollectiveError
+from sennit.ir.mesh import print_ranges, read_ranges
+from sennit.ir.text import Scanner, quote
 
 __all__ = [
     "Algorithm",
@@ -51,7 +57,10 @@ __all__ = [
     "Scratch",
     "Value",
     "add_values",
+    "describe_value",
     "everyone",
+    "print_value",
+    "read_collective",
     "single",
 ]
 
@@ -70,12 +79,33 @@ def everyone(ranks: int, index: int) -> Value:
 
 def add_values(left: Value, right: Value) -> Value | None:
     """The sum of two values, or None where a contribution would be counted twice."""
+    if len(left) == len(right) == 1 and left[0][0] == right[0][0]:  # the common case: parts of one sum
+        return None if left[0][1] & right[0][1] else ((left[0][0], left[0][1] | right[0][1]),)
     total = dict(left)
     for index, ranks in right:
         if total.get(index, 0) & ranks:
             return None
         total[index] = total.get(index, 0) | ranks
     return tuple(sorted(total.items()))
+
+
+def contributors(ranks: int) -> tuple[int, ...]:
+    """The ranks whose bits are set, ascending."""
+    return tuple(rank for rank, bit in enumerate(reversed(bin(ranks)[2:])) if bit == "1")
+
+
+def print_value(value: Value) -> str:
+    return " + ".join(f"{index}@{{{print_ranges(contributors(ranks))}}}" for index, ranks in value)
+
+
+def describe_value(value: Value | None) -> str:
+    """For messages: "chunk 0 of ranks 0-3 + chunk 1 of rank 0"."""
+    if value is None:
+        return "nothing that was written"
+    return " + ".join(
+        f"chunk {index} of rank{'s' if ranks & (ranks - 1) else ''} {print_ranges(contributors(ranks))}"
+        for index, ranks in value
+    )
 
 
 class CollectiveName(Enum):
@@ -164,6 +194,26 @@ class CollectiveSpec:
             f"{self.name.value}(ranks={self.ranks}, chunks={self.chunks}{root}{', in_place' if self.in_place else ''})"
         )
 
+    @classmethod
+    def read(cls, scanner: Scanner) -> CollectiveSpec:
+        for name in CollectiveName:
+            if scanner.accept_word(name.value):
+                break
+        else:
+            raise scanner.expected("one of custom, " + ", ".join(name.value for name in CollectiveName))
+        scanner.expect("(")
+        ranks = _read_setting(scanner, "ranks")
+        scanner.expect(",")
+        chunks = _read_setting(scanner, "chunks")
+        root, in_place = None, False
+        while scanner.accept(","):
+            if scanner.accept_word("in_place"):
+                in_place = True
+                break
+            root = _read_setting(scanner, "root")
+        scanner.expect(")")
+        return cls(name, ranks, chunks, root, in_place)
+
 
 @dataclass(frozen=True, slots=True)
 class CustomCollective:
@@ -173,6 +223,56 @@ class CustomCollective:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     wanted: tuple[tuple[Value | None, ...], ...]  # by rank, by output chunk
+    aliases: tuple[int, ...] | None = None  # in place: the alias offset of each rank
+
+    def __post_init__(self) -> None:
+        if not self.inputs or not len(self.inputs) == len(self.outputs) == len(self.wanted):
+            raise self._error(
+                f"sizes for {len(self.inputs)} inputs and {len(self.outputs)} outputs, wanted values for "
+                f"{len(self.wanted)} ranks",
+                fix="give one of each for every rank, and one rank at least",
+            )
+        for rank, values in enumerate(self.wanted):
+            if self.inputs[rank] < 0 or len(values) != self.outputs[rank]:
+                raise self._error(
+                    f"rank {rank} has {self.inputs[rank]} input chunks, {self.outputs[rank]} output chunks and wants "
+                    f"{len(values)} values",
+                    fix="give one wanted value for every output chunk",
+                )
+            for index, value in enumerate(values):
+                if value is not None and not self._can_be_held(value):
+                    raise self._error(
+                        f"output chunk {index} of rank {rank} is to hold {describe_value(value) or 'a sum of nothing'}",
+                        fix="name chunks that the inputs have, each index once and ascending",
+                    )
+        if self.aliases is not None:
+            self._check_aliases(self.aliases)
+
+    def _can_be_held(self, value: Value) -> bool:
+        indices = [index for index, _ in value]
+        return (
+            len(indices) > 0
+            and indices == sorted(set(indices))
+            and all(
+                index >= 0 and ranks > 0 and all(r < self.ranks and index < self.inputs[r] for r in contributors(ranks))
+                for index, ranks in value
+            )
+        )
+
+    def _check_aliases(self, aliases: tuple[int, ...]) -> None:
+        if len(aliases) != self.ranks:
+            raise self._error(f"{len(aliases)} alias offsets for {self.ranks} ranks", fix="give one for each rank")
+        for rank, offset in enumerate(aliases):
+            room = abs(self.inputs[rank] - self.outputs[rank])
+            if not 0 <= offset <= room:
+                raise self._error(
+                    f"rank {rank} has alias offset {offset}, with {self.inputs[rank]} input and {self.outputs[rank]} "
+                    "output chunks",
+                    fix=f"use 0 to {room}: the smaller buffer lies inside the larger one",
+                )
+
+    def _error(self, what: str, *, fix: str) -> CollectiveError:
+        return CollectiveError(what, where=f"collective {self.title!r}", fix=fix)
 
     @property
     def ranks(self) -> int:
@@ -180,7 +280,7 @@ class CustomCollective:
 
     @property
     def in_place(self) -> bool:
-        return False
+        return self.aliases is not None
 
     def input_chunks(self, rank: int) -> int:
         return self.inputs[rank]
@@ -189,13 +289,68 @@ class CustomCollective:
         return self.outputs[rank]
 
     def alias_offset(self, rank: int) -> int:
-        return 0
+        return 0 if self.aliases is None else self.aliases[rank]
 
     def before(self, rank: int, index: int) -> Value:
         return single(rank, index)
 
     def after(self, rank: int, index: int) -> Value | None:
         return self.wanted[rank][index]
+
+    def __str__(self) -> str:
+        lines = [f"custom {quote(self.title)} {{"]
+        for rank, values in enumerate(self.wanted):
+            alias = f" at={self.aliases[rank]}" if self.aliases is not None else ""
+            wants = ", ".join("any" if value is None else print_value(value) for value in values)
+            lines.append(f"  rank {rank} input={self.inputs[rank]}{alias} wants [{wants}]")
+        return "\n".join([*lines, "}"])
+
+    @classmethod
+    def read(cls, scanner: Scanner) -> CustomCollective:
+        scanner.expect("custom")
+        title = scanner.string()
+        inputs: list[int] = []
+        aliases: list[int] = []
+        wanted: list[tuple[Value | None, ...]] = []
+        scanner.expect("{")
+        while not scanner.accept("}"):
+            scanner.expect("rank")
+            if scanner.integer() != len(inputs):
+                raise scanner.expected(f"rank {len(inputs)} before this, in order")
+            inputs.append(_read_setting(scanner, "input"))
+            if scanner.peek("at"):
+                aliases.append(_read_setting(scanner, "at"))
+            scanner.expect("wants")
+            wanted.append(tuple(scanner.bracketed("[", "]", lambda: _read_value(scanner))))
+        sizes = tuple(len(values) for values in wanted)
+        return cls(title, tuple(inputs), sizes, tuple(wanted), tuple(aliases) if aliases else None)
+
+
+def _read_setting(scanner: Scanner, name: str) -> int:
+    scanner.expect(name)
+    scanner.expect("=")
+    return scanner.integer()
+
+
+def _read_value(scanner: Scanner) -> Value | None:
+    if scanner.accept_word("any"):
+        return None
+    terms: list[tuple[int, int]] = []
+    while True:
+        index = scanner.integer()
+        scanner.expect("@")
+        scanner.expect("{")
+        ranks = set(read_ranges(scanner))
+        if min(ranks) < 0:
+            raise scanner.expected("ranks of 0 and more before this")
+        terms.append((index, sum(1 << rank for rank in ranks)))
+        scanner.expect("}")
+        if not scanner.accept("+"):
+            return tuple(terms)
+
+
+def read_collective(scanner: Scanner) -> CollectiveSpec | CustomCollective:
+    return CustomCollective.read(scanner) if scanner.peek("custom") else CollectiveSpec.read(scanner)
 
 
 class MoveKind(Enum):
@@ -215,6 +370,19 @@ class Chunks:
     def __str__(self) -> str:
         return f"r{self.rank}.{self.buffer}[{self.start}:{self.start + self.count}]"
 
+    @classmethod
+    def read(cls, scanner: Scanner) -> Chunks:
+        word = scanner.word("a place such as r0.input[0:1]")
+        rank, dot, buffer = word.partition(".")
+        if not dot or not rank[1:].isdecimal() or not rank.startswith("r"):
+            raise scanner.expected(f"a place such as r0.input[0:1] instead of {word!r}")
+        scanner.expect("[")
+        start = scanner.integer()
+        scanner.expect(":")
+        stop = scanner.integer()
+        scanner.expect("]")
+        return cls(int(rank[1:]), buffer, start, stop - start)
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -227,6 +395,24 @@ class Move:
     channel: int | None = None
     instance: int = 0
     line: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.kind.value} {self.source} to {self.target}"
+        text += f" channel {self.channel}" if self.channel is not None else ""
+        text += f" instance {self.instance}" if self.instance else ""
+        return text + (f" {quote(self.line)}" if self.line else "")
+
+    @classmethod
+    def read(cls, scanner: Scanner) -> Move:
+        kind = MoveKind.COPY if scanner.accept_word("copy") else MoveKind.REDUCE
+        if kind is MoveKind.REDUCE and not scanner.accept_word("reduce"):
+            raise scanner.expected("copy, reduce or '}'")
+        source = Chunks.read(scanner)
+        scanner.expect("to")
+        target = Chunks.read(scanner)
+        channel = scanner.integer() if scanner.accept_word("channel") else None
+        instance = scanner.integer() if scanner.accept_word("instance") else 0
+        return cls(kind, source, target, channel, instance, scanner.string() if scanner.peek('"') else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,3 +430,30 @@ class Algorithm:
     collective: CollectiveSpec | CustomCollective
     moves: tuple[Move, ...]
     scratch: tuple[Scratch, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"algorithm {quote(self.name)} {self.collective} {{"]
+        lines += [f"  scratch r{piece.rank} {piece.name} {piece.chunks}" for piece in self.scratch]
+        lines += [f"  {move}" for move in self.moves]
+        return "\n".join([*lines, "}"]) + "\n"
+
+    @classmethod
+    def read(cls, scanner: Scanner) -> Algorithm:
+        scanner.expect("algorithm")
+        name = scanner.string()
+        collective = read_collective(scanner)
+        scratch: list[Scratch] = []
+        moves: list[Move] = []
+        scanner.expect("{")
+        while scanner.accept_word("scratch"):
+            scanner.expect("r")
+            rank = scanner.integer()
+            scratch.append(Scratch(rank, scanner.word("the name of a buffer"), scanner.integer()))
+        while not scanner.accept("}"):
+            moves.append(Move.read(scanner))
+        return cls(name, collective, tuple(moves), tuple(scratch))
+
+    @classmethod
+    def parse(cls, text: str) -> Algorithm:
+        """The algorithm that a text states. Whether its places exist, `check_algorithm` says."""
+        return Scanner.whole(text, cls.read)

@@ -35,7 +35,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from sennit.ir.collective import CollectiveSpec, CustomCollective, Scratch
+from sennit.ir.collective import CollectiveSpec, CustomCollective, Scratch, read_collective
+from sennit.ir.text import Scanner, quote
 
 __all__ = ["Block", "Instruction", "Opcode", "Place", "RankSchedule", "Schedule", "Wait"]
 
@@ -52,11 +53,16 @@ class Opcode(Enum):
 
     @property
     def sends(self) -> bool:
-        return self is Opcode.SEND or self.value.endswith("_send")
+        return self in (
+            Opcode.SEND,
+            Opcode.RECEIVE_COPY_SEND,
+            Opcode.RECEIVE_REDUCE_SEND,
+            Opcode.RECEIVE_REDUCE_COPY_SEND,
+        )
 
     @property
     def receives(self) -> bool:
-        return self.value.startswith("receive")
+        return self not in (Opcode.COPY, Opcode.REDUCE, Opcode.SEND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,16 @@ class Place:
     def __str__(self) -> str:
         return f"{self.buffer}[{self.start}:{self.start + self.count}]"
 
+    @classmethod
+    def read(cls, scanner: Scanner) -> Place:
+        buffer = scanner.word("the name of a buffer")
+        scanner.expect("[")
+        start = scanner.integer()
+        scanner.expect(":")
+        stop = scanner.integer()
+        scanner.expect("]")
+        return cls(buffer, start, stop - start)
+
 
 @dataclass(frozen=True, slots=True)
 class Wait:
@@ -77,6 +93,15 @@ class Wait:
 
     block: int
     step: int
+
+    def __str__(self) -> str:
+        return f"{self.block}.{self.step}"
+
+    @classmethod
+    def read(cls, scanner: Scanner) -> Wait:
+        block = scanner.integer()
+        scanner.expect(".")
+        return cls(block, scanner.integer())
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +111,28 @@ class Instruction:
     target: Place | None = None
     after: tuple[Wait, ...] = ()
 
+    def __str__(self) -> str:
+        text = self.opcode.value
+        text += f" from {self.source}" if self.source is not None else ""
+        text += f" to {self.target}" if self.target is not None else ""
+        return text + (f" after {', '.join(map(str, self.after))}" if self.after else "")
+
+    @classmethod
+    def read(cls, scanner: Scanner) -> Instruction:
+        for opcode in Opcode:
+            if scanner.accept_word(opcode.value):
+                break
+        else:
+            raise scanner.expected("'}' or one of " + ", ".join(opcode.value for opcode in Opcode))
+        source = Place.read(scanner) if scanner.accept_word("from") else None
+        target = Place.read(scanner) if scanner.accept_word("to") else None
+        after: list[Wait] = []
+        if scanner.accept_word("after"):
+            after.append(Wait.read(scanner))
+            while scanner.accept(","):
+                after.append(Wait.read(scanner))
+        return cls(opcode, source, target, tuple(after))
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -94,12 +141,47 @@ class Block:
     channel: int
     instructions: tuple[Instruction, ...]
 
+    @classmethod
+    def read(cls, scanner: Scanner) -> Block:
+        """What follows the number of a block."""
+        peers: dict[str, int | None] = {"send": None, "receive": None}
+        for name in peers:
+            if scanner.accept_word(name):
+                scanner.expect("=")
+                peers[name] = scanner.integer()
+        scanner.expect("channel")
+        scanner.expect("=")
+        channel = scanner.integer()
+        scanner.expect("{")
+        instructions: list[Instruction] = []
+        while not scanner.accept("}"):
+            instructions.append(Instruction.read(scanner))
+        return cls(peers["send"], peers["receive"], channel, tuple(instructions))
+
 
 @dataclass(frozen=True, slots=True)
 class RankSchedule:
     rank: int
     blocks: tuple[Block, ...]
     scratch: tuple[Scratch, ...] = ()
+
+    @classmethod
+    def read(cls, scanner: Scanner) -> RankSchedule:
+        scanner.expect("rank")
+        rank = scanner.integer()
+        scratch: list[Scratch] = []
+        while scanner.accept_word("scratch"):
+            name = scanner.word("the name of a buffer")
+            scanner.expect("=")
+            scratch.append(Scratch(rank, name, scanner.integer()))
+        scanner.expect("{")
+        blocks: list[Block] = []
+        while not scanner.accept("}"):
+            scanner.expect("block")
+            if scanner.integer() != len(blocks):
+                raise scanner.expected(f"block {len(blocks)} before this, in order")
+            blocks.append(Block.read(scanner))
+        return cls(rank, tuple(blocks), tuple(scratch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +190,36 @@ class Schedule:
     collective: CollectiveSpec | CustomCollective
     slots: int
     ranks: tuple[RankSchedule, ...]
+
+    def __str__(self) -> str:
+        lines = [f"schedule {quote(self.name)} {self.collective} slots={self.slots} {{"]
+        for ranked in self.ranks:
+            scratch = "".join(f" scratch {piece.name}={piece.chunks}" for piece in ranked.scratch)
+            lines.append(f"  rank {ranked.rank}{scratch} {{")
+            for index, block in enumerate(ranked.blocks):
+                send = f" send={block.send}" if block.send is not None else ""
+                receive = f" receive={block.receive}" if block.receive is not None else ""
+                lines.append(f"    block {index}{send}{receive} channel={block.channel} {{")
+                lines += [f"      {instruction}" for instruction in block.instructions]
+                lines.append("    }")
+            lines.append("  }")
+        return "\n".join([*lines, "}"]) + "\n"
+
+    @classmethod
+    def read(cls, scanner: Scanner) -> Schedule:
+        scanner.expect("schedule")
+        name = scanner.string()
+        collective = read_collective(scanner)
+        scanner.expect("slots")
+        scanner.expect("=")
+        slots = scanner.integer()
+        scanner.expect("{")
+        ranks: list[RankSchedule] = []
+        while not scanner.accept("}"):
+            ranks.append(RankSchedule.read(scanner))
+        return cls(name, collective, slots, tuple(ranks))
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """The schedule that a text states. Whether its places and peers exist, `check_schedule` says."""
+        return Scanner.whole(text, cls.read)

@@ -1,0 +1,133 @@
+"""Passes 2 and 3: the instruction DAG, and its fusion.
+
+**Instructions** (`instruction_dag`). An *operation* is named by the access that it begins with. A move m between ranks becomes two
+operations, a send (access 2m) and a receive or receive_reduce (access 2m + 1), joined by a message. A move within a rank becomes one,
+named 2m + 1, which also owns access 2m. An operation waits for the owners of the accesses that stand before its own.
+
+**Fusion** (`fuse`). A receive r and a send s of the same rank become one operation, named as r, if
+
+1. both are of exactly the same chunks, and s waits for r alone: what it sends is what r received;
+2. neither is fused already;
+3. both are of the same *lane*, that is, of the same channel hint and instance;
+4. on this rank and lane, the peer of r is joined with no other send peer, nor the peer of s with another receive peer. A thread block has one
+   peer on either side; so this rule, which takes the commonest pairs first, is what keeps a program on few channels.
+
+No fusion makes a cycle: contracting the edge from r to s would need a second path from r to s, and by 1 nothing else leads to s.
+
+A receive_reduce that sends on is receive_reduce_copy_send. It becomes receive_reduce_send, which leaves its chunks alone, if all of
+them are dead: overwritten before anything else reads them, and not asked for at the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from sennit.collective.compile_chunks import ChunkDag
+from sennit.ir.collective import MoveKind
+from sennit.ir.schedule import Opcode
+
+__all__ = ["OperationDag", "fuse", "instruction_dag"]
+
+_Peers = tuple[int, int, int, int]  # rank, lane, receive peer, send peer
+
+
+@dataclass(frozen=True, slots=True)
+class OperationDag:
+    """All by access. `opcode` is None where the access does not begin an operation."""
+
+    chunks: ChunkDag
+    opcode: tuple[Opcode | None, ...]
+    owner: tuple[int, ...]  # the operation that an access is part of
+    before: tuple[tuple[int, ...], ...]  # accesses; of operations only
+    sent: tuple[int | None, ...]  # the move that the operation sends
+    received: tuple[int | None, ...]
+    rank: tuple[int, ...]
+    lane: tuple[int, ...]  # by move
+    lanes: int
+
+
+def instruction_dag(chunks: ChunkDag) -> OperationDag:
+    instances = 1 + max((move.instance for move in chunks.moves), default=0)
+    opcode: list[Opcode | None] = []
+    sent: list[int | None] = []
+    received: list[int | None] = []
+    rank: list[int] = []
+    lane: list[int] = []
+    owner = list(range(2 * len(chunks.moves)))
+    before = list(chunks.before)
+    send, receive, receive_reduce, copy = Opcode.SEND, Opcode.RECEIVE, Opcode.RECEIVE_REDUCE, MoveKind.COPY
+    for number, move in enumerate(chunks.moves):
+        here, there = move.source.rank, move.target.rank
+        lane.append((move.channel or 0) * instances + move.instance)
+        rank += (here, there)
+        if here != there:
+            opcode += (send, receive if move.kind is copy else receive_reduce)
+            sent += (number, None)
+            received += (None, number)
+        else:
+            opcode += (None, Opcode.COPY if move.kind is copy else Opcode.REDUCE)
+            sent += (None, None)
+            received += (None, None)
+            read, write = 2 * number, 2 * number + 1
+            owner[read] = write
+            before[read], before[write] = (), tuple({*before[read], *before[write]})
+    return OperationDag(
+        chunks,
+        tuple(opcode),
+        tuple(owner),
+        tuple(before),
+        tuple(sent),
+        tuple(received),
+        tuple(rank),
+        tuple(lane),
+        1 + max(lane, default=0),
+    )
+
+
+def fuse(dag: OperationDag) -> OperationDag:
+    """Join receives with the sends that pass on what they received."""
+    opcode, owner, before, sent = list(dag.opcode), list(dag.owner), list(dag.before), list(dag.sent)
+    pairs = _pairs(dag)
+    joined = _joined_peers(pairs)
+    for receive, send, peers in pairs:
+        if sent[receive] is not None or peers not in joined:
+            continue
+        fused = Opcode.RECEIVE_COPY_SEND
+        if opcode[receive] is Opcode.RECEIVE_REDUCE:
+            dead = dag.chunks.written_for_nothing(receive, readers=1)
+            fused = Opcode.RECEIVE_REDUCE_SEND if dead else Opcode.RECEIVE_REDUCE_COPY_SEND
+        opcode[receive], opcode[send] = fused, None
+        sent[receive], sent[send] = send // 2, None
+        owner[send] = receive
+        before[send] = ()
+    return replace(dag, opcode=tuple(opcode), owner=tuple(owner), before=tuple(before), sent=tuple(sent))
+
+
+def _pairs(dag: OperationDag) -> list[tuple[int, int, _Peers]]:
+    """The receives and sends that may be joined by rules 1 and 3, in the order of the sends."""
+    sent, received, cells, lane, rank = dag.sent, dag.received, dag.chunks.cells, dag.lane, dag.rank
+    pairs: list[tuple[int, int, _Peers]] = []
+    for send, waits in enumerate(dag.before):
+        if len(waits) != 1 or sent[send] is None:
+            continue
+        (receive,) = waits
+        same = lane[send // 2]
+        if received[receive] is not None and cells[receive] == cells[send] and lane[receive // 2] == same:
+            pairs.append((receive, send, (rank[send], same, rank[receive - 1], rank[send + 1])))
+    return pairs
+
+
+def _joined_peers(pairs: list[tuple[int, int, _Peers]]) -> set[_Peers]:
+    """Rule 4: a matching of receive peers with send peers on each rank and lane, the commonest first."""
+    counts = Counter([peers for _, _, peers in pairs])
+    receiving: set[tuple[int, int, int]] = set()
+    sending: set[tuple[int, int, int]] = set()
+    joined: set[_Peers] = set()
+    for peers, _ in counts.most_common():  # among equals the first seen
+        rank, lane, source, goal = peers
+        if (rank, lane, source) not in receiving and (rank, lane, goal) not in sending:
+            receiving.add((rank, lane, source))
+            sending.add((rank, lane, goal))
+            joined.add(peers)
+    return joined
