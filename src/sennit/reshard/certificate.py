@@ -27,18 +27,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from sennit.ir.layout import Layout
 from sennit.reshard.exchange import traffic
 from sennit.reshard.link_cost import LinkCost
 from sennit.reshard.redistribution import Candidate, Certificate, Step, StepKind
+from sennit.reshard.stream import staging
 
-__all__ = ["certify", "least_received"]
+__all__ = ["StepCost", "certify", "least_received", "step_cost"]
 
 
 @dataclass(frozen=True, slots=True)
-class _StepCost:
+class StepCost:
     """`received` of all devices together; `busiest` what one device sends or receives at most; elements."""
 
     received: float
@@ -58,7 +59,7 @@ def certify(
     link: LinkCost,
 ) -> Certificate:
     """The certificate of a sequence of steps. `bounds` are the least received, per device, and the bound of the peak."""
-    costs = [_step_cost(step) for step in steps]
+    costs = [_part_costs(parts) if parts[0].region is not None else step_cost(parts[0]) for parts in _streams(steps)]
     pieces = [layout.local_elements() for step in steps for layout in (step.source, step.result)]
     seconds = [link.seconds(c.messages, c.busiest * itemsize, c.copied * itemsize) for c in costs]
     return Certificate(
@@ -73,33 +74,52 @@ def certify(
     )
 
 
-def _step_cost(step: Step) -> _StepCost:
+def step_cost(step: Step) -> StepCost:
     devices = len(step.source.mesh.devices)
     group = prod(step.source.mesh.size(axis) for axis in step.axes)
+    if not step.kind.communicates:
+        return StepCost(0, 0, 0, 0, step.result.local_elements())
+    if step.kind in (StepKind.PERMUTE, StepKind.EXCHANGE):
+        return _exchange_cost(step)
+    before, after = step.source.local_elements(), step.result.local_elements()
+    share = before * (group - 1) / group
     match step.kind:
-        case StepKind.SLICE | StepKind.PARTIAL:
-            return _StepCost(0, 0, 0, 0, step.result.local_elements())
         case StepKind.ALL_TO_ALL:
-            before = step.source.local_elements()
-            moved = before - before // group
-            return _StepCost(moved * devices, moved, group - 1, 2 * moved, 2 * before)
+            return StepCost(share * devices, share, group - 1, ceil(2 * share), 2 * before)
         case StepKind.ALL_GATHER:
-            before, after = step.source.local_elements(), step.result.local_elements()
-            return _StepCost((after - before) * devices, after - before, group - 1, after - before, after)
+            return StepCost((after - before) * devices, after - before, group - 1, after - before, after)
         case StepKind.REDUCE_SCATTER:
-            before = step.source.local_elements()
-            moved = before - before // group
-            return _StepCost(moved * devices, moved, group - 1, before, 2 * before)
+            return StepCost(share * devices, share, group - 1, before, 2 * before)
         case StepKind.ALL_REDUCE:
-            before = step.source.local_elements()
-            each = 2 * before * (1 - 1 / group)
-            return _StepCost(each * devices, each, 2 * (group - 1), 0, 2 * before)
-        case StepKind.PERMUTE | StepKind.EXCHANGE:
-            moved = traffic(step.source, step.result, step.region)
-            staging = 0 if step.kind is StepKind.PERMUTE else moved.most_staged
-            return _StepCost(
-                moved.received, max(moved.most_received, moved.most_sent), moved.messages, staging, moved.most_staged
-            )
+            return StepCost(2 * share * devices, 2 * share, 2 * (group - 1), 0, 2 * before)
+        case _:
+            raise AssertionError(f"no cost for {step.kind}")
+
+
+def _exchange_cost(step: Step) -> StepCost:
+    moved = traffic(step.source, step.result)
+    staged = moved.most_received + moved.most_sent
+    buffers = 0 if step.kind is StepKind.PERMUTE else staged
+    return StepCost(moved.received, max(moved.most_received, moved.most_sent), moved.messages, buffers, staged)
+
+
+def _part_costs(parts: Sequence[Step]) -> StepCost:
+    """Of an exchange in parts: together they move what the whole does. Parts of one shape are alike, so one is counted."""
+    whole = _exchange_cost(parts[0])
+    alike = {step.region.shape: step for step in parts if step.region is not None}
+    most = max(staging(step) for step in alike.values())
+    return StepCost(whole.received, whole.busiest, whole.messages * len(parts), most, whole.copied)
+
+
+def _streams(steps: Sequence[Step]) -> list[list[Step]]:
+    """The steps, those together that fill one result."""
+    streams: list[list[Step]] = []
+    for step in steps:
+        if streams and streams[-1][-1].continues_in(step):
+            streams[-1].append(step)
+        else:
+            streams.append([step])
+    return streams
 
 
 def least_received(source: Layout, target: Layout) -> float:

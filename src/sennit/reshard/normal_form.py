@@ -38,12 +38,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import pairwise
 from math import gcd, prod
 
 import numpy as np
-from numpy.typing import NDArray
 
-__all__ = ["Digits", "NormalForm", "Problem", "constructive", "overlap_table", "search"]
+from sennit.reshard.labels import AxisDigit, Integers, device_labels, dim_pairs
+
+__all__ = ["Digits", "NormalForm", "Place", "Problem", "constructive", "search"]
 
 Place = tuple[int, int]
 """A dim and a stride."""
@@ -135,12 +137,12 @@ def _slots(problem: Problem) -> _Slots:
         for edge in sorted(edges):
             if edge > cuts[-1] and edge % cuts[-1] == 0 and _cuttable(have, edge) and _cuttable(need, edge):
                 cuts.append(edge)
-        for low, high in zip(cuts, cuts[1:], strict=False):
+        for low, high in pairwise(cuts):
             mine = [s.axis for s in have if s.axis is not None and low <= s.low < high]
             yours = [s.axis for s in need if s.axis is not None and low <= s.low < high]
             if all(problem.sizes[axis] == high // low for axis in mine + yours):
-                slots.source.update({(dim, low): axis for axis in mine})
-                slots.target.update({(dim, low): axis for axis in yours})
+                slots.source.update(((dim, low), axis) for axis in mine)
+                slots.target.update(((dim, low), axis) for axis in yours)
             else:
                 slots.loose.update(mine, yours)
     return slots
@@ -263,39 +265,26 @@ class _Overlaps:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._tables: dict[tuple[object, ...], NDArray[np.int64]] = {}
+        self._tables: dict[tuple[int, tuple[AxisDigit, ...], tuple[AxisDigit, ...]], Integers] = {}
 
     def total(self, source: Digits, target: Digits) -> int:
         """The elements that devices have in both, of all devices together."""
         product = np.ones(prod(self._problem.sizes), dtype=np.int64)
         for dim, size in enumerate(self._problem.shape):
-            have, need = _of_dim(source, dim), _of_dim(target, dim)
+            have, need = self._of_dim(source, dim), self._of_dim(target, dim)
             key = (dim, have, need)
             if key not in self._tables:
-                self._tables[key] = overlap_table(size, self._problem.sizes, have, need)
+                self._tables[key] = self._overlap(size, have, need)
             product = product * self._tables[key]
         return int(product.sum())
 
+    def _overlap(self, size: int, have: tuple[AxisDigit, ...], need: tuple[AxisDigit, ...]) -> Integers:
+        sizes = self._problem.sizes
+        return dim_pairs(size, have, need).overlap(device_labels(sizes, have), device_labels(sizes, need))
 
-def _of_dim(digits: Digits, dim: int) -> tuple[tuple[int, int], ...]:
-    return tuple(sorted((axis, stride) for axis, (there, stride) in digits.items() if there == dim))
-
-
-def overlap_table(
-    size: int, axes: tuple[int, ...], have: tuple[tuple[int, int], ...], need: tuple[tuple[int, int], ...]
-) -> NDArray[np.int64]:
-    """For each device, how many indices of a dim it holds both under the digits `have` and under `need`."""
-    unit = gcd(*(stride for _, stride in have + need)) or max(size, 1)
-    positions = np.arange(-(-size // unit), dtype=np.int64) * unit
-    devices = np.arange(prod(axes), dtype=np.int64)
-    label, mine, labels = np.zeros_like(positions), np.zeros_like(devices), 1
-    for axis, stride in have + need:
-        below = prod(axes[axis + 1 :])
-        label = label * axes[axis] + (positions // stride) % axes[axis]
-        mine = mine * axes[axis] + (devices // below) % axes[axis]
-        labels *= axes[axis]
-    lengths = np.full(len(positions), unit, dtype=np.int64)
-    if size % unit:
-        lengths[-1] = size % unit
-    counts = np.bincount(label, weights=lengths, minlength=labels).astype(np.int64)
-    return np.asarray(counts[mine])
+    def _of_dim(self, digits: Digits, dim: int) -> tuple[AxisDigit, ...]:
+        return tuple(
+            AxisDigit(axis, self._problem.sizes[axis], stride)
+            for axis, (there, stride) in sorted(digits.items())
+            if there == dim
+        )

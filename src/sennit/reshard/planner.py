@@ -31,17 +31,19 @@ A plan is a pure function of its arguments: every rank makes the same one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from sennit.errors import LayoutError
 from sennit.ir.layout import Entry, Layout, Pending, Reduction, Split
 from sennit.ir.mesh import Mesh
-from sennit.reshard.certificate import certify, least_received
+from sennit.reshard.certificate import certify, least_received, step_cost
 from sennit.reshard.exchange import traffic
 from sennit.reshard.link_cost import LinkCost
 from sennit.reshard.normal_form import Digits, NormalForm, Place, Problem, constructive, search
 from sennit.reshard.redistribution import Candidate, Redistribution, Step, StepKind
+from sennit.reshard.stream import stream
 
 __all__ = ["Mode", "plan"]
 
@@ -78,6 +80,8 @@ def plan(
         found += _on_one_mesh(have, need, mode)
     else:
         found += _to_another_mesh(have, need, mode)
+    if budget is not None:
+        found = _within_budget(found, have, need, budget, itemsize)
     bounds = (least_received(have, need), max(have.local_elements(), need.local_elements()))
     devices = len(target.mesh.devices)
     certified = [
@@ -88,6 +92,28 @@ def plan(
     certified.sort(key=lambda pair: (pair[0].seconds, order.index(pair[0].candidate)))
     best, steps = certified[0]
     return Redistribution(source, target, steps, best, tuple(certificate for certificate, _ in certified[1:]))
+
+
+def _within_budget(
+    found: Sequence[tuple[Candidate, tuple[Step, ...]]], source: Layout, target: Layout, budget: int, itemsize: int
+) -> list[tuple[Candidate, tuple[Step, ...]]]:
+    """The candidates that stage no more than the budget; and those that do, with each such step as an exchange in parts. A
+    reduce_scatter that stages too much is given up for an all_reduce, which works in place."""
+    fitting: list[tuple[Candidate, tuple[Step, ...]]] = []
+    for candidate, steps in found:
+        staged = [step_cost(step).staging * itemsize > budget for step in steps]
+        if not any(staged):
+            fitting.append((candidate, steps))
+            continue
+        if any(over and step.kind is StepKind.REDUCE_SCATTER for over, step in zip(staged, steps, strict=True)):
+            steps = _reduce_and_exchange(source, target)
+            staged = [step.kind is StepKind.EXCHANGE for step in steps]
+        parts: list[Step] = []
+        for over, step in zip(staged, steps, strict=True):
+            parts += stream(step, budget, itemsize) if over else (step,)
+        if (Candidate.STREAMED, tuple(parts)) not in fitting:
+            fitting.append((Candidate.STREAMED, tuple(parts)))
+    return fitting
 
 
 # ---- what can be planned ---------------------------------------------------------------------------------------------
@@ -142,7 +168,7 @@ def _same_by_other_names(left: Mesh, right: Mesh) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """Source and target on one mesh, with what is pending apart: `kept` axes are pending in both, `resolved` in the source
+    """Source and target, with what is pending apart: `kept` axes are pending in both, `resolved` in the source
     alone. `wanted` is the target before axes become pending."""
 
     source: Layout
@@ -153,7 +179,8 @@ class _Ends:
 
 
 def _ends(source: Layout, target: Layout) -> _Ends:
-    kept = frozenset(name for name, _ in source.pending if isinstance(target.entry(name), Pending))
+    on_one_mesh = source.mesh == target.mesh
+    kept = frozenset(name for name, _ in source.pending if on_one_mesh and isinstance(target.entry(name), Pending))
     wanted = Layout(
         target.mesh,
         target.shape,
@@ -166,7 +193,7 @@ def _ends(source: Layout, target: Layout) -> _Ends:
 def _on_one_mesh(source: Layout, target: Layout, mode: Mode) -> list[tuple[Candidate, tuple[Step, ...]]]:
     ends = _ends(source, target)
     if not (source.is_even and target.is_even):
-        return [(Candidate.DIRECT, _reduce_and_exchange(ends))]
+        return [(Candidate.DIRECT, _reduce_and_exchange(source, target))]
     problem = _problem(ends)
     found: list[tuple[Candidate, tuple[Step, ...]]] = []
     form = search(problem)
@@ -273,9 +300,10 @@ def common_place(
     for dim, length in enumerate(shape):
         tops = {length} | {stride for digits in layouts for there, stride in digits.values() if there == dim}
         for top in sorted(tops, reverse=True):
-            if top % size == 0 and all(_fits(digits, sizes, dim, top // size, size) for digits in layouts):
-                if length % top == 0:
-                    return dim, top // size
+            if top % size or length % top:
+                continue
+            if all(_fits(digits, sizes, dim, top // size, size) for digits in layouts):
+                return dim, top // size
     return None
 
 
@@ -310,16 +338,21 @@ def _direct_steps(ends: _Ends, normal: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 def _changed(source: Layout, result: Layout) -> tuple[str, ...]:
+    """The axes that change; none are named between two meshes."""
+    if source.mesh != result.mesh:
+        return ()
     return tuple(name for name in source.mesh.names if source.entry(name) != result.entry(name))
 
 
-def _reduce_and_exchange(ends: _Ends) -> tuple[Step, ...]:
-    """For uneven sizes: pieces of one group have one shape where they are pending, so an all_reduce needs no even ones."""
+def _reduce_and_exchange(source: Layout, target: Layout) -> tuple[Step, ...]:
+    """What works for every two layouts: pieces of one group have one shape where they are pending, so an all_reduce needs no
+    even sizes, and neither does an exchange."""
+    ends = _ends(source, target)
     steps: list[Step] = []
-    here = ends.source
+    here = source
     if ends.resolved:
         here = Layout.make(here.mesh, here.shape, {n: e for n, e in here.entries if n not in ends.resolved})
-        steps.append(Step(StepKind.ALL_REDUCE, ends.resolved, ends.source, here))
+        steps.append(Step(StepKind.ALL_REDUCE, ends.resolved, source, here))
     if here != ends.wanted:
         steps.append(Step(StepKind.EXCHANGE, _changed(here, ends.wanted), here, ends.wanted))
     _become_partial(steps, ends)
@@ -331,11 +364,8 @@ def _reduce_and_exchange(ends: _Ends) -> tuple[Step, ...]:
 
 def _to_another_mesh(source: Layout, target: Layout, mode: Mode) -> list[tuple[Candidate, tuple[Step, ...]]]:
     steps: list[Step] = []
-    here = source
-    if source.pending:
-        here = _resolve(source, steps)
-    wanted = Layout(target.mesh, target.shape, tuple((n, e) for n, e in target.entries if isinstance(e, Split)))
-    ends = _Ends(here, wanted, target, frozenset(), ())
+    ends = _ends(source, target)
+    here, wanted = _resolve(source, steps) if ends.resolved else source, ends.wanted
     spread = _spread(wanted)
     found: list[tuple[Candidate, tuple[Step, ...]]] = []
     if mode is not Mode.DIRECT and spread != wanted:
