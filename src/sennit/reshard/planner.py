@@ -35,15 +35,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from sennit.cluster import Cluster
 from sennit.errors import LayoutError
 from sennit.ir.layout import Entry, Layout, Pending, Reduction, Split
 from sennit.ir.mesh import Mesh
-from sennit.reshard.certificate import certify, least_received, step_cost
+from sennit.reshard.certificate import certify, least_received
 from sennit.reshard.exchange import traffic
-from sennit.reshard.link_cost import LinkCost
 from sennit.reshard.normal_form import Digits, NormalForm, Place, Problem, constructive, search
 from sennit.reshard.redistribution import Candidate, Redistribution, Step, StepKind
+from sennit.reshard.step_cost import step_cost
 from sennit.reshard.stream import stream
+from sennit.reshard.timing import ClusterCost, LinkCost, Timing
 
 __all__ = ["Mode", "plan"]
 
@@ -62,13 +64,16 @@ def plan(
     *,
     itemsize: int = 4,
     budget: int | None = None,
+    cluster: Cluster | None = None,
     mode: Mode = Mode.AUTO,
-    link: LinkCost | None = None,
+    timing: Timing | None = None,
 ) -> Redistribution:
     """The cheapest steps from `source` to `target`. `itemsize` is that of an element in bytes; `budget` the bytes that a
-    device may use beside its pieces of source and target."""
+    device may use beside its pieces of source and target. Time is that of `cluster`; of `timing` where it is given (calibrated,
+    say); else of `LinkCost()`."""
     _check(source, target)
-    link = LinkCost() if link is None else link
+    if timing is None:
+        timing = LinkCost() if cluster is None else _timing(cluster, source, target)
     have, need = _without_trivial(source.refined()), _without_trivial(target.refined())
     if _same_by_other_names(have.mesh, need.mesh):
         names = dict(zip(need.mesh.names, have.mesh.names, strict=True))
@@ -85,7 +90,7 @@ def plan(
     bounds = (least_received(have, need), max(have.local_elements(), need.local_elements()))
     devices = len(target.mesh.devices)
     certified = [
-        (certify(candidate, steps, bounds, devices=devices, itemsize=itemsize, link=link), steps)
+        (certify(candidate, steps, bounds, devices=devices, itemsize=itemsize, timing=timing), steps)
         for candidate, steps in found
     ]
     order = list(Candidate)
@@ -147,6 +152,13 @@ def _check(source: Layout, target: Layout) -> None:
                 where=f"from {source} to {target} on mesh {source.mesh}",
                 fix="resolve it first, or keep the reduction",
             )
+
+
+def _timing(cluster: Cluster, source: Layout, target: Layout) -> Timing:
+    cluster.require(
+        1 + max(source.mesh.devices + target.mesh.devices), f"from mesh {source.mesh} to mesh {target.mesh}"
+    )
+    return ClusterCost.of(cluster)
 
 
 def _op(layout: Layout, axis: str) -> Reduction:
