@@ -10,7 +10,7 @@ than those of source and target, and when it receives the minimum. `one_mesh.py`
 **Another mesh.** A mesh over the same devices whose axes refine to the same primes is the same mesh by other names. Else an
 exchange crosses over.
 
-**Candidates**, the cheapest in predicted seconds wins, ties by the order of `Candidate`:
+**Candidates**, the cheapest in predicted seconds wins, then in elements received, then by the order of `Candidate`:
 
 | candidate | mode | |
 |---|---|---|
@@ -89,17 +89,19 @@ def plan(
         for candidate, steps in found
     ]
     order = list(Candidate)
-    certified.sort(key=lambda pair: (pair[0].seconds, order.index(pair[0].candidate)))
+    certified.sort(key=lambda pair: (pair[0].seconds, pair[0].received, order.index(pair[0].candidate)))
     best, steps = certified[0]
     return Redistribution(source, target, steps, best, tuple(certificate for certificate, _ in certified[1:]))
 
 
 def _on_one_mesh(ends: Ends, mode: Mode) -> list[tuple[Candidate, tuple[Step, ...]]]:
-    if not (ends.source.is_even and ends.target.is_even):
+    # no digit of an empty dim can be cut
+    if not (ends.source.is_even and ends.target.is_even) or 0 in ends.source.shape:
         return [(Candidate.DIRECT, reduce_and_exchange(ends))]
     problem = problem_of(ends)
     if mode is Mode.DIRECT:
-        return [(Candidate.DIRECT, direct_steps(ends, normal_steps(ends, problem, constructive(problem))))]
+        reducing = normal_steps(ends, problem, constructive(problem)) if ends.resolved else ()
+        return [(Candidate.DIRECT, direct_steps(ends, reducing))]
     form = search(problem)
     steps = normal_steps(ends, problem, form)
     found = [(Candidate.SEARCH if form.searched else Candidate.CONSTRUCTIVE, steps)]

@@ -52,7 +52,7 @@ def _resolve(source: Layout) -> list[Step]:
 
 def _spread(layout: Layout, axes: list[str] | None = None) -> Layout:
     """The layout with these axes (else all that replicate) on digits that they divide, where there are such."""
-    if not layout.is_even:
+    if not layout.is_even or 0 in layout.shape:
         return layout
     mesh = layout.mesh
     sizes = tuple(axis.size for axis in mesh.axes)
