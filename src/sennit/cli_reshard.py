@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -47,6 +48,8 @@ class Reshard:
     """Also say why this plan won, and what the others cost."""
     text: bool = False
     """Print the plan in its text form, which parses back."""
+    run: bool = False
+    """Also run the plan on local gloo ranks, one a device, and check every piece."""
     svg: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Also draw the tiles moving between devices, step by step."""
     batch: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
@@ -100,24 +103,61 @@ class ReshardResult:
     chosen: CandidateResult
     lost: tuple[CandidateResult, ...]
     why: str
+    measured: MeasuredRun | None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """On gloo ranks of this machine; `seconds` is the median of the slowest rank's, `wrong` the ranks with a wrong piece."""
+
+    ranks: int
+    seconds: float
+    wrong: tuple[int, ...]
 
 
 def _one(command: Reshard) -> int:
     from rich.console import Console
 
+    from sennit.report import units
     from sennit.report.reshard_table import RedistributionView
 
     planned, dtype = _plan_arguments(command)
     if command.svg is not None:
         _write_svg(command.svg, planned)
+    measured = _measure(planned, dtype) if command.run else None
     if command.json:
-        _print_document(_document(planned, dtype))
+        _print_document(_document(planned, dtype, measured))
     elif command.text:
         print(planned)
     else:
         timed_on = command.cluster or "links of 10 GB/s and 20 us (no cluster is named)"
         Console().print(RedistributionView(planned, dtype.itemsize, timed_on, command.explain))
-    return 0
+    if measured is None:
+        return 0
+    if not command.json:
+        verdict = f"ranks {list(measured.wrong)} have a wrong piece" if measured.wrong else "every piece is right"
+        print(f"measured on {measured.ranks} gloo ranks: {units.seconds(measured.seconds)}, the median; {verdict}")
+    return 1 if measured.wrong else 0
+
+
+def _measure(planned: Redistribution, dtype: DType) -> MeasuredRun:
+    from sennit.reshard.ranks_torch import run_on_ranks
+
+    with _status("running on local ranks"):
+        found = run_on_ranks(planned, dtype)
+    return MeasuredRun(found.ranks, found.median, found.wrong)
+
+
+@contextmanager
+def _status(message: str) -> Iterator[None]:
+    """A line on stderr that says what is being done, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(message):
+        yield
 
 
 def _plan_arguments(command: Reshard) -> tuple[Redistribution, DType]:
@@ -160,7 +200,7 @@ def _typed_layout(text: str, mesh: Mesh) -> tuple[Layout, DType]:
         raise ParseError(error.what, where=f"{text!r}, {error.where}", fix=error.fix) from None
 
 
-def _document(planned: Redistribution, dtype: DType) -> ReshardResult:
+def _document(planned: Redistribution, dtype: DType, measured: MeasuredRun | None) -> ReshardResult:
     from sennit.report.reshard_table import why
 
     return ReshardResult(
@@ -184,6 +224,7 @@ def _document(planned: Redistribution, dtype: DType) -> ReshardResult:
         chosen=_candidate(planned.certificate),
         lost=tuple(map(_candidate, planned.alternatives)),
         why=why(planned),
+        measured=measured,
     )
 
 
@@ -249,14 +290,16 @@ def _batch(command: Reshard, path: Path) -> int:
     import msgspec
 
     results: list[BatchResult] = []
-    for where, problem in _problems(path):
-        try:
-            result = _plan_problem(problem, command)
-        except SennitError as error:
-            raise type(error)(error.what, where=f"{where}; {error.where or ''}".rstrip("; "), fix=error.fix) from error
-        results.append(result)
-        if command.json:
-            print(msgspec.json.encode(result).decode())
+    with _status(f"planning the problems of {path}"):
+        for where, problem in _problems(path):
+            try:
+                result = _plan_problem(problem, command)
+            except SennitError as error:
+                place = where if error.where is None else f"{where}; {error.where}"
+                raise type(error)(error.what, where=place, fix=error.fix) from error
+            results.append(result)
+            if command.json:
+                print(msgspec.json.encode(result).decode())
     if not command.json:
         _print_batch(results)
     return 0

@@ -222,7 +222,7 @@ def _slices(problem: Problem, grown: Digits, other: Digits, prime: int) -> Itera
         for segment in _segments(problem, grown, dim):
             if segment.axis is not None or (segment.high // segment.low) % prime:
                 continue
-            strides = {segment.high // prime, *edges, *(edge // prime for edge in edges)}
+            strides = {segment.high // prime, *edges, *(edge // prime for edge in edges if edge % prime == 0)}
             for stride in sorted(strides, reverse=True):
                 inside = stride >= segment.low and stride % segment.low == 0 and segment.high % (stride * prime) == 0
                 if stride and inside:
