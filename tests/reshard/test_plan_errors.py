@@ -37,8 +37,10 @@ def test_mixed_reductions(role: str) -> None:
 
 
 def test_another_reduction_of_the_same_axis() -> None:
-    with pytest.raises(LayoutError, match="axis 'x' is pending sum in the source and max in the target"):
-        plan(layout("[8]{sum:x}"), layout("[8]{max:x}"))
+    with pytest.raises(LayoutError, match="axis 'y' is pending sum in the source and max in the target"):
+        plan(layout("[8]{sum:y}"), layout("[8]{max:y}"))
+    with pytest.raises(LayoutError, match="axis 'y' is pending sum"):  # by another name
+        plan(layout("[8]{sum:y}"), layout("[8]{max:b}", Mesh.parse("a=4,b=2")))
 
 
 def test_a_budget_below_the_least_possible() -> None:

@@ -107,7 +107,7 @@ def redistribution_svg(redistribution: Redistribution) -> str:
     frames = _frames(redistribution, grid)
     shape = redistribution.source.shape
     # the proportions of the array, within reason
-    tall = min(1.6, max(0.5, prod(shape[:-1]) / max(1, prod(shape[-1:])))) * CELL
+    tall = min(1.6, max(0.7, prod(shape[:-1]) / max(1, prod(shape[-1:])))) * CELL
     width = MARGIN * 2 + LABELS + len(devices) * (CELL + GAP)
     height = TOP + len(frames) * (tall + CAPTION) + MARGIN + 30
     shapes = [_style(), *_heading(redistribution, devices, every)]
@@ -137,7 +137,7 @@ def _style() -> str:
     )
     rules = (
         ".whole{fill:none;stroke:#8a8a8a;stroke-dasharray:2 2}.tile{stroke:#ffffff;stroke-width:1}"
-        "svg.sennit text.step{font-weight:600}svg.sennit text.from{font-size:11px;fill:#ffffff;font-weight:600;"
+        "svg.sennit text.step{font-weight:600}svg.sennit text.from{fill:#ffffff;font-weight:600;"
         "paint-order:stroke;stroke:#000000aa;stroke-width:2.5px}"
     )
     return f"<style>{rules}</style>{hatch}"
@@ -197,8 +197,12 @@ def _cell(frame: _Frame, grid: _Grid, device: int, left: float, top: float, tall
         shapes.append(f'<rect class="tile" {place} fill="{_colour(tile.sender)}"/>')
         if frame.pending:
             shapes.append(f'<rect {place} fill="url(#hatch)"/>')
-        if tile.sender != device and wide >= 13 and high >= 12:
-            shapes.append(text(f"{x + wide / 2:.2f}", y + high / 2 + 4, str(tile.sender), "from middle"))
+        digits = min(11.0, 0.9 * high, 1.4 * wide / len(str(tile.sender)))
+        if tile.sender != device and digits >= 7:
+            size = f' style="font-size:{digits:.3g}px"'
+            shapes.append(
+                text(f"{x + wide / 2:.2f}", y + high / 2 + 0.36 * digits, str(tile.sender), "from middle", size)
+            )
     return shapes
 
 

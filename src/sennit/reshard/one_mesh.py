@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from sennit.ir.layout import Entry, Layout, Split
 from sennit.reshard.ends import Ends, become_partial, changed_axes, common_place, fits, split_places
-from sennit.reshard.exchange import traffic
+from sennit.reshard.exchange import Count, traffic
 from sennit.reshard.normal_form import Digits, NormalForm, Place, Problem
 from sennit.reshard.redistribution import Step, StepKind
 
@@ -29,11 +29,12 @@ def problem_of(ends: Ends) -> Problem:
     )
 
 
-def normal_steps(ends: Ends, problem: Problem, form: NormalForm) -> tuple[Step, ...]:
+def normal_steps(ends: Ends, problem: Problem, form: NormalForm, count: Count = traffic) -> tuple[Step, ...]:
     """The normal form as steps."""
     mesh, source = ends.source.mesh, ends.source
     sliced, ungathered = dict(form.sliced), dict(form.ungathered)
     _share_reductions(problem, sliced, ungathered, [mesh.index(name) for name in ends.resolved])
+    form = NormalForm(sliced, ungathered, form.searched)
     after_flat = _with_digits(source, ends, ungathered)
     before_flat = _with_digits(source, ends, sliced)
     entries: dict[str, Entry | None] = dict(source.entries)
@@ -52,7 +53,7 @@ def normal_steps(ends: Ends, problem: Problem, form: NormalForm) -> tuple[Step, 
     change(StepKind.ALL_REDUCE, [name for name in ends.resolved if name not in scattered], before_flat)
     moved = [name for name in mesh.names if before_flat.entry(name) != after_flat.entry(name)]
     if moved:
-        change(_flat_kind(problem, sliced, ungathered, before_flat, after_flat), moved, after_flat)
+        change(_flat_kind(problem, form, before_flat, after_flat, count), moved, after_flat)
     gathered = [name for name, _ in after_flat.entries if ends.wanted.entry(name) is None]
     change(StepKind.ALL_GATHER, gathered, ends.wanted)
     become_partial(steps, ends)
@@ -111,14 +112,15 @@ def _take_common_digit(
         sliced[axis] = ungathered[after] = place
 
 
-def _flat_kind(problem: Problem, sliced: Digits, ungathered: Digits, before: Layout, after: Layout) -> StepKind:
+def _flat_kind(problem: Problem, form: NormalForm, before: Layout, after: Layout, count: Count) -> StepKind:
     """An all_to_all where each digit that an axis moves to is local before; a permute where each piece comes whole."""
+    sliced, ungathered = form.sliced, form.ungathered
     moved = {axis: place for axis, place in ungathered.items() if sliced.get(axis) != place}
     if sliced.keys() == ungathered.keys() and all(
         fits(sliced, problem.sizes, dim, stride, problem.sizes[axis]) for axis, (dim, stride) in moved.items()
     ):
         return StepKind.ALL_TO_ALL
-    return StepKind.PERMUTE if traffic(before, after).whole else StepKind.EXCHANGE
+    return StepKind.PERMUTE if count(before, after).whole else StepKind.EXCHANGE
 
 
 def direct_steps(ends: Ends, normal: tuple[Step, ...]) -> tuple[Step, ...]:

@@ -25,15 +25,15 @@ A plan is a pure function of its arguments: every rank makes the same one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import Enum
 
 from sennit.cluster import Cluster
 from sennit.errors import LayoutError
-from sennit.ir.layout import Layout, Reduction
+from sennit.ir.layout import Layout, Pending
 from sennit.ir.mesh import Mesh
 from sennit.reshard.certificate import certify, least_received
 from sennit.reshard.ends import Ends, reduce_and_exchange
+from sennit.reshard.exchange import Count, Traffic, traffic
 from sennit.reshard.normal_form import constructive, search
 from sennit.reshard.one_mesh import direct_steps, normal_steps, problem_of
 from sennit.reshard.redistribution import Candidate, Redistribution, Step, StepKind
@@ -43,6 +43,8 @@ from sennit.reshard.timing import ClusterCost, LinkCost, Timing
 from sennit.reshard.two_meshes import shared_steps, straight_steps
 
 __all__ = ["Mode", "plan"]
+
+Candidates = list[tuple[Candidate, tuple[Step, ...]]]
 
 
 class Mode(Enum):
@@ -73,19 +75,28 @@ def plan(
     if _same_by_other_names(have.mesh, need.mesh):
         names = dict(zip(need.mesh.names, have.mesh.names, strict=True))
         need = Layout(have.mesh, need.shape, tuple((names[name], entry) for name, entry in need.entries))
-    found: list[tuple[Candidate, tuple[Step, ...]]] = []
+        _check_kept(have, need)
+    counted: dict[tuple[Layout, Layout], Traffic] = {}
+
+    def count(before: Layout, after: Layout) -> Traffic:
+        """`traffic`, once for each two layouts: candidates and bounds share many."""
+        if (before, after) not in counted:
+            counted[before, after] = traffic(before, after)
+        return counted[before, after]
+
+    found: Candidates = []
     if have == need:
         found.append((Candidate.NOTHING, ()))
     elif have.mesh == need.mesh:
-        found += _on_one_mesh(Ends.of(have, need), mode)
+        found += _on_one_mesh(Ends.of(have, need), mode, count)
     else:
         found += _to_another_mesh(Ends.of(have, need), mode)
     if budget is not None:
-        found = _within_budget(found, have, need, budget, itemsize)
-    bounds = (least_received(have, need), max(have.local_elements(), need.local_elements()))
+        found = _within_budget(found, Ends.of(have, need), budget, itemsize, count)
+    bounds = (least_received(have, need, count), max(have.local_elements(), need.local_elements()))
     devices = len(target.mesh.devices)
     certified = [
-        (certify(candidate, steps, bounds, devices=devices, itemsize=itemsize, timing=timing), steps)
+        (certify(candidate, steps, bounds, devices=devices, itemsize=itemsize, timing=timing, count=count), steps)
         for candidate, steps in found
     ]
     order = list(Candidate)
@@ -94,25 +105,25 @@ def plan(
     return Redistribution(source, target, steps, best, tuple(certificate for certificate, _ in certified[1:]))
 
 
-def _on_one_mesh(ends: Ends, mode: Mode) -> list[tuple[Candidate, tuple[Step, ...]]]:
+def _on_one_mesh(ends: Ends, mode: Mode, count: Count) -> Candidates:
     # no digit of an empty dim can be cut
     if not (ends.source.is_even and ends.target.is_even) or 0 in ends.source.shape:
         return [(Candidate.DIRECT, reduce_and_exchange(ends))]
     problem = problem_of(ends)
     if mode is Mode.DIRECT:
-        reducing = normal_steps(ends, problem, constructive(problem)) if ends.resolved else ()
+        reducing = normal_steps(ends, problem, constructive(problem), count) if ends.resolved else ()
         return [(Candidate.DIRECT, direct_steps(ends, reducing))]
     form = search(problem)
-    steps = normal_steps(ends, problem, form)
+    steps = normal_steps(ends, problem, form, count)
     found = [(Candidate.SEARCH if form.searched else Candidate.CONSTRUCTIVE, steps)]
     if form.searched:
-        found.append((Candidate.CONSTRUCTIVE, normal_steps(ends, problem, constructive(problem))))
+        found.append((Candidate.CONSTRUCTIVE, normal_steps(ends, problem, constructive(problem), count)))
     if mode is Mode.AUTO:
         found.append((Candidate.DIRECT, direct_steps(ends, steps)))
     return found
 
 
-def _to_another_mesh(ends: Ends, mode: Mode) -> list[tuple[Candidate, tuple[Step, ...]]]:
+def _to_another_mesh(ends: Ends, mode: Mode) -> Candidates:
     shared = None if mode is Mode.DIRECT else shared_steps(ends)
     if shared is None:
         return [(Candidate.DIRECT, straight_steps(ends))]
@@ -123,19 +134,17 @@ def _to_another_mesh(ends: Ends, mode: Mode) -> list[tuple[Candidate, tuple[Step
     return found
 
 
-def _within_budget(
-    found: Sequence[tuple[Candidate, tuple[Step, ...]]], source: Layout, target: Layout, budget: int, itemsize: int
-) -> list[tuple[Candidate, tuple[Step, ...]]]:
+def _within_budget(found: Candidates, ends: Ends, budget: int, itemsize: int, count: Count) -> Candidates:
     """The candidates that stage no more than the budget; and those that do, with each such step as an exchange in parts. A
     reduce_scatter that stages too much is given up for an all_reduce, which works in place."""
-    fitting: list[tuple[Candidate, tuple[Step, ...]]] = []
+    fitting: Candidates = []
     for candidate, steps in found:
-        staged = [step_cost(step).staging * itemsize > budget for step in steps]
+        staged = [step_cost(step, count).staging * itemsize > budget for step in steps]
         if not any(staged):
             fitting.append((candidate, steps))
             continue
         if any(over and step.kind is StepKind.REDUCE_SCATTER for over, step in zip(staged, steps, strict=True)):
-            steps = reduce_and_exchange(Ends.of(source, target))
+            steps = reduce_and_exchange(ends)
             staged = [step.kind is StepKind.EXCHANGE for step in steps]
         parts: list[Step] = []
         for over, step in zip(staged, steps, strict=True):
@@ -168,11 +177,15 @@ def _check(source: Layout, target: Layout) -> None:
                 where=f"layout {layout} on mesh {layout.mesh}",
                 fix="resolve one of them first",
             )
-    kept = {name for name, _ in source.pending} & {name for name, _ in target.pending}
-    for name in sorted(kept):
-        if source.mesh == target.mesh and source.entry(name) != target.entry(name):
+
+
+def _check_kept(source: Layout, target: Layout) -> None:
+    """Both on one mesh: what stays pending keeps its reduction."""
+    for name, op in source.pending:
+        other = target.entry(name)
+        if isinstance(other, Pending) and other.op is not op:
             raise LayoutError(
-                f"axis {name!r} is pending {_op(source, name).value} in the source and {_op(target, name).value} in the target",
+                f"axis {name!r} is pending {op.value} in the source and {other.op.value} in the target",
                 where=f"from {source} to {target} on mesh {source.mesh}",
                 fix="resolve it first, or keep the reduction",
             )
@@ -183,10 +196,6 @@ def _timing(cluster: Cluster, source: Layout, target: Layout) -> Timing:
         1 + max(source.mesh.devices + target.mesh.devices), f"from mesh {source.mesh} to mesh {target.mesh}"
     )
     return ClusterCost.of(cluster)
-
-
-def _op(layout: Layout, axis: str) -> Reduction:
-    return dict(layout.pending)[axis]
 
 
 def _without_trivial(layout: Layout) -> Layout:
