@@ -186,6 +186,8 @@ def _demo(command: Demo) -> int:
         _print_json(_demo_result(command, comparison))
     else:
         Console().print(ComparisonView(comparison))
+        print(f"report: {command.out / 'report.html'}   trace for ui.perfetto.dev: {command.out / 'trace.json.gz'}")
+        print(f"programs, and the source that each rank runs: {command.out / 'programs'}")
     return 0
 
 
