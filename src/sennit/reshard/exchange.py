@@ -12,7 +12,7 @@ every rank finds the same transfers. Neither even sizes nor a common mesh are ne
 
 A device holds one cell, so what the holders of a cell send is for that cell alone: W elements in transfers of at most z over r
 holders. Least-loaded-first then loads no holder with more than W/r + z (1 - 1/r), and exactly ceil(n/r) z where all n
-transfers have one size. `traffic` counts with this, without making the transfers.
+transfers of the cell, local copies among them, have one size. `traffic` counts with this, without making the transfers.
 
 Axes that are pending in both layouts keep their parts apart: a holder agrees with the receiver on their coordinates.
 """
