@@ -1,0 +1,242 @@
+"""Plans for JAX: slices, one fused all-to-all, at most one permute, gathers; chosen by the bytes that they touch.
+
+Over common positions (`lower_jax.positions`) a layout is a map from axes to positions. Let S be the positions that the
+source holds, T those of the target.
+
+- A position of T \\ S is local and must go to an axis: an axis that holds nothing *slices* it, or an axis that holds a
+  position of S \\ T *exchanges* the two (all-to-all).
+- A position of S \\ T that was not exchanged stays where it is and is *gathered* last, when all else is in place.
+- After slices and exchanges the right positions are held, perhaps by other axes than the target says: one *permute* gives
+  each device the piece that it should have. Axes that the target leaves free hold the positions to be gathered.
+
+`sequences` enumerates who slices and who exchanges what. All sequences keep the memory bound: slices shrink, exchanges and
+the permute keep, gathers grow to the target (the normal form of arXiv 2112.01075). They differ in time. In one process
+or over fast links a collective's time is the bytes that it and its packing touch, with what each member of a group adds;
+`touched` counts those per device, for pieces of L bytes and results of G:
+
+| step | touched |
+|---|---|
+| slice | L |
+| all-to-all | 3 L: pack, exchange, put in place |
+| permute | L where the piece moves |
+| gather | G, and G again to put in place where not all of it leads |
+
+The planner of `planner.py` minimises time on a cluster's links and has more kinds of steps (reductions, exchanges between
+meshes, uneven pieces), none of which JAX can place. Steps are of its type, so that its plans lower here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise, product
+from math import prod
+
+from sennit.ir.layout import Layout, Split
+from sennit.reshard.lower_jax import Position, held as position_of, local, moved_fraction, positions
+from sennit.reshard.redistribution import Step, StepKind
+
+__all__ = ["TouchCost", "sequences", "touched"]
+
+# Sequences looked at. Up to 16 devices there are fewer; beyond, those that keep the target's names come first.
+LIMIT = 512
+
+Held = dict[str, Position]
+
+
+@dataclass(frozen=True, slots=True)
+class TouchCost:
+    """How often each byte counts in a step, and bytes that stand for what is not a byte: `member` for each member of a
+    collective's group, `step` for each collective."""
+
+    exchange: float = 2.0
+    gather: float = 1.0
+    transpose: float = 1.0
+    member: float = 0.0
+    step: float = 0.0
+
+
+def sequences(source: Layout, target: Layout) -> Iterator[tuple[Step, ...]]:
+    """Sequences of steps from one even layout to another on the same refined mesh; none where their digits clash."""
+    every = positions([source, target])
+    if every is None:
+        return
+    have, want = _held(source, every), _held(target, every)
+    missing = [position for position in every if position in want.values() and position not in have.values()]
+    owner = {position: axis for axis, position in want.items()}
+    free = [axis for axis in source.mesh.names if axis not in have and source.mesh.size(axis) > 1]
+    surplus = [axis for axis, position in have.items() if position not in want.values()]
+
+    def takers(position: Position) -> list[str]:
+        able = [axis for axis in (*free, *surplus) if source.mesh.size(axis) == position.size]
+        return sorted(able, key=lambda axis: axis != owner[position])
+
+    choices = (
+        choice for choice in product(*(takers(position) for position in missing)) if len(set(choice)) == len(choice)
+    )
+    for choice in islice(choices, LIMIT):
+        takes = dict(zip(choice, missing, strict=True))
+        sliced = {axis: position for axis, position in takes.items() if axis in free}
+        exchanged = {axis: position for axis, position in takes.items() if axis not in free}
+        gathered = {axis: have[axis] for axis in surplus if axis not in takes}
+        for fronted in _fronts(gathered, target):
+            for apart in (False, True):
+                steps = _sequence(source, have, want, target, sliced, {**exchanged, **fronted}, apart)
+                if steps is not None:
+                    yield steps
+
+
+def _held(layout: Layout, every: tuple[Position, ...]) -> Held:
+    """Which position each axis holds. An axis of size 1 holds nothing."""
+    at = {(position.dim, position.stride): position for position in every}
+    return {
+        name: at[entry.dim, entry.stride]
+        for name, entry in layout.entries
+        if isinstance(entry, Split) and layout.mesh.size(name) > 1
+    }
+
+
+def _sequence(
+    source: Layout, have: Held, want: Held, target: Layout, sliced: Held, exchanged: Held, apart: bool
+) -> tuple[Step, ...] | None:
+    """With `apart`, positions that do not lead in the result are gathered before those that do: what is put in place then
+    is smaller. None where that is the same as one gather."""
+    steps: list[Step] = []
+    layout, held = source, dict(have)
+
+    def add(kind: StepKind, axes: Sequence[str], becomes: Held) -> None:
+        nonlocal layout, held
+        if axes:
+            result = _layout(source, becomes)
+            steps.append(Step(kind, tuple(axes), layout, result))
+            layout, held = result, becomes
+
+    add(StepKind.SLICE, list(sliced), {**held, **sliced})
+    add(StepKind.ALL_TO_ALL, list(exchanged), {**held, **exchanged})
+    named = _named(held, want)
+    add(StepKind.PERMUTE, [axis for axis in named if held.get(axis) != named[axis]], named)
+    # in the order in which the result has them, so that a gather of leading positions needs no transpose
+    gathered = sorted((axis for axis in held if axis not in want), key=lambda axis: _rank(held[axis]))
+    leading = _leading([held[axis] for axis in gathered], target)
+    if not apart:
+        leading = 0
+    elif leading in (0, len(gathered)):
+        return None
+    for group in (gathered[leading:], gathered[:leading]):
+        add(StepKind.ALL_GATHER, group, {axis: position for axis, position in held.items() if axis not in group})
+    return tuple(steps)
+
+
+def _leading(gathered: Sequence[Position], target: Layout) -> int:
+    """How many of the positions, in order, lead the target's pieces."""
+    chunks = _chunks(target, {str(index): position for index, position in enumerate(gathered)})
+    count = 0
+    while count < len(gathered) and chunks[count] == gathered[count]:
+        count += 1
+    return count
+
+
+def _fronts(gathered: Held, target: Layout) -> Iterator[Held]:
+    """What to bring to the front of the target's pieces before gathering it there: nothing, or all that is elsewhere."""
+    yield {}
+    found: Held = {}
+    waiting = sorted(gathered, key=lambda axis: _rank(gathered[axis]))
+    for chunk in _chunks(target, gathered):
+        if not waiting:
+            break
+        holder = next((axis for axis in waiting if gathered[axis] == chunk), None)
+        if holder is not None:
+            waiting.remove(holder)
+            continue
+        size = chunk.size
+        # from the back: what is near the front may lead where it is
+        for axis in reversed(waiting.copy()):
+            prime = gathered[axis].size
+            if size % prime == 0:
+                size //= prime
+                found[axis] = Position(chunk.dim, chunk.stride * size, prime)
+                waiting.remove(axis)
+        if size > 1:
+            break
+    if found and not waiting:
+        yield found
+
+
+def _chunks(target: Layout, gathered: Held) -> tuple[Position, ...]:
+    """The local positions of the target in order, cut where a gathered position ends."""
+    chunks: list[Position] = []
+    for dim, size in enumerate(target.shape):
+        digits = {(digit.stride, digit.size): True for digit in target.digits(dim)}
+        digits |= {(position.stride, position.size): False for position in gathered.values() if position.dim == dim}
+        cuts = sorted({1, size, *(s for s, _ in digits), *(s * n for s, n in digits)}, reverse=True)
+        chunks += [
+            Position(dim, minor, major // minor)
+            for major, minor in pairwise(cuts)
+            if not digits.get((minor, major // minor), False)
+        ]
+    return tuple(chunks)
+
+
+def _named(held: Held, want: Held) -> Held:
+    """The same positions under the target's names. What will be gathered stays, or goes to an axis that was left."""
+    if all(held.get(axis) == position for axis, position in want.items()):
+        return held
+    named = dict(want)
+    extra = {axis: position for axis, position in held.items() if position not in want.values()}
+    named.update({axis: position for axis, position in extra.items() if axis not in want})
+    left = [axis for axis in held if axis not in named]
+    for axis, position in extra.items():
+        if axis in want:
+            other = next(name for name in left if held[name].size == position.size)
+            left.remove(other)
+            named[other] = position
+    return named
+
+
+def _rank(position: Position) -> tuple[int, int]:
+    return position.dim, -position.stride
+
+
+def _layout(like: Layout, held: Held) -> Layout:
+    return Layout.make(
+        like.mesh, like.shape, {axis: Split(position.dim, position.stride) for axis, position in held.items()}
+    )
+
+
+def touched(steps: tuple[Step, ...], itemsize: int, cost: TouchCost) -> float:
+    """Bytes per device that the steps touch as `lower_jax` lowers them, with what groups and steps cost besides."""
+    if not steps:
+        return 0.0
+    layouts = [steps[0].source, *(step.result for step in steps)]
+    every = positions(layouts)
+    assert every is not None  # `sequences` gives none else
+    order, last = local(layouts[0], every), local(layouts[-1], every)
+    total = 0.0
+    for step in steps:
+        before, after = (layout.local_elements() * itemsize for layout in (step.source, step.result))
+        members = prod(step.source.mesh.size(axis) for axis in step.axes)
+        match step.kind:
+            case StepKind.SLICE:
+                total += after
+                order = tuple(position for position in order if position in local(step.result, every))
+            case StepKind.ALL_TO_ALL:
+                gone = tuple(position_of(step.result, axis, every) for axis in step.axes)
+                came = tuple(position_of(step.source, axis, every) for axis in step.axes)
+                rest = tuple(position for position in order if position not in gone)
+                total += cost.exchange * before + cost.member * members + cost.step
+                if order != gone + rest:
+                    total += cost.transpose * before
+                order = came + rest
+            case StepKind.ALL_GATHER:
+                came = tuple(position_of(step.source, axis, every) for axis in step.axes)
+                if last[: len(came)] == came and set(last) == {*came, *order}:
+                    if order != last[len(came) :]:
+                        total += cost.transpose * before
+                    order = last[len(came) :]
+                total += cost.gather * after + cost.member * members + cost.step
+                order = came + order
+            case _:
+                total += before * moved_fraction(step) + cost.step
+    if order != last:
+        total += cost.transpose * layouts[-1].local_elements() * itemsize
+    return total
