@@ -27,16 +27,18 @@ meshes, uneven pieces), none of which JAX can place. Steps are of its type, so t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise, product
+from itertools import islice, pairwise
 from math import prod
 
 from sennit.ir.layout import Layout, Split
-from sennit.reshard.lower_jax import Position, held as position_of, local, moved_fraction, positions
+from sennit.reshard.lower_jax import Position, is_swap, local, positions
+from sennit.reshard.lower_jax import held as position_of
 from sennit.reshard.redistribution import Step, StepKind
 
-__all__ = ["TouchCost", "sequences", "touched"]
+__all__ = ["TouchCost", "choose", "sequences", "touched"]
 
 # Sequences looked at. Up to 16 devices there are fewer; beyond, those that keep the target's names come first.
 LIMIT = 512
@@ -49,60 +51,72 @@ class TouchCost:
     """How often each byte counts in a step, and bytes that stand for what is not a byte: `member` for each member of a
     collective's group, `step` for each collective."""
 
+    swap: float = 2.5
     exchange: float = 2.0
     gather: float = 1.0
-    transpose: float = 1.0
+    transpose: float = 1.5
     member: float = 0.0
-    step: float = 0.0
+    step: float = 2.0**17
+
+
+DEFAULT_COST = TouchCost()
+
+
+def choose(source: Layout, target: Layout, itemsize: int, cost: TouchCost = DEFAULT_COST) -> tuple[Step, ...] | None:
+    """The steps from one even layout to another on the same refined mesh that touch least; the first among equals.
+
+    None where XLA's own resharding is as good or the only one: nothing is communicated (it slices as we do), or digits
+    clash and no permute between pieces of equal shape leads from one to the other."""
+    if positions([source, target]) is None:
+        return _through_blocks(source, target)
+    best = min(islice(sequences(source, target), LIMIT), key=lambda steps: touched(steps, itemsize, cost))
+    return best if any(step.kind.communicates for step in best) else None
 
 
 def sequences(source: Layout, target: Layout) -> Iterator[tuple[Step, ...]]:
-    """Sequences of steps from one even layout to another on the same refined mesh; none where their digits clash."""
+    """Sequences of steps between layouts with common positions. Those that keep the target's names come early."""
     every = positions([source, target])
-    if every is None:
-        return
-    have, want = _held(source, every), _held(target, every)
+    assert every is not None
+    have, want = _held(source), _held(target)
     missing = [position for position in every if position in want.values() and position not in have.values()]
     owner = {position: axis for axis, position in want.items()}
     free = [axis for axis in source.mesh.names if axis not in have and source.mesh.size(axis) > 1]
     surplus = [axis for axis, position in have.items() if position not in want.values()]
 
-    def takers(position: Position) -> list[str]:
-        able = [axis for axis in (*free, *surplus) if source.mesh.size(axis) == position.size]
-        return sorted(able, key=lambda axis: axis != owner[position])
+    def assignments(waiting: list[Position], takers: list[str]) -> Iterator[Held]:
+        if not waiting:
+            yield {}
+            return
+        able = [axis for axis in takers if source.mesh.size(axis) == waiting[0].size]
+        for axis in sorted(able, key=lambda axis: axis != owner[waiting[0]]):
+            for others in assignments(waiting[1:], [other for other in takers if other != axis]):
+                yield {axis: waiting[0], **others}
 
-    choices = (
-        choice for choice in product(*(takers(position) for position in missing)) if len(set(choice)) == len(choice)
-    )
-    for choice in islice(choices, LIMIT):
-        takes = dict(zip(choice, missing, strict=True))
+    for takes in assignments(missing, free + surplus):
         sliced = {axis: position for axis, position in takes.items() if axis in free}
         exchanged = {axis: position for axis, position in takes.items() if axis not in free}
         gathered = {axis: have[axis] for axis in surplus if axis not in takes}
-        for fronted in _fronts(gathered, target):
+        for fronted in _fronts(gathered, target, [have[axis] for axis in surplus]):
             for apart in (False, True):
-                steps = _sequence(source, have, want, target, sliced, {**exchanged, **fronted}, apart)
+                steps = _sequence(source, target, sliced, {**exchanged, **fronted}, apart)
                 if steps is not None:
                     yield steps
 
 
-def _held(layout: Layout, every: tuple[Position, ...]) -> Held:
+def _held(layout: Layout) -> Held:
     """Which position each axis holds. An axis of size 1 holds nothing."""
-    at = {(position.dim, position.stride): position for position in every}
     return {
-        name: at[entry.dim, entry.stride]
+        name: Position(entry.dim, entry.stride, layout.mesh.size(name))
         for name, entry in layout.entries
         if isinstance(entry, Split) and layout.mesh.size(name) > 1
     }
 
 
-def _sequence(
-    source: Layout, have: Held, want: Held, target: Layout, sliced: Held, exchanged: Held, apart: bool
-) -> tuple[Step, ...] | None:
+def _sequence(source: Layout, target: Layout, sliced: Held, exchanged: Held, apart: bool) -> tuple[Step, ...] | None:
     """With `apart`, positions that do not lead in the result are gathered before those that do: what is put in place then
     is smaller. None where that is the same as one gather."""
     steps: list[Step] = []
-    layout, held = source, dict(have)
+    layout, held, want = source, _held(source), _held(target)
 
     def add(kind: StepKind, axes: Sequence[str], becomes: Held) -> None:
         nonlocal layout, held
@@ -114,7 +128,7 @@ def _sequence(
     add(StepKind.SLICE, list(sliced), {**held, **sliced})
     add(StepKind.ALL_TO_ALL, list(exchanged), {**held, **exchanged})
     named = _named(held, want)
-    add(StepKind.PERMUTE, [axis for axis in named if held.get(axis) != named[axis]], named)
+    add(StepKind.PERMUTE, [axis for axis in source.mesh.names if held.get(axis) != named.get(axis)], named)
     # in the order in which the result has them, so that a gather of leading positions needs no transpose
     gathered = sorted((axis for axis in held if axis not in want), key=lambda axis: _rank(held[axis]))
     leading = _leading([held[axis] for axis in gathered], target)
@@ -129,25 +143,28 @@ def _sequence(
 
 def _leading(gathered: Sequence[Position], target: Layout) -> int:
     """How many of the positions, in order, lead the target's pieces."""
-    chunks = _chunks(target, {str(index): position for index, position in enumerate(gathered)})
+    chunks = _chunks(target, gathered)
     count = 0
     while count < len(gathered) and chunks[count] == gathered[count]:
         count += 1
     return count
 
 
-def _fronts(gathered: Held, target: Layout) -> Iterator[Held]:
-    """What to bring to the front of the target's pieces before gathering it there: nothing, or all that is elsewhere."""
+def _fronts(gathered: Held, target: Layout, occupied: Sequence[Position]) -> Iterator[Held]:
+    """What to bring to the front of the target's pieces before gathering it there: nothing, or all that is elsewhere. The
+    front must be local before the exchange: what is `occupied` then cannot be taken."""
     yield {}
     found: Held = {}
     waiting = sorted(gathered, key=lambda axis: _rank(gathered[axis]))
-    for chunk in _chunks(target, gathered):
+    for chunk in _chunks(target, occupied):
         if not waiting:
             break
         holder = next((axis for axis in waiting if gathered[axis] == chunk), None)
         if holder is not None:
             waiting.remove(holder)
             continue
+        if chunk in occupied:
+            break
         size = chunk.size
         # from the back: what is near the front may lead where it is
         for axis in reversed(waiting.copy()):
@@ -162,12 +179,12 @@ def _fronts(gathered: Held, target: Layout) -> Iterator[Held]:
         yield found
 
 
-def _chunks(target: Layout, gathered: Held) -> tuple[Position, ...]:
-    """The local positions of the target in order, cut where a gathered position ends."""
+def _chunks(target: Layout, others: Sequence[Position]) -> tuple[Position, ...]:
+    """The local positions of the target in order, cut where one of `others` ends."""
     chunks: list[Position] = []
     for dim, size in enumerate(target.shape):
         digits = {(digit.stride, digit.size): True for digit in target.digits(dim)}
-        digits |= {(position.stride, position.size): False for position in gathered.values() if position.dim == dim}
+        digits |= {(position.stride, position.size): False for position in others if position.dim == dim}
         cuts = sorted({1, size, *(s for s, _ in digits), *(s * n for s, n in digits)}, reverse=True)
         chunks += [
             Position(dim, minor, major // minor)
@@ -223,6 +240,10 @@ def touched(steps: tuple[Step, ...], itemsize: int, cost: TouchCost) -> float:
                 gone = tuple(position_of(step.result, axis, every) for axis in step.axes)
                 came = tuple(position_of(step.source, axis, every) for axis in step.axes)
                 rest = tuple(position for position in order if position not in gone)
+                if is_swap(step, itemsize):
+                    total += cost.swap * before + cost.step
+                    order = local(step.result, every)
+                    continue
                 total += cost.exchange * before + cost.member * members + cost.step
                 if order != gone + rest:
                     total += cost.transpose * before
@@ -236,7 +257,45 @@ def touched(steps: tuple[Step, ...], itemsize: int, cost: TouchCost) -> float:
                 total += cost.gather * after + cost.member * members + cost.step
                 order = came + order
             case _:
-                total += before * moved_fraction(step) + cost.step
+                total += before + cost.step
     if order != last:
         total += cost.transpose * layouts[-1].local_elements() * itemsize
     return total
+
+
+def _through_blocks(source: Layout, target: Layout) -> tuple[Step, ...] | None:
+    """Where digits clash (dim 6: 2 blocks here, 3 blocks there): slice until every dim of the source has as many blocks of
+    each prime as that of the target will have, permute whole blocks, gather. None where axes to slice with are lacking."""
+    mesh, dims = source.mesh, range(len(source.shape))
+    have = [[digit.axis for digit in source.digits(dim)] for dim in dims]
+    want = [[digit.axis for digit in target.digits(dim)] for dim in dims]
+    free = [axis for axis in mesh.names if source.entry(axis) is None]
+    rest = [axis for axis in mesh.names if target.entry(axis) is None]
+    cut, glue = [list(axes) for axes in have], [list(axes) for axes in want]
+    for dim in dims:
+        sizes, wanted = (Counter(mesh.size(axis) for axis in axes) for axes in (have[dim], want[dim]))
+        for pool, grown, prefer, lacking in (
+            (free, cut[dim], want[dim], wanted - sizes),
+            (rest, glue[dim], have[dim], sizes - wanted),
+        ):
+            for size in lacking.elements():
+                able = [axis for axis in pool if mesh.size(axis) == size]
+                if not able:
+                    return None
+                axis = min(able, key=lambda axis: axis not in prefer)
+                pool.remove(axis)
+                grown.append(axis)
+    cut_layout, glue_layout = (Layout.block(mesh, source.shape, dict(enumerate(axes))) for axes in (cut, glue))
+    steps = (
+        Step(StepKind.SLICE, _changed(source, cut_layout), source, cut_layout),
+        Step(StepKind.PERMUTE, _changed(cut_layout, glue_layout), cut_layout, glue_layout),
+        Step(StepKind.ALL_GATHER, _changed(glue_layout, target), glue_layout, target),
+    )
+    return tuple(step for step in steps if step.axes)
+
+
+def _changed(before: Layout, after: Layout) -> tuple[str, ...]:
+    """The axes that differ; those that are gathered in the order in which the result has them."""
+    names = [axis for axis in before.mesh.names if before.entry(axis) != after.entry(axis)]
+    held = _held(before)
+    return tuple(sorted(names, key=lambda axis: _rank(held[axis]) if axis in held else (0, 0)))

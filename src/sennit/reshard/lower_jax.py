@@ -8,7 +8,7 @@ the next step, and a step only says which positions become local and which cease
 | step | on the piece |
 |---|---|
 | slice | one `dynamic_slice` that takes this device's coordinate in every position that goes to an axis |
-| all_to_all | positions that go to axes lead, in the order of the group; one `lax.all_to_all` with split = concat = 0; now the positions that came from the axes lead |
+| all_to_all | between two devices, one `lax.ppermute` of a half (`_swap`); else positions that go to axes lead, in the order of the group; one `lax.all_to_all` with split = concat = 0; now the positions that came from the axes lead |
 | permute | one `lax.ppermute`: the positions stay, other axes hold them |
 | all_gather | one untiled `lax.all_gather` for all positions of all dims: they lead |
 
@@ -32,6 +32,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sennit.errors import LayoutError
 from sennit.ir.layout import Layout, Split
@@ -39,11 +40,13 @@ from sennit.ir.mesh import Mesh
 from sennit.reshard.redistribution import Step, StepKind
 
 try:
-    from jax import lax
+    import jax.lax
 except ImportError as missing:
     raise ImportError('sennit.reshard.lower_jax needs JAX: pip install "sennit[jax]"') from missing
 
-__all__ = ["Position", "held", "local", "lower", "moved_fraction", "positions"]
+lax: Any = jax.lax  # whose collectives have no types
+
+__all__ = ["Position", "held", "is_swap", "local", "lower", "positions"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,9 +66,20 @@ class Piece:
     order: tuple[Position, ...]
 
     def arranged(self, order: Sequence[Position]) -> Piece:
+        """The same piece in another order. Neighbours that stay neighbours move as one: few long loops."""
         if tuple(order) == self.order:
             return self
-        return Piece(lax.transpose(self.value, [self.order.index(position) for position in order]), tuple(order))
+        runs: list[list[int]] = []
+        for position in order:
+            index = self.order.index(position)
+            if runs and runs[-1][-1] + 1 == index:
+                runs[-1].append(index)
+            else:
+                runs.append([index])
+        merged = sorted(runs)
+        value = lax.reshape(self.value, [prod(self.value.shape[index] for index in run) for run in merged])
+        value = lax.transpose(value, [merged.index(run) for run in runs])
+        return Piece(lax.reshape(value, [self.value.shape[self.order.index(p)] for p in order]), tuple(order))
 
 
 def positions(layouts: Sequence[Layout]) -> tuple[Position, ...] | None:
@@ -149,23 +163,40 @@ def _step(
 
 
 def _slice(piece: Piece, step: Step, every: Sequence[Position], names: tuple[str, ...]) -> Piece:
+    mesh = step.source.mesh
     taken = {held(step.result, axis, every): axis for axis in step.axes}
-    me = lax.axis_index(names)
-    points = np.array(list(step.source.mesh.points()), dtype=np.int32)
-    starts = [
-        # from a table: arithmetic on the device's number would be fused into the copy and done for each element
-        lax.dynamic_index_in_dim(points[:, step.source.mesh.index(taken[position])], me, keepdims=False)
-        if position in taken
-        else np.int32(0)
-        for position in piece.order
-    ]
-    sizes = [1 if position in taken else position.size for position in piece.order]
-    value = lax.dynamic_slice(piece.value, starts, sizes)
+    # neighbours that are kept are one array dim, and so is a kept one with those above it that are taken: few long loops
+    shape, starts, sizes = [1], [np.zeros(len(mesh.devices), dtype=np.int32)], [1]
+    was_taken = False
+    for position in piece.order:
+        if position in taken and not was_taken:
+            shape, starts, sizes = [*shape, 1], [*starts, np.zeros_like(starts[0])], [*sizes, 1]
+        shape[-1] *= position.size
+        starts[-1] = starts[-1] * position.size
+        if position in taken:
+            starts[-1] += _coordinates(mesh, taken[position])
+        else:
+            sizes[-1] *= position.size
+        was_taken = position in taken
+    value = lax.dynamic_slice(
+        lax.reshape(piece.value, shape),
+        [_of_device(table, names) if table.any() else np.int32(0) for table in starts],
+        sizes,
+    )
     order = tuple(position for position in piece.order if position not in taken)
     return Piece(lax.reshape(value, [position.size for position in order]), order)
 
 
+def is_swap(step: Step, itemsize: int) -> bool:
+    """Whether an all-to-all is lowered as a swap: between two devices, of pieces that take longer to copy than a step more
+    takes to start."""
+    members = prod(step.source.mesh.size(axis) for axis in step.axes)
+    return members == 2 and step.source.local_elements() * itemsize >= 2**20
+
+
 def _all_to_all(piece: Piece, step: Step, every: Sequence[Position], names: tuple[str, ...]) -> Piece:
+    if is_swap(step, piece.value.dtype.itemsize):
+        return _swap(piece, step, every, names)
     gone = tuple(held(step.result, axis, every) for axis in step.axes)
     came = tuple(held(step.source, axis, every) for axis in step.axes)
     rest = tuple(position for position in piece.order if position not in gone)
@@ -180,6 +211,21 @@ def _all_to_all(piece: Piece, step: Step, every: Sequence[Position], names: tupl
         axis_index_groups=_groups(step.source.mesh, step.axes),
     )
     return Piece(lax.reshape(value, [*(position.size for position in came), *shape]), came + rest)
+
+
+def _swap(piece: Piece, step: Step, every: Sequence[Position], names: tuple[str, ...]) -> Piece:
+    """An all-to-all between two devices, in place.
+
+    Read the position that goes as the one that comes: the half that stays is already where it belongs, and the half that
+    arrives belongs where the half that leaves was. So the whole is copied once, in the order that the result has, and one
+    half is packed and sent. (Between more devices, the copies of `lax.all_to_all` are faster than rounds of swaps.)"""
+    mesh, (axis,), order = step.source.mesh, step.axes, local(step.result, every)
+    gone, came = held(step.result, axis, every), held(step.source, axis, every)
+    value = piece.arranged([gone if position == came else position for position in order]).value
+    start = [_of_device(1 - _coordinates(mesh, axis), names) if position == came else np.int32(0) for position in order]
+    half = lax.dynamic_slice(value, start, [1 if position == came else position.size for position in order])
+    pairs = [pair for a, b in _groups(mesh, step.axes) or [[0, 1]] for pair in ((a, b), (b, a))]
+    return Piece(lax.dynamic_update_slice(value, lax.ppermute(half, names, pairs), start), order)
 
 
 def _all_gather(
@@ -203,6 +249,17 @@ def held(layout: Layout, axis: str, every: Sequence[Position]) -> Position:
 # ---- devices, by their position in the flattened mesh ----------------------------------------------------------------
 
 
+def _coordinates(mesh: Mesh, axis: str) -> NDArray[np.int32]:
+    """The coordinate on the axis of each device."""
+    return np.array([point[mesh.index(axis)] for point in mesh.points()], dtype=np.int32)
+
+
+def _of_device(table: NDArray[np.int32], names: tuple[str, ...]) -> Any:
+    """This device's entry. Looked up, because arithmetic on the device's number would be fused into the copies that use it
+    and be done for each element."""
+    return lax.dynamic_index_in_dim(table, lax.axis_index(names), keepdims=False)
+
+
 def _groups(mesh: Mesh, axes: Sequence[str]) -> list[list[int]] | None:
     """The groups over `axes`, the first of them major. JAX wants None for the one group of all in order."""
     grid = np.arange(len(mesh.devices)).reshape([axis.size for axis in mesh.axes])
@@ -222,12 +279,6 @@ def _pairs(step: Step) -> list[tuple[int, int]]:
         holders[want[device]].remove(device)
     moved = [(holders[want[device]].pop(0), device) for device in range(len(want)) if have[device] != want[device]]
     return sorted([(device, device) for device in kept] + moved)
-
-
-def moved_fraction(step: Step) -> float:
-    """How many of the devices receive their piece from another in a permute."""
-    pairs = _pairs(step)
-    return sum(sender != receiver for sender, receiver in pairs) / len(pairs)
 
 
 def _firsts(layout: Layout) -> list[tuple[int, ...]]:
