@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint types layers unit bench fuzz docs clean install
+.PHONY: demo readme test lint types layers unit bench fuzz docs clean install
 .DEFAULT_GOAL := demo
 
 demo: $(STAMP)
@@ -50,6 +50,10 @@ bench: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -E -W --keep-going -q -b html docs docs/_build
 	@echo "open docs/_build/index.html"
+
+# Runs the demo and puts what it printed, and its picture, into the README.
+readme: $(STAMP)
+	$(BIN)/python docs/refresh_readme.py
 
 install: $(STAMP)
 

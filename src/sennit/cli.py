@@ -50,7 +50,7 @@ class Demo:
 
     out: Path = Path("sennit-demo")
     """The folder that the HTML report and the traces are written to."""
-    layers: int = 2
+    layers: int = 4
     """Transformer layers of the model."""
     json: Json = False
     debug: Debug = False
@@ -174,7 +174,7 @@ class DemoResult:
 def _demo(command: Demo) -> int:
     from rich.console import Console
 
-    from sennit.demo import DemoOptions, run_demo
+    from sennit.demo.comparison import DemoOptions, run_demo
     from sennit.report import ComparisonView
 
     with _progress(shown=not command.json) as progress:

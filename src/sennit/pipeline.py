@@ -13,9 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
-from sennit.capture import capture
+from sennit.capture import Model, capture
 from sennit.cluster import Cluster
 from sennit.ir.graph import Graph
 from sennit.ir.mesh import Mesh
@@ -41,9 +39,7 @@ class Compilation:
     timeline: Timeline
 
 
-def compile_model(
-    model: nn.Module, sample: tuple[Any, ...], planner: Planner, mesh: Mesh, cluster: Cluster
-) -> Compilation:
+def compile_model(model: Model, sample: tuple[Any, ...], planner: Planner, mesh: Mesh, cluster: Cluster) -> Compilation:
     """From an unmodified model, whose result is the loss, to a verified program and how it will run."""
     graph = capture(model, sample)
     return compile_graph(graph, planner, mesh, cluster)

@@ -18,7 +18,7 @@ GRAPH = """graph "mlp" {
   param %w : f32[4,8] "up.weight"
   input %x : f32[2,4] "x"
   forward %h : f32[2,8] = aten.mm.default(%x, %w) at "up" "model.py:7" seq 3
-  forward %s : f32[], %m : bool[2] = sennit.pair(%h, [1, -2], 0.5, "a b", none, bf16, keepdim=true)
+  forward %s : f32[], %m : bool[2] = sennit.pair(%h, [1, -2], 0.5, "a b", none, bf16, _keepdim=true)
   loss %s
   result "y" %h
 }
@@ -61,7 +61,7 @@ def test_the_text_says_what_it_seems_to() -> None:
         seq=3,
     )
     assert graph.ops[1].reads == ("h",)
-    assert graph.ops[1].kwargs == (("keepdim", True),)
+    assert graph.ops[1].kwargs == (("_keepdim", True),)
     assert [str(value.type) for value in graph.ops[1].results] == ["f32[]", "bool[2]"]
 
 
@@ -77,6 +77,7 @@ def test_the_text_says_what_it_seems_to() -> None:
         ("(%x, %w)", "(%x^; %w)", "')'"),
         ("%s : f32[], %m", "%s^, %m", "':'"),
         ("0.5", "^@", "a number"),
+        (GRAPH[GRAPH.index("0.5") :], "^", "a number"),
         ('  result "y" %h\n}\n', '  result "y" %h\n^', "an input, an operator or an output"),
         ('"y" %h\n}', '"y" %h\n}\n^more', "the end of the text"),
     ],

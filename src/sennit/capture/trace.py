@@ -22,7 +22,9 @@ from sennit.errors import CaptureError
 from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Arg, Graph, Input, Op, Output, OutputKind, Phase, Ref, Role, Value
 
-__all__ = ["capture", "dtype_of", "torch_dtype"]
+__all__ = ["Model", "capture", "dtype_of", "torch_dtype"]
+
+Model = nn.Module
 
 
 def dtype_of(dtype: torch.dtype) -> DType:
@@ -38,7 +40,7 @@ def torch_dtype(dtype: DType) -> torch.dtype:
     return found
 
 
-def capture(model: nn.Module, args: tuple[Any, ...], name: str | None = None) -> Graph:
+def capture(model: Model, args: tuple[Any, ...], name: str | None = None) -> Graph:
     """The joint forward and backward graph of `model(*args)`, whose result must be the loss."""
     try:
         joint = joint_graph(model, args)

@@ -1,5 +1,1 @@
-"""The main job with no configuration: `sennit demo`."""
-
-from sennit.demo.comparison import DemoOptions, run_demo
-
-__all__ = ["DemoOptions", "run_demo"]
+"""The main job with no configuration: `sennit demo`. `gpt.py` is the model, `comparison.py` the job."""

@@ -172,7 +172,12 @@ def _result(
     entry: _Entry, clusters: tuple[Cluster, Cluster], compiled: tuple[Compilation, Compilation], measured: MeasuredRun
 ) -> PlanResult:
     simulated = tuple(
-        SimulatedRun(cluster.name, str(one.plan.mesh), one.timeline, one.program)
+        SimulatedRun(_label(cluster), str(one.plan.mesh), one.timeline, one.program)
         for cluster, one in zip(clusters, compiled, strict=True)
     )
     return PlanResult(entry.name, entry.summary, simulated, measured, simulated[1])
+
+
+def _label(cluster: Cluster) -> str:
+    """As a user would name it: `dgx-h100:2`."""
+    return f"{cluster.name}:{cluster.nodes}" if cluster.nodes > 1 else cluster.name

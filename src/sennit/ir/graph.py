@@ -251,7 +251,7 @@ def read_call(scanner: Scanner) -> tuple[str, tuple[Arg, ...], tuple[tuple[str, 
 
     def one() -> None:
         start = scanner.position
-        if not scanner.peek("%") and not scanner.peek('"') and not scanner.peek("[") and scanner.text[start].isalpha():
+        if scanner.text[start : start + 1].isidentifier():
             name = scanner.word()
             if scanner.accept("="):
                 kwargs.append((name, read_arg(scanner)))

@@ -1,6 +1,7 @@
 """Fill in what a plan leaves open: a strategy for every operator on every axis, a stage and a moment for each.
 
-**Layouts.** Operators are visited in order, one axis at a time (axes are independent). A decided operator does what the
+**Layouts.** Operators are visited in order, one axis at a time; axes are independent, but for the digits of a dim: a later
+axis takes only what the earlier ones left free. A decided operator does what the
 plan says, and so do the parameters it reads, through their transposes. Any other follows what its reads have: among the
 strategies of its rule (`capture/rules.py`) take the one with the fewest bytes to move now, then the least work. So a split
 travels until an operator needs the whole, a contraction over a split dim leaves a pending sum, and the sum travels through
@@ -28,12 +29,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from sennit.capture.rules import Strategy, carries_pending, decide, is_relabelling, propose, through_view
-from sennit.errors import PlanError
+from sennit.errors import LayoutError, PlanError
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Graph, Op, Phase, Role
 from sennit.ir.layout import Entry, Layout, Pending, Split
-from sennit.ir.mesh import Axis, AxisKind
-from sennit.plan.plan import Plan
+from sennit.ir.mesh import Axis, AxisKind, Mesh
+from sennit.plan.plan import OpSplit, Plan
 
 __all__ = ["Decisions", "Entries", "Moment", "propagate"]
 
@@ -69,39 +70,45 @@ def propagate(plan: Plan) -> Decisions:
     strategies: dict[str, dict[str, Strategy]] = {op.name: {} for op in graph.ops}
     values: dict[str, dict[str, Entry | None]] = {value.name: {} for value in graph.values()}
     moment = {op.name: Moment.BEFORE for op in graph.ops}
-    for axis in plan.stages[0].axes:
+    for axis in _by_freedom(plan):
         if axis.size > 1:
-            _AxisPass(plan, axis).run(strategies, values, moment)
+            _AxisPass(plan, axis, strategies, values).run(moment)
     if not any(axis.size > 1 for axis in plan.mesh.time):
         moment = {op.name: Moment.DURING for op in graph.ops}
     return Decisions(plan, strategies, values, _stages(plan), moment)
 
 
-class _AxisPass:
-    """The propagation along one axis."""
+def _by_freedom(plan: Plan) -> list[Axis]:
+    """The axes with the least choice first: in time nothing can be moved, and the batch is cut as the plan says."""
+    inputs = {axis for split in plan.inputs for axis in split.axes}
+    return sorted(plan.stages[0].axes, key=lambda axis: (axis.kind is not AxisKind.TIME, axis.name not in inputs))
 
-    def __init__(self, plan: Plan, axis: Axis) -> None:
+
+class _AxisPass:
+    """The propagation along one axis, after those of the axes with less freedom."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        axis: Axis,
+        strategies: dict[str, dict[str, Strategy]],
+        values: dict[str, dict[str, Entry | None]],
+    ) -> None:
         self.plan, self.axis = plan, axis
+        self.strategies, self.values = strategies, values  # of the axes before, and where this one's go
         self.graph = plan.graph
         self.types = plan.graph.types()
         self.is_time = axis.kind is AxisKind.TIME
+        producers = self.graph.producers()
         self.decided = {
-            split.op: decide(op, self.types, axis.size, split.letter, split.chunks)
-            for split in plan.splits
-            if split.axis == axis.name
-            for op in [self.graph.producers()[split.op]]
+            split.op: self._fit(producers[split.op], split) for split in plan.splits if split.axis == axis.name
         }
         self.have: dict[str, Entry | None] = {}  # on a time axis: what the value would have if everything were split
         self.whole = (
             _whole(self.graph) if self.is_time else set()
         )  # values that can be had whole before any micro-batch
 
-    def run(
-        self,
-        strategies: dict[str, dict[str, Strategy]],
-        values: dict[str, dict[str, Entry | None]],
-        moment: dict[str, Moment],
-    ) -> None:
+    def run(self, moment: dict[str, Moment]) -> None:
         self._inputs()
         late: set[str] = set()  # values that exist only after the last micro-batch
         for op in self.graph.ops:
@@ -113,12 +120,47 @@ class _AxisPass:
                 moment[op.name] = now
                 if now is not Moment.DURING:
                     continue  # done once: the time axis does nothing to its reads and results
-            strategies[op.name][self.axis.name] = strategy
+            self.strategies[op.name][self.axis.name] = strategy
             for value, entry in zip(op.results, strategy.results, strict=True):
-                values[value.name][self.axis.name] = entry
+                self.values[value.name][self.axis.name] = entry
         if not self.is_time:
             for item in self.graph.inputs:
-                values[item.value.name][self.axis.name] = self.have[item.value.name]
+                self.values[item.value.name][self.axis.name] = self.have[item.value.name]
+
+    def _fit(self, op: Op, split: OpSplit) -> Strategy:
+        """What the plan decided. Where an earlier axis has split the dim already, in blocks inside its pieces."""
+        strategy = decide(op, self.types, self.axis.size, split.letter, split.chunks)
+        if self._fits(op, strategy):
+            return strategy
+        taken = [
+            entry.stride
+            for other in self.strategies[op.name].values()
+            for entry, mine in zip((*other.reads, *other.results), (*strategy.reads, *strategy.results), strict=True)
+            if isinstance(entry, Split) and isinstance(mine, Split) and entry.dim == mine.dim
+        ]
+        if taken and min(taken) % self.axis.size == 0:
+            nested = _with_stride(strategy, min(taken) // self.axis.size)
+            if self._fits(op, nested):
+                return nested
+        raise PlanError(
+            f"dim {split.letter!r} has no room for axis {self.axis.name!r} beside the axes that split it already",
+            where=op.describe(),
+            fix="choose another dim, or a smaller axis",
+        )
+
+    def _fits(self, op: Op, strategy: Strategy) -> bool:
+        """Whether the digits that this axis would take are free of the other axes', in all that the operator touches."""
+        others = self.strategies[op.name]
+        shapes = [self.types[name].shape for name in op.reads] + [value.type.shape for value in op.results]
+        for position, (shape, entry) in enumerate(zip(shapes, (*strategy.reads, *strategy.results), strict=True)):
+            if not isinstance(entry, Split):
+                continue
+            entries: dict[str, Entry | None] = {
+                axis: (*other.reads, *other.results)[position] for axis, other in others.items()
+            }
+            if not _is_layout(self.plan.stages[0], shape, {**entries, self.axis.name: entry}):
+                return False
+        return True
 
     def _moment(self, op: Op, strategy: Strategy, late: set[str]) -> Moment:
         if all(value.name in self.whole for value in op.results):
@@ -144,7 +186,9 @@ class _AxisPass:
             for name, entry in zip(op.reads, strategy.reads if strategy else (), strict=False):
                 root, at_root = self._root(producers, name, entry)
                 if root in parameters and self.have[root] is None and isinstance(at_root, Split):
-                    self.have[root] = at_root
+                    entries = {**self.values[root], self.axis.name: at_root}
+                    if _is_layout(self.plan.stages[0], self.types[root].shape, entries):
+                        self.have[root] = at_root
 
     def _root(self, producers: Mapping[str, Op], name: str, entry: Entry | None) -> tuple[str, Entry | None]:
         while name in producers and is_relabelling(producers[name]):
@@ -161,8 +205,12 @@ class _AxisPass:
         size = self.axis.size
         best: tuple[tuple[float, float], Strategy] | None = None
         for strategy in propose(op, self.types, size, have):
-            carries = any(isinstance(entry, Pending) for entry in strategy.reads)
-            if carries and not self.is_time and not carries_pending(op, self.types):
+            passes = any(
+                isinstance(entry, Pending) and entry == need for entry, need in zip(have, strategy.reads, strict=True)
+            )
+            if passes and not self.is_time and not carries_pending(op, self.types):
+                continue
+            if not self._fits(op, strategy):
                 continue
             moved = sum(self._moved(*read) for read in zip(op.reads, have, strategy.reads, strict=True))
             cost = (moved, _work(op, self.types, strategy, size))
@@ -197,6 +245,21 @@ class _AxisPass:
                 return total * (size - 1) / size
             case _:
                 return float("inf")
+
+
+def _is_layout(mesh: Mesh, shape: tuple[int, ...], entries: Entries) -> bool:
+    """Whether these entries can lie on one array together, evenly."""
+    try:
+        return Layout.make(mesh, shape, entries).is_even
+    except LayoutError:
+        return False
+
+
+def _with_stride(strategy: Strategy, stride: int) -> Strategy:
+    def change(entry: Entry | None) -> Entry | None:
+        return Split(entry.dim, stride) if isinstance(entry, Split) else entry
+
+    return Strategy(tuple(map(change, strategy.reads)), tuple(map(change, strategy.results)))
 
 
 def _whole(graph: Graph) -> set[str]:

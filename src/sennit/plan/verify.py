@@ -118,8 +118,10 @@ def _check_edges(program: Program, graph: Graph) -> None:
         for item in lane.inputs:
             if item.path not in known or known[item.path].value.name != item.buffer.tensor:
                 raise PlanError(f"input {item.path!r} is not one of the graph's", where=f"lane {lane.name}")
-        for output in lane.outputs:
+        for position, output in enumerate(lane.outputs):
             key, buffer = (output.kind, output.path), buffers[output.name]
+            if any((other.kind, other.path) == key for other in lane.outputs[:position]):
+                raise PlanError(f"{output.kind.value} {output.path!r} is returned twice", where=f"lane {lane.name}")
             if values.get(key) != buffer.tensor:
                 raise PlanError(
                     f"{output.kind.value} {output.path!r} returns %{buffer.tensor}, not %{values.get(key)}",

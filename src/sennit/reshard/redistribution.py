@@ -55,6 +55,11 @@ class Step:
     result: Layout
     region: Region | None = None
 
+    def continues_in(self, later: Step) -> bool:
+        """Whether both fill one result: exchanges of parts of the array between the same layouts."""
+        parts = self.region is not None and later.region is not None
+        return parts and self.source == later.source and self.result == later.result
+
 
 class Candidate(Enum):
     """How a sequence of moves was found."""

@@ -111,7 +111,8 @@ class Rank:
         if at is None:
             assert axis is not None
             at = self.coordinate[axis]
-        return _unfold(x, dim, (-1, size, inner)).select(dim + 1, at).flatten(dim, dim + 1)
+        # some kernels read their smaller operands as if they were contiguous (layer norm's mean and deviation do)
+        return _unfold(x, dim, (-1, size, inner)).select(dim + 1, at).flatten(dim, dim + 1).contiguous()
 
     def partial(self, x: Tensor, axis: str, op: str) -> Tensor:
         if self.coordinate[axis] == 0:

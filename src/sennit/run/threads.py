@@ -31,8 +31,10 @@ def run_in_process(program: Program, state: Mapping[str, Tensor], *, timeout: fl
     board = _Board(timeout)
     results: dict[int, Mapping[str, Tensor]] = {}
     errors: list[tuple[int, BaseException]] = []
+    cores = torch.get_num_threads()
 
     def one(device: int, step: Callable[..., Mapping[str, Tensor]], rank: Rank, inputs: Mapping[str, Tensor]) -> None:
+        torch.set_num_threads(cores)  # kernels that sum in parallel give other bits with another number of threads
         try:
             with torch.no_grad():
                 results[device] = step(rank, inputs)

@@ -1,0 +1,131 @@
+"""How fast the simulator is, in events of the timeline a second on one core, the making of the Timeline included.
+
+    python benchmarks/sim/speed.py [--large]
+
+Three programs: a data- and tensor-parallel one of 16 devices with about 5,000 steps each, the same as a pipeline of four
+stages, and (with --large) the first on 512 devices. Each is timed folded (one device stands for its lane, where exact) and
+unfolded (every device for itself).
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+
+from sennit.cluster import load
+from sennit.ir.dtype import DType
+from sennit.ir.graph import Phase, Ref, Role
+from sennit.ir.layout import Layout, Reduction
+from sennit.ir.mesh import Mesh
+from sennit.ir.program import (
+    Buffer,
+    Collective,
+    CollectiveKind,
+    Compute,
+    Free,
+    Lane,
+    LaneInput,
+    Program,
+    Receive,
+    Send,
+    Step,
+)
+from sennit.sim import simulate
+
+WIDTH, ROWS = 4096, 2048
+
+
+def layers(mesh: Mesh, count: int, first: str, tag: str) -> tuple[list[LaneInput], list[Step], str]:
+    """Column-parallel product, gelu, row-parallel product, all-reduce over tp; weights' gradients reduced over dp."""
+    bf16 = DType.BF16
+    column = Layout.block(mesh, (WIDTH, WIDTH), {1: ["tp"]})
+    row = Layout.block(mesh, (WIDTH, WIDTH), {0: ["tp"]})
+    hidden = Layout.block(mesh, (ROWS, WIDTH), {0: ["dp"], 1: ["tp"]})
+    partial = Layout.block(mesh, (ROWS, WIDTH), {0: ["dp"]}, {"tp": Reduction.SUM})
+    whole = Layout.block(mesh, (ROWS, WIDTH), {0: ["dp"]})
+    pending = Layout.block(mesh, (WIDTH, WIDTH), {1: ["tp"]}, {"dp": Reduction.SUM})
+    inputs: list[LaneInput] = []
+    steps: list[Step] = []
+    x = first
+
+    def compute(kind: str, args: tuple[str, ...], buffer: Buffer, module: str) -> None:
+        steps.append(Compute(kind, tuple(map(Ref, args)), (), (buffer,), Phase.FORWARD, module, buffer.name))
+
+    for i in range(count):
+        name = f"{tag}{i}"
+        up, down = Buffer(f"up{name}", f"up{name}", bf16, column), Buffer(f"down{name}", f"down{name}", bf16, row)
+        inputs += [LaneInput(Role.PARAM, up, f"{name}.up"), LaneInput(Role.PARAM, down, f"{name}.down")]
+        compute("aten.mm.default", (x, up.name), Buffer(f"a{name}", f"a{name}", bf16, hidden), f"blocks.{i}.up")
+        compute("aten.gelu.default", (f"a{name}",), Buffer(f"b{name}", f"b{name}", bf16, hidden), f"blocks.{i}.act")
+        part = Buffer(f"c{name}", f"c{name}", bf16, partial)
+        compute("aten.mm.default", (f"b{name}", down.name), part, f"blocks.{i}.down")
+        steps.append(
+            Collective(CollectiveKind.ALL_REDUCE, part.name, Buffer(f"y{name}", part.tensor, bf16, whole), ("tp",))
+        )
+        compute("aten.mm.default", (up.name, up.name), Buffer(f"g{name}", f"g{name}", bf16, pending), f"blocks.{i}.up")
+        result = Buffer(f"r{name}", f"g{name}", bf16, column)
+        steps.append(Collective(CollectiveKind.ALL_REDUCE, f"g{name}", result, ("dp",)))
+        steps += [Free(f"a{name}"), Free(f"b{name}"), Free(part.name), Free(f"g{name}")]
+        x = f"y{name}"
+    return inputs, steps, x
+
+
+def one_lane(dp: int, tp: int, count: int) -> Program:
+    mesh = Mesh.make({"dp": dp, "tp": tp})
+    x = Buffer("x", "x", DType.BF16, Layout.block(mesh, (ROWS, WIDTH), {0: ["dp"]}))
+    inputs, steps, _ = layers(mesh, count, "x", "l")
+    lane = Lane("all", mesh.devices, (LaneInput(Role.INPUT, x, "x"), *inputs), tuple(steps), ())
+    return Program(f"dp={dp},tp={tp}", (lane,))
+
+
+def pipeline(stages: int, dp: int, tp: int, count: int, micro: int) -> Program:
+    lanes: list[Lane] = []
+    for stage in range(stages):
+        size = dp * tp
+        mesh = Mesh.make({"dp": dp, "tp": tp}, devices=tuple(range(stage * size, (stage + 1) * size)))
+        whole = Layout.block(mesh, (ROWS, WIDTH), {0: ["dp"]})
+        inputs: list[LaneInput] = []
+        steps: list[Step] = []
+        for m in range(micro):
+            x = f"x{m}"
+            buffer = Buffer(x, f"s{stage}x{m}", DType.BF16, whole)
+            if stage:
+                steps.append(Receive(buffer, f"stage{stage - 1}"))
+            else:
+                inputs.append(LaneInput(Role.INPUT, buffer, x))
+            more, block, last = layers(mesh, count // micro, x, f"m{m}l")
+            inputs += more
+            steps += block
+            if stage < stages - 1:
+                steps.append(Send(last, f"stage{stage + 1}"))
+        lanes.append(Lane(f"stage{stage}", mesh.devices, tuple(inputs), tuple(steps), ()))
+    return Program(f"pp={stages},dp={dp},tp={tp}", tuple(lanes))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--large", action="store_true", help="also 512 devices")
+    large = parser.parse_args().large
+    cases = [(one_lane(4, 4, 500), "dgx-h100:2"), (pipeline(4, 2, 2, 500, 10), "dgx-h100:2")]
+    if large:
+        cases.append((one_lane(64, 8, 500), "dgx-h100:64"))
+    print(f"python {platform.python_version()} on {platform.machine()}, one core, CPU seconds")
+    print(f"{'program':<18} {'devices':>7} {'events':>9} {'fold':>5} {'seconds':>8} {'events/s':>10} {'span ms':>9}")
+    for program, cluster in cases:
+        for fold in (True, False):
+            if not fold and len(program.devices) > 64:
+                continue
+            machine = load(cluster)
+            start = time.process_time()  # other work on the machine is not counted
+            timeline = simulate(program, machine, fold=fold)
+            seconds = time.process_time() - start
+            events = len(timeline.events)
+            print(
+                f"{program.name:<18} {len(program.devices):>7} {events:>9} {'yes' if fold else 'no':>5} "
+                f"{seconds:>8.2f} {events / seconds:>10.0f} {timeline.span * 1e3:>9.3f}"
+            )
+
+
+if __name__ == "__main__":
+    main()

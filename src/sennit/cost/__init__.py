@@ -1,0 +1,18 @@
+"""What an operator costs on a device, and a transfer on the wires."""
+
+from sennit.cost.operator import Product, efficiency, operator_cost, products
+from sennit.cost.transfer import Transfer, bus_bytes, collective, point_to_point
+from sennit.cost.value import Cost, weakest
+
+__all__ = [
+    "Cost",
+    "Product",
+    "Transfer",
+    "bus_bytes",
+    "collective",
+    "efficiency",
+    "operator_cost",
+    "point_to_point",
+    "products",
+    "weakest",
+]

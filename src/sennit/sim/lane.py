@@ -1,0 +1,230 @@
+"""A lane made ready for the clock: which steps take time, what each waits for, and what memory they hold.
+
+A *job* is a step that takes time: all but views and frees. It waits for the job before it on its stream, for the jobs that
+make what it reads (a view stands for what it looks at) and, on a device that blocks, a transfer waits for the last compute
+job before it. Collectives and transfers wait for their partners too; `sim/build.py` sees to that.
+
+**Memory.** A *storage* is what an input or a job allocates; views share it. It is there from the start of its job (inputs:
+from the beginning) until every name for it is freed and everything that reads them has ended; a free takes effect, like the
+work around it, behind the compute jobs before it. What is never freed stays. Kinds: parameters and buffers of the model are
+`parameters`; inputs and tangents `inputs`; results of `sennit.accumulate` and pieces of a tensor that the program puts out as
+a gradient `gradients`; the rest `activations`. `staging` are the packed copies that a transfer holds while it runs: of the
+source for a send, a reduce-scatter and an all-to-all, of the result for an all-gather; an all-reduce works in its result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sennit.errors import ProgramError
+from sennit.ir.graph import OutputKind, Ref, Role
+from sennit.ir.mesh import print_ranges
+from sennit.ir.operators import is_local_move, is_view
+from sennit.ir.program import (
+    Buffer,
+    Collective,
+    CollectiveKind,
+    Compute,
+    Free,
+    Lane,
+    Receive,
+    Send,
+    Step,
+    defines,
+    reads,
+    stream_of,
+)
+from sennit.ir.timeline import Category, MemoryKind
+
+__all__ = ["Job", "LaneCode", "Storage", "compile_lane"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """`waits` are positions of jobs of the same lane; `staging` names the buffer that is copied while it runs."""
+
+    step: Step
+    stream: str
+    category: Category
+    name: str
+    waits: tuple[int, ...]
+    reads: tuple[str, ...]
+    staging: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """`made` is the job that allocates it (None: an input), `ends` the jobs after which it is gone (None: never)."""
+
+    buffer: str
+    kind: MemoryKind
+    made: int | None
+    ends: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneCode:
+    lane: Lane
+    jobs: tuple[Job, ...]
+    storages: tuple[Storage, ...]
+    buffers: dict[str, Buffer]
+
+
+def compile_lane(lane: Lane, blocking: bool) -> LaneCode:
+    walk = _Walk(lane, blocking)
+    for step in lane.steps:
+        walk.step(step)
+    return LaneCode(lane, tuple(walk.jobs), walk.storages(), walk.buffers)
+
+
+class _Walk:
+    """The state of one pass over a lane's steps."""
+
+    def __init__(self, lane: Lane, blocking: bool) -> None:
+        self.lane, self.blocking = lane, blocking
+        self.buffers = lane.buffers()
+        self.jobs: list[Job] = []
+        self.made: dict[str, int | None] = {}  # by storage
+        self.root: dict[str, str] = {}  # by buffer, the storage it lies in
+        self.names: dict[str, set[str]] = {}  # by storage, the names not yet freed
+        self.readers: dict[str, list[int]] = {}  # by storage, the transfers that read it
+        self.ends: dict[str, tuple[int, ...]] = {}
+        self.last: dict[str, int] = {}  # by stream
+        for item in lane.inputs:
+            self._allocate(item.buffer.name, None)
+
+    def step(self, step: Step) -> None:
+        match step:
+            case Free(source):
+                self._free(source)
+            case Compute(kind=kind) if is_view(kind):
+                self._view(step)
+            case _:
+                self._job(step)
+
+    def _allocate(self, name: str, made: int | None) -> None:
+        self.root[name], self.made[name], self.names[name], self.readers[name] = name, made, {name}, []
+
+    def _storage(self, name: str) -> str:
+        if name not in self.root:
+            raise ProgramError(
+                f"buffer %{name} is used before it is defined",
+                where=f"lane {self.lane.name!r}",
+                fix="define it by an input or an earlier step of the same lane",
+            )
+        return self.root[name]
+
+    def _view(self, step: Compute) -> None:
+        first = next((arg for arg in step.args if isinstance(arg, Ref)), None)
+        if first is None:
+            raise ProgramError(f"{step.kind} looks at no buffer", where=f"lane {self.lane.name!r}")
+        root = self._storage(first.name)
+        for buffer in step.results:
+            self.root[buffer.name] = root
+            self.names[root].add(buffer.name)
+
+    def _job(self, step: Step) -> None:
+        position, stream = len(self.jobs), stream_of(step)
+        is_compute = isinstance(step, Compute)
+        waits: dict[int, None] = {}
+        if stream in self.last:
+            waits[self.last[stream]] = None
+        if self.blocking and not is_compute and "compute" in self.last:
+            waits[self.last["compute"]] = None
+        names = reads(step)
+        for name in names:
+            root = self._storage(name)
+            if (made := self.made[root]) is not None:
+                waits[made] = None
+            if not is_compute:
+                self.readers[root].append(position)
+        self.last[stream] = position
+        self.jobs.append(Job(step, stream, _category(step), self._label(step), tuple(waits), names, _staging(step)))
+        for buffer in defines(step):
+            self._allocate(buffer.name, position)
+
+    def _free(self, name: str) -> None:
+        root = self._storage(name)
+        self.names[root].discard(name)
+        if self.names[root]:
+            return
+        ends = dict.fromkeys(self.readers[root])
+        if "compute" in self.last:
+            ends[self.last["compute"]] = None
+        if (made := self.made[root]) is not None:
+            ends[made] = None
+        self.ends[root] = tuple(ends)
+
+    def storages(self) -> tuple[Storage, ...]:
+        gradients = {
+            self.buffers[item.name].tensor
+            for item in self.lane.outputs
+            if item.kind is OutputKind.GRADIENT and item.name in self.buffers
+        }
+        sums = {
+            buffer.name
+            for job in self.jobs
+            if isinstance(job.step, Compute) and job.step.kind == "sennit.accumulate"
+            for buffer in job.step.results
+        }
+        roles = {item.buffer.name: item.role for item in self.lane.inputs}
+
+        def kind(name: str) -> MemoryKind:
+            match roles.get(name):
+                case Role.PARAM | Role.BUFFER:
+                    return MemoryKind.PARAMETERS
+                case Role.INPUT | Role.TANGENT:
+                    return MemoryKind.INPUTS
+                case None:
+                    is_gradient = name in sums or self.buffers[name].tensor in gradients
+                    return MemoryKind.GRADIENTS if is_gradient else MemoryKind.ACTIVATIONS
+
+        return tuple(Storage(name, kind(name), made, self.ends.get(name)) for name, made in self.made.items())
+
+    def _label(self, step: Step) -> str:
+        match step:
+            case Compute(kind=kind, results=results, phase=phase, module=module, op=op):
+                if is_local_move(kind):
+                    return f"{kind.removeprefix('sennit.')} {results[0].tensor}{_times(results[0])}"
+                short = kind.split(".")[1] if "." in kind else kind
+                return f"{module or op or short} {phase.value}{_times(results[0])}"
+            case Collective(kind=collective, result=result):
+                return f"{collective.value} {result.tensor}{_times(result)}"
+            case Send(source, to):
+                buffer = self.buffers[source]
+                return f"send {buffer.tensor} to {to}{_times(buffer)}"
+            case Receive(result, origin):
+                return f"receive {result.tensor} from {origin}{_times(result)}"
+            case Free(source):
+                return f"free {source}"
+
+
+def _times(buffer: Buffer) -> str:
+    if not buffer.times:
+        return ""
+    at = ", ".join(f"{axis} {print_ranges(covered)}" for axis, covered in buffer.times)
+    return f" [{at}]"
+
+
+def _category(step: Step) -> Category:
+    match step:
+        case Collective():
+            return Category.COLLECTIVE
+        case Send():
+            return Category.SEND
+        case Receive():
+            return Category.RECEIVE
+        case Compute() | Free():
+            return Category.COMPUTE
+
+
+def _staging(step: Step) -> str | None:
+    match step:
+        case Send(source=source):
+            return source
+        case Collective(kind=CollectiveKind.REDUCE_SCATTER | CollectiveKind.ALL_TO_ALL, source=source):
+            return source
+        case Collective(kind=CollectiveKind.ALL_GATHER, result=result):
+            return result.name
+        case _:
+            return None

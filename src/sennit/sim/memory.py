@@ -1,0 +1,99 @@
+"""Live memory by kind, from when storages are made and freed; what counts as what is said in `sim/lane.py`.
+
+What is made and freed, and by which jobs, is the same for all devices of a lane: a `Ledger` holds it as arrays, so that the
+times of one more device cost a few array operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sennit.ir.dtype import TensorType
+from sennit.ir.timeline import Memory, MemoryKind
+from sennit.sim.lane import LaneCode
+
+__all__ = ["Ledger", "ledger", "live_memory"]
+
+Live = tuple[tuple[MemoryKind, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Changes of memory: those at the beginning, those at the start of a job, those at the end of the last of some jobs.
+
+    `kind` and `size` go through all three in this order; `ending` lists the jobs of the third, cut at `cuts`.
+    """
+
+    kind: NDArray[np.int64]
+    size: NDArray[np.int64]
+    at_once: int
+    starting: NDArray[np.int64]
+    ending: NDArray[np.int64]
+    cuts: NDArray[np.int64]
+
+
+def ledger(code: LaneCode, types: dict[str, TensorType]) -> Ledger:
+    kinds = list(MemoryKind)
+    position = {kind: number for number, kind in enumerate(kinds)}
+    staging = position[MemoryKind.STAGING]
+    at_once: list[tuple[int, int]] = []
+    made: list[tuple[int, int, int]] = []
+    gone: list[tuple[int, int, tuple[int, ...]]] = []
+    for storage in code.storages:
+        size, kind = types[storage.buffer].bytes, position[storage.kind]
+        if storage.made is None:
+            at_once.append((kind, size))
+        else:
+            made.append((kind, size, storage.made))
+        if storage.ends:
+            gone.append((kind, -size, storage.ends))
+        elif storage.ends is not None:
+            at_once.append((kind, -size))  # freed before anything ran
+    for number, job in enumerate(code.jobs):
+        if job.staging is not None:
+            size = types[job.staging].bytes
+            made.append((staging, size, number))
+            gone.append((staging, -size, (number,)))
+    rows = [*at_once, *((kind, size) for kind, size, _ in made), *((kind, size) for kind, size, _ in gone)]
+    table = np.array(rows, dtype=np.int64).reshape(-1, 2)
+    lengths = np.array([0, *(len(jobs) for _, _, jobs in gone)], dtype=np.int64)
+    return Ledger(
+        table[:, 0],
+        table[:, 1],
+        len(at_once),
+        np.array([job for _, _, job in made], dtype=np.int64),
+        np.array([job for _, _, jobs in gone for job in jobs], dtype=np.int64),
+        np.cumsum(lengths)[:-1],
+    )
+
+
+def live_memory(
+    book: Ledger,
+    task_of: NDArray[np.int64],
+    start: NDArray[np.float64],
+    stop: NDArray[np.float64],
+    devices: Sequence[int],
+) -> list[Memory]:
+    """One sample at each time at which memory changes, the same for all `devices`. Changes at one time count together:
+    what a step frees is there for the next to take."""
+    begins = start[task_of[book.starting]]
+    ends = stop[task_of[book.ending]]
+    lasts = np.maximum.reduceat(ends, book.cuts) if len(ends) else ends
+    times = np.concatenate([np.zeros(book.at_once), begins, lasts])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    kinds = list(MemoryKind)
+    changes = np.zeros((len(times), len(kinds)), dtype=np.int64)
+    changes[np.arange(len(times)), book.kind[order]] = book.size[order]
+    last = np.flatnonzero(np.append(np.diff(times) > 0, True)) if len(times) else np.zeros(0, dtype=np.int64)
+    totals = np.cumsum(changes, axis=0)[last]
+    keep = np.append(True, (np.diff(totals, axis=0) != 0).any(axis=1)) if len(last) else np.zeros(0, dtype=np.bool_)
+    samples: list[Memory] = []
+    for time, row in zip(times[last][keep].tolist(), totals[keep].tolist(), strict=True):
+        live: Live = tuple([(kind, size) for kind, size in zip(kinds, row, strict=True) if size])
+        samples += [Memory(device, time, live) for device in devices]
+    return samples

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sennit.sim.engine import Tasks, run
+
+
+def flow(tasks: Tasks, wires: dict[int, float], bandwidth: list[float], latency: float = 0.0) -> int:
+    drain = max(size / bandwidth[wire] for wire, size in wires.items())
+    return tasks.add(latency, drain, max(wires.values()), tuple(wires.items()))
+
+
+def test_a_flow_alone_takes_its_closed_form() -> None:
+    tasks = Tasks()
+    flow(tasks, {0: 10.0, 1: 10.0}, [5.0, 2.0], latency=1.0)
+    assert run(tasks, [5.0, 2.0]).stop == [6.0]
+
+
+def test_two_flows_share_a_wire_and_the_second_speeds_up_when_the_first_ends() -> None:
+    tasks = Tasks()
+    flow(tasks, {0: 10.0}, [1.0])
+    flow(tasks, {0: 20.0}, [1.0])
+    # both at 1/2 until 20, then 10 bytes are left for the second alone
+    assert run(tasks, [1.0]).stop == pytest.approx([20.0, 30.0])
+
+
+def test_max_min_fairness_gives_the_rest_to_those_who_can_use_it() -> None:
+    bandwidth = [1.0, 10.0]
+    tasks = Tasks()
+    # two flows are held to 1/2 by wire 0; the third gets the other 9.5 of wire 1
+    flow(tasks, {0: 100.0}, bandwidth)
+    flow(tasks, {0: 100.0, 1: 100.0}, bandwidth)
+    flow(tasks, {1: 9.5}, bandwidth)
+    assert run(tasks, bandwidth).stop[2] == pytest.approx(1.0)
+
+
+def test_cores_are_shared_evenly() -> None:
+    tasks = Tasks()
+    for seconds in (1.0, 1.0, 1.0, 2.0):
+        tasks.add(0.0, seconds, workers=((0, 1),))
+    # four on two cores: half speed until 2; then one alone with 1 second left
+    assert run(tasks, [], [2.0]).stop == pytest.approx([2.0, 2.0, 2.0, 3.0])
+
+
+def test_a_cause_is_the_last_dependency_to_end() -> None:
+    tasks = Tasks()
+    slow, fast, last = tasks.add(0.0, 5.0), tasks.add(0.0, 1.0), tasks.add(0.0, 1.0)
+    tasks.order(slow, last)
+    tasks.order(fast, last)
+    result = run(tasks, [])
+    assert (result.start[last], result.cause[last], result.cause[slow]) == (5.0, slow, -1)
+
+
+def test_a_cycle_is_reported_as_stuck() -> None:
+    tasks = Tasks()
+    first, second = tasks.add(0.0, 1.0), tasks.add(0.0, 1.0)
+    tasks.order(first, second)
+    tasks.order(second, first)
+    assert run(tasks, []).stuck == (first, second)
+
+
+WIRES = st.dictionaries(st.integers(0, 3), st.sampled_from([1.0, 3.0, 10.0]), min_size=1, max_size=3)
+
+
+@st.composite
+def task_lists(draw: st.DrawFn) -> list[tuple[float, dict[int, float], int, list[int]]]:
+    """Latency, bytes by wire (none: a compute task), workers, and dependencies on earlier tasks."""
+    rows = []
+    for number in range(draw(st.integers(1, 12))):
+        wires = draw(st.one_of(st.just({}), WIRES))
+        workers = draw(st.integers(0, 2)) if not wires else 0
+        before = draw(st.lists(st.integers(0, number - 1), max_size=2, unique=True)) if number else []
+        rows.append((draw(st.sampled_from([0.0, 0.5, 1.0])), wires, workers, before))
+    return rows
+
+
+BANDWIDTH = [1.0, 2.0, 5.0, 5.0]
+
+
+def play(rows: list[tuple[float, dict[int, float], int, list[int]]], order: list[int]) -> list[float]:
+    """The end of each row's task, with the tasks put in by `order`."""
+    tasks = Tasks()
+    task_of = {}
+    for row in order:
+        latency, wires, workers, _ = rows[row]
+        if wires:
+            task_of[row] = flow(tasks, wires, BANDWIDTH, latency)
+        else:
+            task_of[row] = tasks.add(latency, 1.5, workers=((0, workers),) if workers else ())
+    for row in order:
+        for before in rows[row][3]:
+            tasks.order(task_of[before], task_of[row])
+    result = run(tasks, BANDWIDTH, [2.0])
+    assert not result.stuck
+    return [result.stop[task_of[row]] for row in range(len(rows))]
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(task_lists(), st.integers(0, 1000))
+def test_the_order_of_insertion_means_nothing(
+    rows: list[tuple[float, dict[int, float], int, list[int]]], seed: int
+) -> None:
+    order = list(range(len(rows)))
+    plain = play(rows, order)
+    random.Random(seed).shuffle(order)
+    assert play(rows, order) == pytest.approx(plain, rel=1e-9)
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(task_lists())
+def test_never_below_the_cut_nor_the_longest_chain(rows: list[tuple[float, dict[int, float], int, list[int]]]) -> None:
+    stop = play(rows, list(range(len(rows))))
+    span = max(stop) * (1 + 1e-9)
+    for wire, rate in enumerate(BANDWIDTH):
+        assert sum(row[1].get(wire, 0.0) for row in rows) / rate <= span
+    chain: list[float] = []
+    for latency, wires, _, before in rows:
+        alone = latency + (max(size / BANDWIDTH[wire] for wire, size in wires.items()) if wires else 1.5)
+        chain.append(alone + max((chain[other] for other in before), default=0.0))
+    assert all(mine <= end * (1 + 1e-9) for mine, end in zip(chain, stop, strict=True))
