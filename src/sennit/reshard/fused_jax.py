@@ -240,7 +240,7 @@ def touched(steps: tuple[Step, ...], itemsize: int, cost: TouchCost) -> float:
                 gone = tuple(position_of(step.result, axis, every) for axis in step.axes)
                 came = tuple(position_of(step.source, axis, every) for axis in step.axes)
                 rest = tuple(position for position in order if position not in gone)
-                if is_swap(step, itemsize):
+                if is_swap(step, order, every, step is steps[0], itemsize):
                     total += cost.swap * before + cost.step
                     order = local(step.result, every)
                     continue

@@ -8,7 +8,7 @@ the next step, and a step only says which positions become local and which cease
 | step | on the piece |
 |---|---|
 | slice | one `dynamic_slice` that takes this device's coordinate in every position that goes to an axis |
-| all_to_all | between two devices, one `lax.ppermute` of a half (`_swap`); else positions that go to axes lead, in the order of the group; one `lax.all_to_all` with split = concat = 0; now the positions that came from the axes lead |
+| all_to_all | positions that go to axes lead, in the order of the group; one `lax.all_to_all` with split = concat = 0; now the positions that came from the axes lead. Some between two devices are a swap of halves (`is_swap`) |
 | permute | one `lax.ppermute`: the positions stay, other axes hold them |
 | all_gather | one untiled `lax.all_gather` for all positions of all dims: they lead |
 
@@ -111,7 +111,7 @@ def lower(steps: Sequence[Step], names: tuple[str, ...], value: Any) -> Any:
             continue
         piece = _open(value, layouts[0], every)
         for step in run:
-            piece = _step(piece, step, every, names, local(layouts[-1], every))
+            piece = _step(piece, run, step, every, names)
         value = _close(piece, layouts[-1], every)
     return value
 
@@ -142,13 +142,14 @@ def _close(piece: Piece, layout: Layout, every: Sequence[Position]) -> Any:
     return lax.reshape(piece.arranged(local(layout, every)).value, layout.local_shape())
 
 
-def _step(
-    piece: Piece, step: Step, every: Sequence[Position], names: tuple[str, ...], last: tuple[Position, ...]
-) -> Piece:
+def _step(piece: Piece, run: Sequence[Step], step: Step, every: Sequence[Position], names: tuple[str, ...]) -> Piece:
+    first, last = step is run[0], local(run[-1].result, every)
     match step.kind:
         case StepKind.SLICE:
             return _slice(piece, step, every, names)
         case StepKind.ALL_TO_ALL:
+            if is_swap(step, piece.order, every, first, piece.value.dtype.itemsize):
+                return _swap(piece, step, every, names)
             return _all_to_all(piece, step, every, names)
         case StepKind.ALL_GATHER:
             return _all_gather(piece, step, every, names, last)
@@ -187,16 +188,20 @@ def _slice(piece: Piece, step: Step, every: Sequence[Position], names: tuple[str
     return Piece(lax.reshape(value, [position.size for position in order]), order)
 
 
-def is_swap(step: Step, itemsize: int) -> bool:
-    """Whether an all-to-all is lowered as a swap: between two devices, of pieces that take longer to copy than a step more
-    takes to start."""
-    members = prod(step.source.mesh.size(axis) for axis in step.axes)
-    return members == 2 and step.source.local_elements() * itemsize >= 2**20
+def is_swap(step: Step, order: Sequence[Position], every: Sequence[Position], first: bool, itemsize: int) -> bool:
+    """Whether an all-to-all is lowered as a swap of halves: between two devices, where the position that goes leads.
+
+    Then `lax.all_to_all` would put the result in place by a copy of its own, which a swap saves. Not after a slice, which XLA
+    fuses with the packing of `lax.all_to_all` alone; and not for pieces that are copied faster than a step starts."""
+    return (
+        first
+        and prod(step.source.mesh.size(axis) for axis in step.axes) == 2
+        and held(step.result, step.axes[0], every) == order[0]
+        and step.source.local_elements() * itemsize >= 2**20
+    )
 
 
 def _all_to_all(piece: Piece, step: Step, every: Sequence[Position], names: tuple[str, ...]) -> Piece:
-    if is_swap(step, piece.value.dtype.itemsize):
-        return _swap(piece, step, every, names)
     gone = tuple(held(step.result, axis, every) for axis in step.axes)
     came = tuple(held(step.source, axis, every) for axis in step.axes)
     rest = tuple(position for position in piece.order if position not in gone)
