@@ -42,7 +42,7 @@ def test_random_problems(case: Problem) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        problem("x=2,y=4", (2048, 512), "y x", "x y"),  # a swap of halves, and a permute
+        problem("x=2,y=4", (2048, 512), "y x", "x y"),  # an exchange and a permute
         problem("x=2,y=4", (512, 2048), "- x", "- -"),  # brought to the front, then gathered
         problem("x=2,y=2,z=2", (512, 64, 32), "x y -", "- - -"),  # one gather of minor and major dims
         problem("x=2,y=3", (36, 5), "x -", "y -"),  # digits that clash

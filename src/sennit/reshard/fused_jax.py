@@ -17,9 +17,10 @@ or over fast links a collective's time is the bytes that it and its packing touc
 | step | touched |
 |---|---|
 | slice | L |
-| all-to-all | 3 L: pack, exchange, put in place |
-| permute | L where the piece moves |
-| gather | G, and G again to put in place where not all of it leads |
+| all-to-all | 3 L: the parts packed, exchanged, joined |
+| permute | L |
+| gather | G |
+| another order of positions | as much as is copied, and half of it more; only the half where XLA does it in one with a slice, a packing or a joining |
 
 The planner of `planner.py` minimises time on a cluster's links and has more kinds of steps (reductions, exchanges between
 meshes, uneven pieces), none of which JAX can place. Steps are of its type, so that its plans lower here too.
@@ -34,7 +35,7 @@ from itertools import islice, pairwise
 from math import prod
 
 from sennit.ir.layout import Layout, Split
-from sennit.reshard.lower_jax import Position, is_swap, local, positions
+from sennit.reshard.lower_jax import Position, local, positions
 from sennit.reshard.lower_jax import held as position_of
 from sennit.reshard.redistribution import Step, StepKind
 
@@ -48,15 +49,12 @@ Held = dict[str, Position]
 
 @dataclass(frozen=True, slots=True)
 class TouchCost:
-    """How often each byte counts in a step, and bytes that stand for what is not a byte: `member` for each member of a
-    collective's group, `step` for each collective."""
+    """How much more a copy costs that changes the order of positions (`transpose`, of its bytes), and the bytes that stand
+    for the start of a collective (`step`) and for each `member` of its group."""
 
-    swap: float = 2.5
-    exchange: float = 2.0
-    gather: float = 1.0
-    transpose: float = 1.5
-    member: float = 0.0
+    transpose: float = 0.5
     step: float = 2.0**17
+    member: float = 0.0
 
 
 DEFAULT_COST = TouchCost()
@@ -224,43 +222,39 @@ def touched(steps: tuple[Step, ...], itemsize: int, cost: TouchCost) -> float:
     """Bytes per device that the steps touch as `lower_jax` lowers them, with what groups and steps cost besides."""
     if not steps:
         return 0.0
-    layouts = [steps[0].source, *(step.result for step in steps)]
-    every = positions(layouts)
+    every = positions([steps[0].source, *(step.result for step in steps)])
     assert every is not None  # `sequences` gives none else
-    order, last = local(layouts[0], every), local(layouts[-1], every)
+    order, last = local(steps[0].source, every), local(steps[-1].result, every)
     total = 0.0
+    unmade = 0.0  # bytes of a result that XLA makes together with the copy that comes next, if one does
     for step in steps:
         before, after = (layout.local_elements() * itemsize for layout in (step.source, step.result))
         members = prod(step.source.mesh.size(axis) for axis in step.axes)
+        came = [position_of(step.source, axis, every) for axis in step.axes if step.source.split(axis) is not None]
+        if step.kind.communicates:
+            total += cost.step + cost.member * members
         match step.kind:
             case StepKind.SLICE:
-                total += after
                 order = tuple(position for position in order if position in local(step.result, every))
+                unmade = after
             case StepKind.ALL_TO_ALL:
                 gone = tuple(position_of(step.result, axis, every) for axis in step.axes)
-                came = tuple(position_of(step.source, axis, every) for axis in step.axes)
-                rest = tuple(position for position in order if position not in gone)
-                if is_swap(step, order, every, step is steps[0], itemsize):
-                    total += cost.swap * before + cost.step
-                    order = local(step.result, every)
-                    continue
-                total += cost.exchange * before + cost.member * members + cost.step
-                if order != gone + rest:
-                    total += cost.transpose * before
-                order = came + rest
+                packed = (*gone, *(position for position in order if position not in gone))
+                total += 2 * before + cost.transpose * before * (order != packed)
+                order, unmade = (*came, *packed[len(gone) :]), after
             case StepKind.ALL_GATHER:
-                came = tuple(position_of(step.source, axis, every) for axis in step.axes)
-                if last[: len(came)] == came and set(last) == {*came, *order}:
+                if last[: len(came)] == tuple(came) and set(last) == {*came, *order}:
                     if order != last[len(came) :]:
-                        total += cost.transpose * before
+                        total, unmade = total + cost.transpose * before, before
                     order = last[len(came) :]
-                total += cost.gather * after + cost.member * members + cost.step
-                order = came + order
+                total += unmade + after
+                order, unmade = (*came, *order), 0.0
             case _:
-                total += before + cost.step
-    if order != last:
-        total += cost.transpose * layouts[-1].local_elements() * itemsize
-    return total
+                plain = local(step.source, every)
+                total += before + (order != plain) * cost.transpose * before + (unmade or (order != plain) * before)
+                order, unmade = plain, 0.0
+    size = steps[-1].result.local_elements() * itemsize
+    return total + ((1 + cost.transpose) * size if order != last else unmade)
 
 
 def _through_blocks(source: Layout, target: Layout) -> tuple[Step, ...] | None:

@@ -8,12 +8,12 @@ the next step, and a step only says which positions become local and which cease
 | step | on the piece |
 |---|---|
 | slice | one `dynamic_slice` that takes this device's coordinate in every position that goes to an axis |
-| all_to_all | positions that go to axes lead, in the order of the group; one `lax.all_to_all` with split = concat = 0; now the positions that came from the axes lead. Some between two devices are a swap of halves (`is_swap`) |
+| all_to_all | positions that go to axes lead, in the order of the group; one `lax.all_to_all` with split = concat = 0; now the positions that came from the axes lead |
 | permute | one `lax.ppermute`: the positions stay, other axes hold them |
 | all_gather | one untiled `lax.all_gather` for all positions of all dims: they lead |
 
-The order of the positions is put right once, at the end (`close`), or before a gather whose positions lead in the result,
-because what is gathered is smaller before than after. XLA fuses a transpose with the slice before it.
+The order of the positions is put right once: where a copy is made anyway, because parts are joined; before a gather whose
+positions lead in the result, because the pieces are smaller before it; else at the end (`_close`).
 
 Where the cuts of one dim do not divide one another (dim 6: 2 blocks here, 3 blocks there), a permute between pieces of
 equal shape is the only step that crosses: the piece is closed before it and opened on other positions after it.
@@ -46,7 +46,7 @@ except ImportError as missing:
 
 lax: Any = jax.lax  # whose collectives have no types
 
-__all__ = ["Position", "held", "is_swap", "local", "lower", "positions"]
+__all__ = ["Position", "held", "local", "lower", "positions"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -111,7 +111,7 @@ def lower(steps: Sequence[Step], names: tuple[str, ...], value: Any) -> Any:
             continue
         piece = _open(value, layouts[0], every)
         for step in run:
-            piece = _step(piece, run, step, every, names)
+            piece = _step(piece, step, every, names, local(layouts[-1], every))
         value = _close(piece, layouts[-1], every)
     return value
 
@@ -142,18 +142,19 @@ def _close(piece: Piece, layout: Layout, every: Sequence[Position]) -> Any:
     return lax.reshape(piece.arranged(local(layout, every)).value, layout.local_shape())
 
 
-def _step(piece: Piece, run: Sequence[Step], step: Step, every: Sequence[Position], names: tuple[str, ...]) -> Piece:
-    first, last = step is run[0], local(run[-1].result, every)
+def _step(
+    piece: Piece, step: Step, every: Sequence[Position], names: tuple[str, ...], last: tuple[Position, ...]
+) -> Piece:
     match step.kind:
         case StepKind.SLICE:
             return _slice(piece, step, every, names)
         case StepKind.ALL_TO_ALL:
-            if is_swap(step, piece.order, every, first, piece.value.dtype.itemsize):
-                return _swap(piece, step, every, names)
             return _all_to_all(piece, step, every, names)
         case StepKind.ALL_GATHER:
             return _all_gather(piece, step, every, names, last)
         case StepKind.PERMUTE:
+            # in plain order: after an all-to-all XLA puts in order in the same copy that joins the parts, after this not
+            piece = piece.arranged(local(step.source, every))
             return Piece(lax.ppermute(piece.value, names, _pairs(step)), piece.order)
         case _:
             raise LayoutError(
@@ -188,19 +189,6 @@ def _slice(piece: Piece, step: Step, every: Sequence[Position], names: tuple[str
     return Piece(lax.reshape(value, [position.size for position in order]), order)
 
 
-def is_swap(step: Step, order: Sequence[Position], every: Sequence[Position], first: bool, itemsize: int) -> bool:
-    """Whether an all-to-all is lowered as a swap of halves: between two devices, where the position that goes leads.
-
-    Then `lax.all_to_all` would put the result in place by a copy of its own, which a swap saves. Not after a slice, which XLA
-    fuses with the packing of `lax.all_to_all` alone; and not for pieces that are copied faster than a step starts."""
-    return (
-        first
-        and prod(step.source.mesh.size(axis) for axis in step.axes) == 2
-        and held(step.result, step.axes[0], every) == order[0]
-        and step.source.local_elements() * itemsize >= 2**20
-    )
-
-
 def _all_to_all(piece: Piece, step: Step, every: Sequence[Position], names: tuple[str, ...]) -> Piece:
     gone = tuple(held(step.result, axis, every) for axis in step.axes)
     came = tuple(held(step.source, axis, every) for axis in step.axes)
@@ -216,21 +204,6 @@ def _all_to_all(piece: Piece, step: Step, every: Sequence[Position], names: tupl
         axis_index_groups=_groups(step.source.mesh, step.axes),
     )
     return Piece(lax.reshape(value, [*(position.size for position in came), *shape]), came + rest)
-
-
-def _swap(piece: Piece, step: Step, every: Sequence[Position], names: tuple[str, ...]) -> Piece:
-    """An all-to-all between two devices, in place.
-
-    Read the position that goes as the one that comes: the half that stays is already where it belongs, and the half that
-    arrives belongs where the half that leaves was. So the whole is copied once, in the order that the result has, and one
-    half is packed and sent. (Between more devices, the copies of `lax.all_to_all` are faster than rounds of swaps.)"""
-    mesh, (axis,), order = step.source.mesh, step.axes, local(step.result, every)
-    gone, came = held(step.result, axis, every), held(step.source, axis, every)
-    value = piece.arranged([gone if position == came else position for position in order]).value
-    start = [_of_device(1 - _coordinates(mesh, axis), names) if position == came else np.int32(0) for position in order]
-    half = lax.dynamic_slice(value, start, [1 if position == came else position.size for position in order])
-    pairs = [pair for a, b in _groups(mesh, step.axes) or [[0, 1]] for pair in ((a, b), (b, a))]
-    return Piece(lax.dynamic_update_slice(value, lax.ppermute(half, names, pairs), start), order)
 
 
 def _all_gather(
