@@ -55,6 +55,14 @@ def test_each_kind_of_step(case: Problem) -> None:
     check(reshard(jax.device_put(case.values(), source), target), case.values(), target)
 
 
+def test_no_elements_and_no_dims() -> None:
+    for case in (problem("x=2,y=4", (0, 16), "x y", "y x"), problem("x=2,y=4", (), "", "")):
+        source, target = case.shardings()
+        result = reshard(jax.device_put(case.values(), source), target)
+        assert result.sharding == target
+        np.testing.assert_array_equal(np.asarray(result), case.values())
+
+
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int32", "float16", "bfloat16", "float32", "complex64"])
 def test_dtypes(dtype: str) -> None:
     source, target = CASE.shardings()

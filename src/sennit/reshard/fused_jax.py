@@ -11,7 +11,7 @@ source holds, T those of the target.
 
 `sequences` enumerates who slices and who exchanges what. All sequences keep the memory bound: slices shrink, exchanges and
 the permute keep, gathers grow to the target (the normal form of arXiv 2112.01075). They differ in time. In one process
-or over fast links a collective's time is the bytes that it and its packing touch, with what each member of a group adds;
+or over fast links a collective's time is that of its start and of the bytes that it and its packing touch;
 `touched` counts those per device, for pieces of L bytes and results of G:
 
 | step | touched |
@@ -32,7 +32,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from math import prod
 
 from sennit.ir.layout import Layout, Split
 from sennit.reshard.lower_jax import Position, local, positions
@@ -50,11 +49,10 @@ Held = dict[str, Position]
 @dataclass(frozen=True, slots=True)
 class TouchCost:
     """How much more a copy costs that changes the order of positions (`transpose`, of its bytes), and the bytes that stand
-    for the start of a collective (`step`) and for each `member` of its group."""
+    for the start of a collective (`step`)."""
 
     transpose: float = 0.5
     step: float = 2.0**17
-    member: float = 0.0
 
 
 DEFAULT_COST = TouchCost()
@@ -63,8 +61,10 @@ DEFAULT_COST = TouchCost()
 def choose(source: Layout, target: Layout, itemsize: int, cost: TouchCost = DEFAULT_COST) -> tuple[Step, ...] | None:
     """The steps from one even layout to another on the same refined mesh that touch least; the first among equals.
 
-    None where XLA's own resharding is as good or the only one: nothing is communicated (it slices as we do), or digits
-    clash and no permute between pieces of equal shape leads from one to the other."""
+    None where XLA's own resharding is as good or the only one: nothing is communicated (it slices as we do), there are no
+    elements, or digits clash and no permute between pieces of equal shape leads from one to the other."""
+    if 0 in source.shape:
+        return None
     if positions([source, target]) is None:
         return _through_blocks(source, target)
     best = min(islice(sequences(source, target), LIMIT), key=lambda steps: touched(steps, itemsize, cost))
@@ -219,7 +219,7 @@ def _layout(like: Layout, held: Held) -> Layout:
 
 
 def touched(steps: tuple[Step, ...], itemsize: int, cost: TouchCost) -> float:
-    """Bytes per device that the steps touch as `lower_jax` lowers them, with what groups and steps cost besides."""
+    """Bytes per device that the steps touch as `lower_jax` lowers them, with what their starts cost."""
     if not steps:
         return 0.0
     every = positions([steps[0].source, *(step.result for step in steps)])
@@ -229,10 +229,9 @@ def touched(steps: tuple[Step, ...], itemsize: int, cost: TouchCost) -> float:
     unmade = 0.0  # bytes of a result that XLA makes together with the copy that comes next, if one does
     for step in steps:
         before, after = (layout.local_elements() * itemsize for layout in (step.source, step.result))
-        members = prod(step.source.mesh.size(axis) for axis in step.axes)
         came = [position_of(step.source, axis, every) for axis in step.axes if step.source.split(axis) is not None]
         if step.kind.communicates:
-            total += cost.step + cost.member * members
+            total += cost.step
         match step.kind:
             case StepKind.SLICE:
                 order = tuple(position for position in order if position in local(step.result, every))
