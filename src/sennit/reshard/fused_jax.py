@@ -41,7 +41,7 @@ from sennit.reshard.redistribution import Step, StepKind
 __all__ = ["TouchCost", "choose", "sequences", "touched"]
 
 # Sequences looked at. Up to 16 devices there are fewer; beyond, those that keep the target's names come first.
-LIMIT = 512
+LIMIT = 128
 
 Held = dict[str, Position]
 
