@@ -3,7 +3,8 @@
 Run: python examples/collective_hierarchical.py
 """
 
-from sennit.collective import Builder, Chunk, Group, trace
+from sennit.collective import Builder, Chunk, Group, compile_algorithm, trace
+from sennit.collective.verify import verify_schedule
 from sennit.ir.collective import CollectiveName, CollectiveSpec
 
 
@@ -37,4 +38,6 @@ def hierarchical(b: Builder) -> None:
 if __name__ == "__main__":
     all_reduce = CollectiveSpec(CollectiveName.ALL_REDUCE, ranks=32, chunks=32, in_place=True)
     algorithm = trace(hierarchical, all_reduce, "hierarchical")
-    print(f"{algorithm.name}: {algorithm.collective}, {len(algorithm.moves)} moves")
+    schedule = compile_algorithm(algorithm)
+    print(f"{algorithm.collective}: {len(algorithm.moves)} moves")
+    print(verify_schedule(schedule))

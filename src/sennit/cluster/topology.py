@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from sennit.cluster.description import Cluster, Link, Nic, Protocol
 from sennit.errors import ClusterError
 
-__all__ = ["Speed", "Topology", "Wire"]
+__all__ = ["Edge", "Speed", "Topology", "Wire"]
 
 Vertex = tuple[str, int]  # ("device", 3), ("nic", 0), (a switch, 0)
 Path = tuple[int, ...]
@@ -46,6 +46,16 @@ class Wire:
             if speed.name == protocol:
                 return speed
         return Speed("", self.latency, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A wire from one end to another, by name: `device 3` (of the whole cluster), `node 0 nvswitch`, `leaf 2`, `spine`. The
+    wire of a shared link has many edges."""
+
+    tail: str
+    head: str
+    wire: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +112,38 @@ class Topology:
     def protocols(self) -> tuple[str, ...]:
         """The names of the protocols that some wire has, in order of declaration."""
         return tuple(dict.fromkeys(speed.name for wire in self.wires for speed in wire.speeds))
+
+    def edges(self) -> tuple[Edge, ...]:
+        """The directed graph that the routes run over. A cluster of one node has no edges to its NICs: they lead nowhere."""
+        found: list[Edge] = []
+        cluster = self.cluster
+        size = cluster.device.per_node
+        for node in range(cluster.nodes):
+
+            def label(vertex: Vertex, node: int = node) -> str:
+                kind, number = vertex
+                if kind == "device":
+                    return f"device {node * size + number}"
+                return f"node {node} nic {number}" if kind == "nic" else f"node {node} {kind}"
+
+            for tail, targets in _node(cluster)[1].items():
+                for head, wire in targets:
+                    if cluster.nodes > 1 or "nic" not in (tail[0], head[0]):
+                        found.append(Edge(label(tail), label(head), node * self.wires_per_node + wire))
+        if cluster.nic is None or cluster.nodes == 1:
+            return tuple(found)
+        leaves: dict[int, None] = {}
+        for node in range(cluster.nodes):
+            for nic in range(cluster.nic.per_node):
+                leaf = self._leaf(node, nic)
+                leaves[leaf] = None
+                up = self._nic_wire(node, nic)
+                found.append(Edge(f"node {node} nic {nic}", f"leaf {leaf}", up))
+                found.append(Edge(f"leaf {leaf}", f"node {node} nic {nic}", up + 1))
+        for leaf in leaves:
+            found.append(Edge(f"leaf {leaf}", "spine", self._uplink(leaf)))
+            found.append(Edge("spine", f"leaf {leaf}", self._uplink(leaf) + 1))
+        return tuple(found)
 
     def _inside(self, node: int, source: Vertex, target: Vertex) -> Path:
         offset = node * self.wires_per_node

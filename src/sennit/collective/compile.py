@@ -42,7 +42,7 @@ def compile_algorithm(algorithm: Algorithm, options: CompileOptions | None = Non
     operations = instruction_dag(chunks)
     fused = fuse(operations) if options.fuse else operations
     order = global_order(fused)
-    channel = assign_channels(fused, order)
-    ranks = assign_blocks(fused, order, channel)
+    channels = assign_channels(fused, order)
+    ranks = assign_blocks(fused, order, channels)
     slots = least_slots(ranks, algorithm.name)
     return Schedule(algorithm.name, algorithm.collective, slots, ranks)

@@ -9,8 +9,8 @@ the new send as of its receives before the new receive. Then the chain goes to a
 end alone; moves within a rank have a block for each lane. Each block runs its operations in the global order. So every wait, message
 and step of a block points backwards in that order: with connections that hold any number of messages nothing can deadlock.
 
-A wait is kept only for the last step needed of each other block, and only if no earlier instruction of this block waited for that
-step or a later one.
+**Waits.** A block *knows* how far the other blocks of its rank are: by its own waits, and by what the blocks that it waited for knew then. A wait for
+what the block knows already is left out. Of several, the one for the latest operation comes first, since it may imply the others.
 """
 
 from __future__ import annotations
@@ -19,44 +19,51 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import count
+from operator import attrgetter
 
 from sennit.collective.compile_operations import OperationDag
 from sennit.collective.compile_order import GlobalOrder
 from sennit.ir.collective import Chunks, Scratch
 from sennit.ir.schedule import Block, Instruction, Opcode, Place, RankSchedule, Wait
 
-__all__ = ["assign_blocks", "assign_channels"]
+__all__ = ["Channels", "assign_blocks", "assign_channels"]
 
 
-def assign_channels(dag: OperationDag, order: GlobalOrder) -> tuple[int, ...]:
-    """The channel of each move."""
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """By move. A connection has a number for its sender, receiver and channel."""
+
+    channel: tuple[int, ...]
+    connection: tuple[int, ...]
+
+
+def assign_channels(dag: OperationDag, order: GlobalOrder) -> Channels:
     if not order.overtaking:
-        return dag.lane
+        return Channels(dag.lane, dag.connection)
     position = {op: place for place, op in enumerate(order.operations)}
-    channel = list(dag.lane)
+    channel, connection = list(dag.lane), list(dag.connection)
+    further = dag.chunks.algorithm.collective.ranks**2 * dag.lanes  # no connection of a lane has this number or more
     numbers: dict[tuple[int, int], int] = {}  # further channels: (lane, which) -> channel
-    taken: defaultdict[tuple[int, int, int, int], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    taken: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for chain in _chains(dag, order):
-        lane = dag.lane[chain[0]]
-        hops = [
-            (dag.rank[2 * m], dag.rank[2 * m + 1], position[dag.owner[2 * m]], position[dag.owner[2 * m + 1]])
-            for m in chain
-        ]
+        ends = [(position[dag.owner[2 * move]], position[dag.owner[2 * move + 1]]) for move in chain]
         for which in count():
-            lists = [taken[source, goal, lane, which] for source, goal, _, _ in hops]
+            lists = [taken[dag.connection[move] + which * further] for move in chain]
             if all(
                 bisect_left(sends, send) == bisect_left(receives, receive)
-                for (sends, receives), (_, _, send, receive) in zip(lists, hops, strict=True)
+                for (sends, receives), (send, receive) in zip(lists, ends, strict=True)
             ):
                 break
-        for (sends, receives), (_, _, send, receive) in zip(lists, hops, strict=True):
+        for (sends, receives), (send, receive) in zip(lists, ends, strict=True):
             insort(sends, send)
             insort(receives, receive)
         if which:
+            lane = dag.lane[chain[0]]
             number = numbers.setdefault((lane, which), dag.lanes + len(numbers))
             for move in chain:
                 channel[move] = number
-    return tuple(channel)
+                connection[move] += which * further
+    return Channels(tuple(channel), tuple(connection))
 
 
 def _chains(dag: OperationDag, order: GlobalOrder) -> list[list[int]]:
@@ -76,20 +83,21 @@ def _chains(dag: OperationDag, order: GlobalOrder) -> list[list[int]]:
 
 @dataclass(slots=True)
 class _Block:
-    """A block that is being filled. `waited` is the last step of each other block that it has waited for."""
+    """A block that is being filled. `known` is the last step of each other block that is known to be done; it is replaced, not changed,
+    since operations keep what their block knew."""
 
     number: int  # among those of its rank
     send: int | None
     receive: int | None
     channel: int
     instructions: list[Instruction] = field(default_factory=list)
-    waited: dict[int, int] = field(default_factory=dict)
+    known: dict[int, int] = field(default_factory=dict)
 
 
-def assign_blocks(dag: OperationDag, order: GlobalOrder, channel: tuple[int, ...]) -> tuple[RankSchedule, ...]:
+def assign_blocks(dag: OperationDag, order: GlobalOrder, channels: Channels) -> tuple[RankSchedule, ...]:
     algorithm, moves = dag.chunks.algorithm, dag.chunks.moves
-    blocks, homes = _homes(dag, order, channel)
-    steps = [0] * len(homes)
+    blocks, homes = _homes(dag, order, channels)
+    progress = _Progress(homes, [0] * len(homes), [0] * len(homes), [{}] * len(homes))
     places: dict[tuple[str, int, int], Place] = {}
 
     def place(chunks: Chunks) -> Place:
@@ -101,13 +109,13 @@ def assign_blocks(dag: OperationDag, order: GlobalOrder, channel: tuple[int, ...
 
     opcodes, owner, before = dag.opcode, dag.owner, dag.before
     send, receive_reduce_send, copy, reduce = Opcode.SEND, Opcode.RECEIVE_REDUCE_SEND, Opcode.COPY, Opcode.REDUCE
-    for op in order.operations:
+    for position, op in enumerate(order.operations):
         opcode, block, move = opcodes[op], homes[op], moves[op // 2]
         assert opcode is not None  # only operations are in the order
         assert block is not None
         instructions = block.instructions
-        steps[op] = len(instructions)
-        after = _waits(block, [owner[access] for access in before[op]], homes, steps) if before[op] else ()
+        after = progress.waits(block, [owner[access] for access in before[op]]) if before[op] else ()
+        progress.steps[op], progress.positions[op], progress.known[op] = len(instructions), position, block.known
         if opcode is send:
             instruction = Instruction(opcode, place(move.source), None, after)
         elif opcode is receive_reduce_send:
@@ -130,56 +138,67 @@ def assign_blocks(dag: OperationDag, order: GlobalOrder, channel: tuple[int, ...
     )
 
 
-def _waits(block: _Block, operations: list[int], homes: list[_Block | None], steps: list[int]) -> tuple[Wait, ...]:
-    """What an instruction of `block` still has to wait for."""
-    needed: dict[int, int] | None = None
-    waited = block.waited
-    for op in operations:
-        other = homes[op]
-        if other is block:
-            continue
-        assert other is not None
-        number, step = other.number, steps[op]
-        if step > waited.get(number, -1):
-            needed = needed or {}
-            waited[number] = needed[number] = step
-    return tuple([Wait(number, needed[number]) for number in sorted(needed)]) if needed else ()
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """By operation: its block, its step there, its place in the global order, and what its block knew when it was done."""
+
+    homes: list[_Block | None]
+    steps: list[int]
+    positions: list[int]
+    known: list[dict[int, int]]
+
+    def waits(self, block: _Block, operations: list[int]) -> tuple[Wait, ...]:
+        """What the next instruction of `block` still has to wait for, so that these operations are done."""
+        if len(operations) > 1:
+            operations.sort(key=self.positions.__getitem__, reverse=True)
+        needed: list[Wait] = []
+        for op in operations:
+            other, step = self.homes[op], self.steps[op]
+            if other is block:
+                continue
+            assert other is not None
+            if step <= block.known.get(other.number, -1):
+                continue
+            known = {**block.known, other.number: step}
+            for number, last in self.known[op].items():
+                if last > known.get(number, -1):
+                    known[number] = last
+            block.known = known
+            needed.append(Wait(other.number, step))
+        return tuple(sorted(needed, key=attrgetter("block"))) if needed else ()
 
 
-def _homes(
-    dag: OperationDag, order: GlobalOrder, channel: tuple[int, ...]
-) -> tuple[list[list[_Block]], list[_Block | None]]:
+def _homes(dag: OperationDag, order: GlobalOrder, channels: Channels) -> tuple[list[list[_Block]], list[_Block | None]]:
     """The empty blocks of each rank, and by operation the block that it belongs to."""
-    ranks, channels = dag.chunks.algorithm.collective.ranks, 1 + max(channel, default=0)
+    channel, connection = channels.channel, channels.connection
     rank, received, sent = dag.rank, dag.received, dag.sent
-    connection = [(rank[2 * m] * ranks + rank[2 * m + 1]) * channels + number for m, number in enumerate(channel)]
-    blocks: list[list[_Block]] = [[] for _ in range(ranks)]
-    receiving: dict[int, _Block] = {}
+    blocks: list[list[_Block]] = [[] for _ in range(dag.chunks.algorithm.collective.ranks)]
+    receiving: dict[int, _Block] = {}  # by connection
     sending: dict[int, _Block] = {}
-    local: dict[tuple[int, int], _Block] = {}
+    local: dict[tuple[int, int], _Block] = {}  # by rank and channel
+    joined = [(m, n) for m, n in zip(received, sent, strict=True) if m is not None and n is not None]
+    onward = {connection[m]: n for m, n in joined}  # where the block of a receiving end sends to
+    inward = {connection[n]: m for m, n in joined}
 
-    def new(here: int, inward: int | None, outward: int | None, number: int) -> _Block:
-        source = None if inward is None else inward // channels // ranks
-        goal = None if outward is None else outward // channels % ranks
+    def new(here: int, received: int | None, sent: int | None, number: int) -> _Block:
+        source = None if received is None else rank[2 * received]
+        goal = None if sent is None else rank[2 * sent + 1]
         block = _Block(len(blocks[here]), goal, source, number)
         blocks[here].append(block)
-        if inward is not None:
-            receiving[inward] = block
-        if outward is not None:
-            sending[outward] = block
+        if received is not None:
+            receiving[connection[received]] = block
+        if sent is not None:
+            sending[connection[sent]] = block
         return block
 
-    joined = [(m, n) for m, n in zip(received, sent, strict=True) if m is not None and n is not None]
-    onward = {connection[m]: connection[n] for m, n in joined}
-    inward = {goal: source for source, goal in onward.items()}
     homes: list[_Block | None] = [None] * len(dag.opcode)
     for op in order.operations:
         if (move := received[op]) is not None:
             end = connection[move]
-            homes[op] = receiving.get(end) or new(rank[op], end, onward.get(end), channel[move])
+            homes[op] = receiving.get(end) or new(rank[op], move, onward.get(end), channel[move])
         elif (move := sent[op]) is not None:
             end = connection[move]
-            homes[op] = sending.get(end) or new(rank[op], inward.get(end), end, channel[move])
+            homes[op] = sending.get(end) or new(rank[op], inward.get(end), move, channel[move])
         else:
             key = rank[op], channel[op // 2]
             if key not in local:

@@ -42,9 +42,12 @@ class ChunkDag:
         """Nothing but `readers` accesses reads what `access` wrote, and the end does not ask for it."""
         if self.readers[access] > readers:
             return False
+        first, last = self.cells[access]
+        if access not in self.last_writer[first:last]:
+            return True
         rank, collective = self.moves[access // 2].target.rank, self.algorithm.collective
         base = self.outputs[rank]
-        for cell in range(*self.cells[access]):
+        for cell in range(first, last):
             if self.last_writer[cell] != access:
                 continue
             for index in range(self.cuts[cell] - base, self.cuts[cell + 1] - base):
@@ -60,10 +63,11 @@ def chunk_dag(algorithm: Algorithm) -> ChunkDag:
     firsts, lasts = [cell[low] for low in lows], [cell[high] for high in highs]
     history = _History(len(cuts), len(lows))
     before: list[tuple[int, ...]] = []
+    reading, writing, reduce = history.read, history.write, MoveKind.REDUCE
     for read, move in zip(range(0, len(lows), 2), moves, strict=True):
         write = read + 1
-        before.append(history.read(read, firsts[read], lasts[read]))
-        before.append(history.write(write, firsts[write], lasts[write], move.kind is MoveKind.REDUCE))
+        before.append(reading(read, firsts[read], lasts[read]))
+        before.append(writing(write, firsts[write], lasts[write], move.kind is reduce))
     return ChunkDag(
         algorithm,
         moves,
@@ -78,6 +82,8 @@ def chunk_dag(algorithm: Algorithm) -> ChunkDag:
 
 class _History:
     """Who wrote each cell last, and who read it since. Both methods return what the access waits for."""
+
+    __slots__ = ("readers", "reading", "writer")
 
     def __init__(self, cells: int, accesses: int) -> None:
         self.writer: list[int | None] = [None] * cells

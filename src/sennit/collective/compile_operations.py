@@ -29,8 +29,6 @@ from sennit.ir.schedule import Opcode
 
 __all__ = ["OperationDag", "fuse", "instruction_dag"]
 
-_Peers = tuple[int, int, int, int]  # rank, lane, receive peer, send peer
-
 
 @dataclass(frozen=True, slots=True)
 class OperationDag:
@@ -45,21 +43,27 @@ class OperationDag:
     rank: tuple[int, ...]
     lane: tuple[int, ...]  # by move
     lanes: int
+    connection: tuple[int, ...]  # by move: a number for sender, receiver and lane
 
 
 def instruction_dag(chunks: ChunkDag) -> OperationDag:
-    instances = 1 + max((move.instance for move in chunks.moves), default=0)
+    ranks = chunks.algorithm.collective.ranks
+    instances = 1 + max([move.instance for move in chunks.moves], default=0)
+    lanes = instances * (1 + max([move.channel or 0 for move in chunks.moves], default=0))
     opcode: list[Opcode | None] = []
     sent: list[int | None] = []
     received: list[int | None] = []
     rank: list[int] = []
     lane: list[int] = []
+    connection: list[int] = []
     owner = list(range(2 * len(chunks.moves)))
     before = list(chunks.before)
     send, receive, receive_reduce, copy = Opcode.SEND, Opcode.RECEIVE, Opcode.RECEIVE_REDUCE, MoveKind.COPY
     for number, move in enumerate(chunks.moves):
         here, there = move.source.rank, move.target.rank
-        lane.append((move.channel or 0) * instances + move.instance)
+        own = (move.channel or 0) * instances + move.instance
+        lane.append(own)
+        connection.append((here * ranks + there) * lanes + own)
         rank += (here, there)
         if here != there:
             opcode += (send, receive if move.kind is copy else receive_reduce)
@@ -81,7 +85,8 @@ def instruction_dag(chunks: ChunkDag) -> OperationDag:
         tuple(received),
         tuple(rank),
         tuple(lane),
-        1 + max(lane, default=0),
+        lanes,
+        tuple(connection),
     )
 
 
@@ -89,9 +94,9 @@ def fuse(dag: OperationDag) -> OperationDag:
     """Join receives with the sends that pass on what they received."""
     opcode, owner, before, sent = list(dag.opcode), list(dag.owner), list(dag.before), list(dag.sent)
     pairs = _pairs(dag)
-    joined = _joined_peers(pairs)
-    for receive, send, peers in pairs:
-        if sent[receive] is not None or peers not in joined:
+    joined = _joined_ends(pairs)
+    for receive, send, ends in pairs:
+        if sent[receive] is not None or ends not in joined:
             continue
         fused = Opcode.RECEIVE_COPY_SEND
         if opcode[receive] is Opcode.RECEIVE_REDUCE:
@@ -104,30 +109,31 @@ def fuse(dag: OperationDag) -> OperationDag:
     return replace(dag, opcode=tuple(opcode), owner=tuple(owner), before=tuple(before), sent=tuple(sent))
 
 
-def _pairs(dag: OperationDag) -> list[tuple[int, int, _Peers]]:
-    """The receives and sends that may be joined by rules 1 and 3, in the order of the sends."""
-    sent, received, cells, lane, rank = dag.sent, dag.received, dag.chunks.cells, dag.lane, dag.rank
-    pairs: list[tuple[int, int, _Peers]] = []
-    for send, waits in enumerate(dag.before):
+def _pairs(dag: OperationDag) -> list[tuple[int, int, tuple[int, int]]]:
+    """The receives and sends that may be joined by rules 1 and 3, in the order of the sends; with their connections."""
+    sent, received, cells, lane, connection = dag.sent, dag.received, dag.chunks.cells, dag.lane, dag.connection
+    pairs: list[tuple[int, int, tuple[int, int]]] = []
+    for move, waits in enumerate(dag.before[::2]):
+        send = 2 * move
         if len(waits) != 1 or sent[send] is None:
             continue
         (receive,) = waits
-        same = lane[send // 2]
-        if received[receive] is not None and cells[receive] == cells[send] and lane[receive // 2] == same:
-            pairs.append((receive, send, (rank[send], same, rank[receive - 1], rank[send + 1])))
+        source = received[receive]
+        if source is not None and cells[receive] == cells[send] and lane[source] == lane[move]:
+            pairs.append((receive, send, (connection[source], connection[move])))
     return pairs
 
 
-def _joined_peers(pairs: list[tuple[int, int, _Peers]]) -> set[_Peers]:
-    """Rule 4: a matching of receive peers with send peers on each rank and lane, the commonest first."""
-    counts = Counter([peers for _, _, peers in pairs])
-    receiving: set[tuple[int, int, int]] = set()
-    sending: set[tuple[int, int, int]] = set()
-    joined: set[_Peers] = set()
-    for peers, _ in counts.most_common():  # among equals the first seen
-        rank, lane, source, goal = peers
-        if (rank, lane, source) not in receiving and (rank, lane, goal) not in sending:
-            receiving.add((rank, lane, source))
-            sending.add((rank, lane, goal))
-            joined.add(peers)
+def _joined_ends(pairs: list[tuple[int, int, tuple[int, int]]]) -> set[tuple[int, int]]:
+    """Rule 4: a matching of connections that a rank receives from with those that it sends to, the commonest first."""
+    counts = Counter([ends for _, _, ends in pairs])
+    receiving: set[int] = set()
+    sending: set[int] = set()
+    joined: set[tuple[int, int]] = set()
+    for ends, _ in counts.most_common():  # among equals the first seen
+        inward, outward = ends
+        if inward not in receiving and outward not in sending:
+            receiving.add(inward)
+            sending.add(outward)
+            joined.add(ends)
     return joined

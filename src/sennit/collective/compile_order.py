@@ -26,9 +26,8 @@ class GlobalOrder:
 
 
 def global_order(dag: OperationDag) -> GlobalOrder:
-    owner, sent, received = dag.owner, dag.sent, dag.received
+    owner, sent, received, connection = dag.owner, dag.sent, dag.received, dag.connection
     missing, after = _successors(dag)
-    connection = _connections(dag)
     queues: defaultdict[int, deque[int]] = defaultdict(deque)  # moves under way on a connection, the oldest first
     held: set[int] = set()  # moves whose receive lacks nothing but its turn
     turns: list[int] = []  # the same as a heap, with entries that are gone
@@ -89,9 +88,3 @@ def _successors(dag: OperationDag) -> tuple[list[int], list[list[int]]]:
             after[owner[op - 1]].append(op)  # the send of a move stands before its receive
             missing[op] += 1
     return missing, after
-
-
-def _connections(dag: OperationDag) -> list[int]:
-    """By move: one number for each sender, receiver and lane."""
-    ranks, lanes, rank = dag.chunks.algorithm.collective.ranks, dag.lanes, dag.rank
-    return [(rank[2 * move] * ranks + rank[2 * move + 1]) * lanes + lane for move, lane in enumerate(dag.lane)]
