@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from sennit.collective.compile_one_sided import compile_one_sided
 from sennit.collective.language import Builder, trace
-from sennit.errors import CollectiveError
+from sennit.errors import CollectiveError, ParseError
 from sennit.ir.algorithm_numpy import run_algorithm
 from sennit.ir.collective import CollectiveName, CollectiveSpec
 from sennit.ir.one_sided import Await, OneSided, OneSidedRank, Signal
@@ -40,7 +40,9 @@ def test_known_programs(program: Callable[[Builder], None]) -> None:
 def test_random_programs_keep_their_meaning(seed: int) -> None:
     algorithm = random_moves(seed)
     inputs = random_inputs(algorithm, seed)
-    results = run_one_sided(compile_one_sided(algorithm), inputs, seed=seed)
+    lowered = compile_one_sided(algorithm)
+    assert OneSided.parse(str(lowered)) == lowered
+    results = run_one_sided(lowered, inputs, seed=seed)
     assert same_where_asked(algorithm, results, run_algorithm(algorithm, inputs))
 
 
@@ -58,19 +60,19 @@ def test_a_broadcast_in_full() -> None:
             "    }",
             "    block 1 {",
             "      copy input[0:1] to output[0:1]",
-            "      signal r0.2",
+            "      signal rank 0 block 2",
             "    }",
             "    block 2 {",
-            "      wait r1.0=1",
-            "      wait r0.1=1",
-            "      put output[0:1] to r1.output[0:1]",
-            "      signal r1.0",
+            "      wait rank 1 block 0 for 1",
+            "      wait rank 0 block 1 for 1",
+            "      put output[0:1] to rank 1 output[0:1]",
+            "      signal rank 1 block 0",
             "    }",
             "  }",
             "  rank 1 {",
             "    block 0 {",
-            "      signal r0.2",
-            "      wait r0.2=1",
+            "      signal rank 0 block 2",
+            "      wait rank 0 block 2 for 1",
             "    }",
             "  }",
             "}",
@@ -100,3 +102,10 @@ def test_the_interpreter_sees_races_and_deadlocks() -> None:
     stuck = OneSided("stuck", all_reduce(1, 1), (OneSidedRank(0, ((Await(0, 0, 1),),)),))
     with pytest.raises(CollectiveError, match="deadlocks"):
         run_one_sided(stuck, random_inputs(trace(lambda b: None, all_reduce(1, 1), "nothing")))
+
+
+def test_text_that_is_not_a_program() -> None:
+    with pytest.raises(ParseError, match="no step 'push'"):
+        OneSided.parse('one_sided "x" all_reduce(ranks=1, chunks=1) { rank 0 { block 0 { push } } }')
+    with pytest.raises(ParseError, match="block 0 of rank 0"):
+        OneSided.parse('one_sided "x" all_reduce(ranks=1, chunks=1) { rank 0 { block 1 { } } }')

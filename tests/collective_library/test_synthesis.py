@@ -21,7 +21,7 @@ from sennit.collective.verify import verify_algorithm, verify_schedule
 from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveName
 
-CHECKED = settings(derandomize=True, deadline=None, max_examples=60)
+CHECKED = settings(derandomize=True, deadline=None, max_examples=40)
 TREES = (
     CollectiveName.ALL_GATHER,
     CollectiveName.REDUCE_SCATTER,

@@ -9,8 +9,9 @@ the new send as of its receives before the new receive. Then the chain goes to a
 end alone; moves within a rank have a block for each lane. Each block runs its operations in the global order. So every wait, message
 and step of a block points backwards in that order: with connections that hold any number of messages nothing can deadlock.
 
-**Waits.** A block *knows* how far the other blocks of its rank are: by its own waits, and by what the blocks that it waited for knew then. A wait for
-what the block knows already is left out. Of several, the one for the latest operation comes first, since it may imply the others.
+**Waits.** A block *knows* how far the other blocks of its rank are: by its own waits, and by those that the operations that it waited for had behind
+them. A wait for what the block knows already is left out. Of several, the one for the latest operation comes first, since it may
+imply the others. (Knowledge is not handed on further: that would cost as much as there are blocks for every wait.)
 """
 
 from __future__ import annotations
@@ -83,14 +84,15 @@ def _chains(dag: OperationDag, order: GlobalOrder) -> list[list[int]]:
 
 @dataclass(slots=True)
 class _Block:
-    """A block that is being filled. `known` is the last step of each other block that is known to be done; it is replaced, not changed,
-    since operations keep what their block knew."""
+    """A block that is being filled. `waited` is the last step of each other block that it waited for; it is replaced, not changed,
+    since operations keep it. `known` has besides what the operations waited for had waited for."""
 
     number: int  # among those of its rank
     send: int | None
     receive: int | None
     channel: int
     instructions: list[Instruction] = field(default_factory=list)
+    waited: dict[int, int] = field(default_factory=dict)
     known: dict[int, int] = field(default_factory=dict)
 
 
@@ -115,7 +117,7 @@ def assign_blocks(dag: OperationDag, order: GlobalOrder, channels: Channels) -> 
         assert block is not None
         instructions = block.instructions
         after = progress.waits(block, [owner[access] for access in before[op]]) if before[op] else ()
-        progress.steps[op], progress.positions[op], progress.known[op] = len(instructions), position, block.known
+        progress.steps[op], progress.positions[op], progress.waited[op] = len(instructions), position, block.waited
         if opcode is send:
             instruction = Instruction(opcode, place(move.source), None, after)
         elif opcode is receive_reduce_send:
@@ -140,32 +142,35 @@ def assign_blocks(dag: OperationDag, order: GlobalOrder, channels: Channels) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """By operation: its block, its step there, its place in the global order, and what its block knew when it was done."""
+    """By operation: its block, its step there, its place in the global order, and what its block had waited for."""
 
     homes: list[_Block | None]
     steps: list[int]
     positions: list[int]
-    known: list[dict[int, int]]
+    waited: list[dict[int, int]]
 
     def waits(self, block: _Block, operations: list[int]) -> tuple[Wait, ...]:
         """What the next instruction of `block` still has to wait for, so that these operations are done."""
         if len(operations) > 1:
             operations.sort(key=self.positions.__getitem__, reverse=True)
         needed: list[Wait] = []
+        known = block.known
         for op in operations:
             other, step = self.homes[op], self.steps[op]
             if other is block:
                 continue
             assert other is not None
-            if step <= block.known.get(other.number, -1):
+            if step <= known.get(other.number, -1):
                 continue
-            known = {**block.known, other.number: step}
-            for number, last in self.known[op].items():
+            known[other.number] = step
+            for number, last in self.waited[op].items():
                 if last > known.get(number, -1):
                     known[number] = last
-            block.known = known
             needed.append(Wait(other.number, step))
-        return tuple(sorted(needed, key=attrgetter("block"))) if needed else ()
+        if not needed:
+            return ()
+        block.waited = block.waited | {wait.block: wait.step for wait in needed}
+        return tuple(sorted(needed, key=attrgetter("block")))
 
 
 def _homes(dag: OperationDag, order: GlobalOrder, channels: Channels) -> tuple[list[list[_Block]], list[_Block | None]]:

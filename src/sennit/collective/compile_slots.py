@@ -56,7 +56,7 @@ class _Machine:
 
     def wants_slot(self, block: int, slots: int) -> bool:
         outward = self.outward[block]
-        return self.done[block] < len(self.steps[block]) and self.sent[outward] - self.received[outward] >= slots > 0
+        return self.done[block] < len(self.steps[block]) and self.sent[outward] - self.received[outward] >= slots
 
 
 def _machine(ranks: tuple[RankSchedule, ...]) -> _Machine:
@@ -93,49 +93,58 @@ def _run(machine: _Machine, slots: int) -> bool:
     sent, received, done = machine.sent, machine.received, machine.done
     sending = tuple(code for code in Opcode if code.sends)  # asked for by identity: a property would take half the time
     receiving = tuple(code for code in Opcode if code.receives)
-    waiting: defaultdict[int, list[int]] = defaultdict(list)  # blocks that wait for a step of this one
+    waiting: defaultdict[int, list[tuple[int, int]]] = defaultdict(
+        list
+    )  # by block: a step of it, and who waits for that
     todo = list(range(len(machine.steps)))
-    listed = [True] * len(todo)
+    idle = [False] * len(todo)  # lacks a message or a slot; neither in `todo` nor in `waiting`
     while todo:
         block = todo.pop()
-        listed[block] = False
         steps, inward, outward = machine.steps[block], machine.inward[block], machine.outward[block]
         first, start = machine.first[block], done[block]
         for at in range(start, len(steps)):
             instruction = steps[at]
             opcode = instruction.opcode
             if instruction.after:
-                lacking = [w.block + first for w in instruction.after if done[w.block + first] <= w.step]
+                lacking = [wait for wait in instruction.after if done[wait.block + first] <= wait.step]
                 if lacking:
-                    waiting[lacking[0]].append(block)
+                    waiting[lacking[0].block + first].append((lacking[0].step, block))
                     break
             if opcode in receiving:
                 if sent[inward] == received[inward]:
+                    idle[block] = True
                     break
                 if opcode in sending:
                     if sent[outward] - received[outward] >= slots:
+                        idle[block] = True
                         break
                     sent[outward] += 1
                 received[inward] += 1
             elif opcode in sending:
                 if sent[outward] - received[outward] >= slots:
+                    idle[block] = True
                     break
                 sent[outward] += 1
             done[block] = at + 1
         if done[block] == start:
             continue
-        woken = [machine.sender[inward], machine.receiver[outward], *waiting.pop(block, ())]
-        for other in woken:
-            if not listed[other] and done[other] < len(machine.steps[other]):
-                listed[other] = True
+        for other in (machine.sender[inward], machine.receiver[outward]):
+            if idle[other]:
+                idle[other] = False
                 todo.append(other)
+        if block in waiting:
+            waiters = waiting.pop(block)
+            todo += [other for step, other in waiters if step < done[block]]
+            if late := [(step, other) for step, other in waiters if step >= done[block]]:
+                waiting[block] = late
     return all(count == len(steps) for count, steps in zip(done, machine.steps, strict=True))
 
 
 def _first_stuck(machine: _Machine, ranks: tuple[RankSchedule, ...]) -> str:
+    done = iter(machine.done)
     for ranked in ranks:
         for index, block in enumerate(ranked.blocks):
-            count = machine.done.pop(0)
+            count = next(done)
             if count < len(block.instructions):
                 return f"rank {ranked.rank}, block {index}, step {count} ({block.instructions[count].opcode.value})"
     raise AssertionError("no block is stuck")

@@ -3,12 +3,12 @@
     one_sided := "one_sided" STRING collective "{" rank* "}"
     rank      := "rank" INT ("scratch" NAME "=" INT)* "{" block* "}"
     block     := "block" INT "{" step* "}"
-    step      := "put" place "to" "r" INT "." place                target on that rank = source here
-               | "read_reduce" "r" INT "." place "into" place      target here += source on that rank
+    step      := "put" place "to" "rank" INT place                 target on that rank = source here
+               | "read_reduce" "rank" INT place "into" place       target here += source on that rank
                | "copy" place "to" place                           both here
                | "reduce" place "into" place
-               | "signal" "r" INT "." BLOCK                        one more signal from this block to that one
-               | "wait" "r" INT "." BLOCK "=" INT                  until that block has sent this one as many signals
+               | "signal" "rank" INT "block" INT                   one more signal from this block to that one
+               | "wait" "rank" INT "block" INT "for" INT           until that block has sent this one as many signals
     place     := BUFFER "[" START ":" STOP "]"
 
 **Machine.** Every rank has the same buffers as in a schedule and all ranks may touch all of them. A block runs its steps in order. A signal
@@ -24,8 +24,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sennit.ir.collective import CollectiveSpec, CustomCollective, Scratch
+from sennit.errors import ParseError
+from sennit.ir.collective import CollectiveSpec, CustomCollective, Scratch, read_collective
 from sennit.ir.schedule import Place
+from sennit.ir.text import Scanner, quote
 
 __all__ = ["Await", "LocalCopy", "LocalReduce", "OneSided", "OneSidedRank", "Put", "ReadReduce", "Signal", "Step"]
 
@@ -37,7 +39,7 @@ class Put:
     target: Place
 
     def __str__(self) -> str:
-        return f"put {self.source} to r{self.rank}.{self.target}"
+        return f"put {self.source} to rank {self.rank} {self.target}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class ReadReduce:
     target: Place
 
     def __str__(self) -> str:
-        return f"read_reduce r{self.rank}.{self.source} into {self.target}"
+        return f"read_reduce rank {self.rank} {self.source} into {self.target}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Signal:
     block: int
 
     def __str__(self) -> str:
-        return f"signal r{self.rank}.{self.block}"
+        return f"signal rank {self.rank} block {self.block}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,40 @@ class Await:
     count: int
 
     def __str__(self) -> str:
-        return f"wait r{self.rank}.{self.block}={self.count}"
+        return f"wait rank {self.rank} block {self.block} for {self.count}"
 
 
 Step = Put | ReadReduce | LocalCopy | LocalReduce | Signal | Await
+
+
+def read_step(scanner: Scanner) -> Step:
+    match scanner.word("a step"):
+        case "put":
+            source = Place.read(scanner)
+            return Put(source, _number(scanner, "to", "rank"), Place.read(scanner))
+        case "read_reduce":
+            return ReadReduce(_number(scanner, "rank"), Place.read(scanner), _place(scanner, "into"))
+        case "copy":
+            return LocalCopy(Place.read(scanner), _place(scanner, "to"))
+        case "reduce":
+            return LocalReduce(Place.read(scanner), _place(scanner, "into"))
+        case "signal":
+            return Signal(_number(scanner, "rank"), _number(scanner, "block"))
+        case "wait":
+            return Await(_number(scanner, "rank"), _number(scanner, "block"), _number(scanner, "for"))
+        case other:
+            raise ParseError(f"there is no step {other!r}", where=f"before {scanner.here()}", fix="see ir/one_sided.py")
+
+
+def _number(scanner: Scanner, *words: str) -> int:
+    for word in words:
+        scanner.expect(word)
+    return scanner.integer()
+
+
+def _place(scanner: Scanner, word: str) -> Place:
+    scanner.expect(word)
+    return Place.read(scanner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +127,25 @@ class OneSidedRank:
     rank: int
     blocks: tuple[tuple[Step, ...], ...]  # block 0 is the gate
     scratch: tuple[Scratch, ...] = ()
+
+    @classmethod
+    def read(cls, scanner: Scanner) -> OneSidedRank:
+        rank = _number(scanner, "rank")
+        scratch: list[Scratch] = []
+        while scanner.accept_word("scratch"):
+            name = scanner.word("the name of a buffer")
+            scratch.append(Scratch(rank, name, _number(scanner, "=")))
+        scanner.expect("{")
+        blocks: list[tuple[Step, ...]] = []
+        while not scanner.accept("}"):
+            if _number(scanner, "block") != len(blocks):
+                raise scanner.expected(f"block {len(blocks)} of rank {rank} before this")
+            scanner.expect("{")
+            steps: list[Step] = []
+            while not scanner.accept("}"):
+                steps.append(read_step(scanner))
+            blocks.append(tuple(steps))
+        return cls(rank, tuple(blocks), tuple(scratch))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +155,7 @@ class OneSided:
     ranks: tuple[OneSidedRank, ...]
 
     def __str__(self) -> str:
-        lines = [f'one_sided "{self.name}" {self.collective} {{']
+        lines = [f"one_sided {quote(self.name)} {self.collective} {{"]
         for ranked in self.ranks:
             scratch = "".join(f" scratch {piece.name}={piece.chunks}" for piece in ranked.scratch)
             lines.append(f"  rank {ranked.rank}{scratch} {{")
@@ -112,3 +163,17 @@ class OneSided:
                 lines += [f"    block {number} {{", *(f"      {step}" for step in steps), "    }"]
             lines.append("  }")
         return "\n".join([*lines, "}"])
+
+    @classmethod
+    def read(cls, scanner: Scanner) -> OneSided:
+        scanner.expect("one_sided")
+        name, collective = scanner.string(), read_collective(scanner)
+        scanner.expect("{")
+        ranks: list[OneSidedRank] = []
+        while not scanner.accept("}"):
+            ranks.append(OneSidedRank.read(scanner))
+        return cls(name, collective, tuple(ranks))
+
+    @classmethod
+    def parse(cls, text: str) -> OneSided:
+        return Scanner.whole(text, cls.read)
