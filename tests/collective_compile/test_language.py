@@ -91,6 +91,11 @@ def twice(b: Builder) -> None:
     ring_reduce_scatter(b.group(range(b.ranks)), b.output(0))
 
 
+def copied_then_added(b: Builder) -> None:
+    copied = b.chunk(0, "output", 0).copy(to=1)
+    copied.reduce(into=b.chunk(0, "output", 0))
+
+
 def unwritten(b: Builder) -> None:
     b.scratch(0, "spare", 2)
     b.chunk(0, "spare", 1).copy(to=1, buffer="output", index=0)
@@ -127,6 +132,7 @@ def same_name(b: Builder) -> None:
 
 FAULTS: list[tuple[Callable[[Builder], None], int, str]] = [  # program, line of the fault in it, words of the message
     (twice, 2, "twice"),
+    (copied_then_added, 2, "adds chunk 0 of rank 0 twice"),
     (unwritten, 2, "nobody wrote it"),
     (no_such_rank, 1, "there is no rank 9"),
     (no_such_chunk, 1, "out of range: output of rank 0 has 4 chunks"),

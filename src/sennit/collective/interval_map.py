@@ -25,6 +25,12 @@ class IntervalMap(Generic[V]):
         self._starts = [0]
         self._values = [value]
 
+    def whole(self, start: int, stop: int) -> V | None:
+        """The value between `start` and `stop` where it is the same in all of it; else None."""
+        starts = self._starts
+        first = bisect_right(starts, start)
+        return self._values[first - 1] if first == len(starts) or starts[first] >= stop else None
+
     def read(self, start: int, stop: int) -> list[tuple[int, int, V]]:
         """The segments between `start` and `stop`, clipped to them."""
         starts, values = self._starts, self._values
@@ -40,7 +46,9 @@ class IntervalMap(Generic[V]):
         first = bisect_left(starts, start)
         last = bisect_left(starts, stop, first)
         follows = starts[last] == stop if last < len(starts) else stop == self.size
-        if follows:
+        if follows and last == first + 1 and starts[first] == start:
+            values[first] = value
+        elif follows:
             starts[first:last], values[first:last] = [start], [value]
         else:  # the segment that `stop` lies in goes on behind it
             starts[first:last], values[first:last] = [start, stop], [value, values[last - 1]]

@@ -156,7 +156,7 @@ class Builder:
         self._named: dict[tuple[int, str, int, int], Chunk] = {}
         self._channel: int | None = None
         self._instances = 1
-        self._lines: dict[tuple[CodeType, int], str] = {}
+        self._lines: dict[tuple[int, int], tuple[str, CodeType]] = {}
 
     def chunk(self, rank: int, buffer: str, index: int, count: int = 1) -> Chunk:
         key = rank, buffer, index, count
@@ -258,9 +258,20 @@ class Builder:
 
     def _carry(self, kind: MoveKind, source: Chunk, target: Chunk) -> None:
         """Follow the values of one move."""
-        start, goal = source.offset, target.offset
+        start, goal, count = source.offset, target.offset, source.place.count
         shift, held = start - goal, self._held[target.memory]
-        for first, last, value in self._held[source.memory].read(start, start + source.place.count):
+        if not shift and (value := self._held[source.memory].whole(start, start + count)) is not None:
+            # by far the commonest: one segment, to the same place; and what is there has the same chunks of other ranks
+            if kind is MoveKind.COPY:
+                held.write(goal, goal + count, value)
+                return
+            present = held.whole(goal, goal + count)
+            if present is not None and len(present) == len(value) == 1:
+                ((delta, ranks),), ((other, more),) = present, value
+                if delta == other and not ranks & more:
+                    held.write(goal, goal + count, ((delta, ranks | more),))
+                    return
+        for first, last, value in self._held[source.memory].read(start, start + count):
             if value is None:
                 raise _unwritten(source.place, first - start, last - start, "read")
             moved = tuple((delta + shift, ranks) for delta, ranks in value) if shift else value
@@ -295,10 +306,12 @@ class Builder:
         return ", called from ".join(lines)
 
     def _line(self, frame: FrameType) -> str:
-        key = frame.f_code, frame.f_lineno
-        if (text := self._lines.get(key)) is None:
-            text = self._lines[key] = f"{PurePath(key[0].co_filename).name}:{key[1]}"
-        return text
+        code = frame.f_code
+        key = id(code), frame.f_lasti  # a code object hashes all of itself; the entry keeps it, so its identity holds
+        if (found := self._lines.get(key)) is None:
+            text = f"{PurePath(code.co_filename).name}:{frame.f_lineno}"
+            found = self._lines[key] = text, code
+        return found[0]
 
 
 def _user_frame() -> FrameType:
