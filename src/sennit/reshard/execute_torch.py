@@ -28,6 +28,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,13 +38,16 @@ from sennit.errors import LayoutError, RunError
 from sennit.ir.layout import Layout, Reduction
 from sennit.reshard.groups_torch import Groups, Transport, collective
 from sennit.reshard.lower_torch import Cut, Fill, Move, Operation, Together, lower, region_of, transposed
+from sennit.reshard.planner import plan
 from sennit.reshard.redistribution import Redistribution
+from sennit.reshard.timing import Timing
 from sennit.reshard.wire_torch import Wire, traffic_of
 
 __all__ = ["Executor", "Lowered", "Running", "chunk_of", "current_executor", "make_lowered"]
 
 _CHUNKS_STAGED = 8  # a chunk is this part of the staging memory, so that several peers are served at once
 _DIGEST = 4  # 64-bit words
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,7 @@ class Executor:
         timeout: float = 120.0,
         check: bool = True,
         transport: Transport = Transport.AUTO,
+        timing: Timing | None = None,
         remembered: int = 1024,
     ) -> None:
         if not dist.is_initialized():
@@ -107,10 +112,10 @@ class Executor:
                 fix="call torch.distributed.init_process_group first, or run the script under torchrun",
             )
         self.rank = dist.get_rank()
-        self.check, self.staging, self.remembered = check, staging, remembered
+        self.check, self.staging, self.timing, self.remembered = check, staging, timing, remembered
         self.wire = Wire(timeout)
         self.groups = Groups(timeout, transport)
-        self._lowered: OrderedDict[Hashable, Lowered] = OrderedDict()
+        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self._agreed: set[bytes] = set()
         self._under_way: list[Running] = []
         self._lock = threading.RLock()  # backward passes may run on threads of autograd's
@@ -174,28 +179,33 @@ class Executor:
 
     # ---- plans ---------------------------------------------------------------------------------------------------------
 
+    def planned(self, source: Layout, target: Layout, itemsize: int, budget: int | None = None) -> Redistribution:
+        """The plan between two layouts, made once."""
+        key = ("plan", source, target, itemsize, budget)
+        return self.kept(key, lambda: plan(source, target, itemsize=itemsize, budget=budget, timing=self.timing))
+
     def lowered(
         self, redistribution: Redistribution, itemsize: int, budget: int | None = None, *, adjoint: bool = False
     ) -> Lowered:
         """What this rank runs, computed once for each redistribution and item size."""
         staging = self.staged(budget)
         key = (redistribution.source, redistribution.target, redistribution.steps, itemsize, staging, adjoint)
-        return self.remember(key, lambda: self._lower(redistribution, itemsize, staging, adjoint=adjoint))
+        return self.kept(key, lambda: self._lower(redistribution, itemsize, staging, adjoint=adjoint))
+
+    def kept(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """The value kept under a key, which names its type. The oldest of more than `remembered` are forgotten; agreements are
+        not, since ranks of different meshes forget at different times, and a check needs all of them."""
+        found: Value | None = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = make()
+            if len(self._kept) > self.remembered:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(key)
+        return found
 
     def staged(self, budget: int | None) -> int:
         return self.staging if budget is None else min(self.staging, budget)
-
-    def remember(self, key: Hashable, make: Callable[[], Lowered]) -> Lowered:
-        """The value kept under a key. The oldest of more than `remembered` are forgotten; agreements are not, since ranks of
-        different meshes forget at different times, and a check needs all of them."""
-        found = self._lowered.get(key)
-        if found is None:
-            found = self._lowered[key] = make()
-            if len(self._lowered) > self.remembered:
-                self._lowered.popitem(last=False)
-        else:
-            self._lowered.move_to_end(key)
-        return found
 
     def _lower(self, redistribution: Redistribution, itemsize: int, staging: int, *, adjoint: bool) -> Lowered:
         source, target = redistribution.source, redistribution.target

@@ -34,6 +34,7 @@ from sennit.reshard.wire_torch import wait_for
 
 __all__ = ["Groups", "Transport", "collective"]
 
+
 class Transport(Enum):
     """How steps over groups are run. AUTO: point to point on CPU tensors, through groups that exist on others."""
 
