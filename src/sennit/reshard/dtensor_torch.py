@@ -43,7 +43,16 @@ from sennit.reshard.execute_torch import Executor, Lowered, Running, chunk_of, c
 from sennit.reshard.lower_torch import Cut, Fill, Operation, lower_all_reduce, lower_transfers
 from sennit.reshard.private_torch import DTensorSpec, local_of, make_dtensor, make_spec, meta_of, spec_of
 
-__all__ = ["RunningDTensor", "Served", "dtensor_boxes", "layout_of", "lower_specs", "mesh_of", "redistribute"]
+__all__ = [
+    "RunningDTensor",
+    "Served",
+    "boxes_of",
+    "dtensor_boxes",
+    "layout_of",
+    "lower_specs",
+    "mesh_of",
+    "redistribute",
+]
 
 
 @overload
@@ -236,6 +245,17 @@ def mesh_of(device_mesh: DeviceMesh) -> Mesh:
 def layout_of(x: DTensor) -> Layout:
     """The layout of a DTensor; refuses what no layout says."""
     return from_placements(mesh_of(x.device_mesh), tuple(x.shape), x.placements)
+
+
+def boxes_of(x: DTensor) -> dict[int, Region]:
+    """What each rank of its mesh holds of a DTensor, as regions; refuses what neither a layout nor boxes say."""
+    try:
+        layout = layout_of(x)
+    except LayoutError:
+        if not all(_is_nested(placement) for placement in x.placements):
+            raise
+        return dtensor_boxes(mesh_of(x.device_mesh), tuple(x.shape), x.placements)
+    return {layout.mesh.device(point): layout.region(point) for point in layout.mesh.points()}
 
 
 # ---- pieces that no layout says --------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@
 Device d of the layouts is rank d of the default process group. A rank outside the source's mesh passes an empty tensor of the right
 dtype; a rank outside the target's gets one back. Any backend serves that has isend and irecv (gloo, NCCL, ...).
 
-**Memory.** Of a step that goes point to point, the input, the output and at most `staging` bytes are held (1 MiB unless told):
-`wire_torch.py` cuts what must be packed. A step over a process group (accelerators) packs its whole input and output when they are
+**Memory.** Of a step that goes point to point, the input, the output and at most `staging` bytes are held (8 MiB unless told;
+a `budget` lowers it for one redistribution): `wire_torch.py` cuts what must be packed. Less staging is slower, since ranks wait for
+each other more often. A step over a process group (accelerators) packs its whole input and output when they are
 not contiguous. A redistribution of several steps lets go of a step's input when its output is there.
 
 **Order.** Redistributions that are under way finish in the order in which they were started: waiting for one first finishes those
@@ -99,7 +100,7 @@ class Executor:
     def __init__(
         self,
         *,
-        staging: int = 1 << 20,
+        staging: int = 8 << 20,
         timeout: float = 120.0,
         check: bool = True,
         transport: Transport = Transport.AUTO,
@@ -132,7 +133,8 @@ class Executor:
         where that is less than `staging`; the adjoint takes a gradient of the target to one of the source."""
         return self.start_lowered(self.lowered(redistribution, local.element_size(), budget, adjoint=adjoint), local)
 
-    def start_lowered(self, lowered: Lowered, local: Tensor) -> Running:
+    def start_lowered(self, lowered: Lowered, local: Tensor, into: Tensor | None = None) -> Running:
+        """The same for what was lowered before. One move may write `into` a contiguous tensor."""
         if lowered.given is not None and tuple(local.shape) != lowered.given:
             raise LayoutError(
                 f"rank {self.rank} passes a piece of shape {list(local.shape)}, and the source gives it "
@@ -148,7 +150,7 @@ class Executor:
             if local.device.type != "cpu":
                 # accelerators' backends match messages by order, not by tag; finishing there does not block the host
                 self.finish_until(None)
-            running = Running(self, self._steps(lowered, local.detach()))
+            running = Running(self, self._steps(lowered, local.detach(), into))
             if not running.done:
                 self._under_way.append(running)
             return running
@@ -159,14 +161,15 @@ class Executor:
             while self._under_way and not (running is not None and running.done):
                 self._under_way.pop(0).finish()
 
-    def _steps(self, lowered: Lowered, tensor: Tensor) -> Generator[None, None, Tensor]:
+    def _steps(self, lowered: Lowered, tensor: Tensor, into: Tensor | None = None) -> Generator[None, None, Tensor]:
+        assert into is None or (len(lowered.operations) == 1 and into.is_contiguous())
         channel = self.wire.open(lowered.traffic, lowered.staging)
         for operation in lowered.operations:
             match operation:
                 case Fill(_, op, keeps):
                     tensor = tensor if keeps else torch.full_like(tensor, _identity(op, tensor.dtype))
                 case Move():
-                    tensor = yield from self.wire.run(operation, tensor, channel)
+                    tensor = yield from self.wire.run(operation, tensor, channel, into)
                 case Together():
                     group = self.groups.serve(operation, tensor)
                     if group is not None:
