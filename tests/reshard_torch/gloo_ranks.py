@@ -38,7 +38,7 @@ class GlooRanks:
             limit = 3.0 if failures else max(0.0, deadline - time.monotonic())
             ready = multiprocessing.connection.wait(list(waiting), limit)
             if not ready:
-                failures |= {rank: "no answer" for rank in waiting.values()}
+                failures |= dict.fromkeys(waiting.values(), "no answer")
             for pipe in ready:
                 rank = waiting[pipe]  # type: ignore[index]
                 try:

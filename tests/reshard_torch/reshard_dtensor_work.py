@@ -204,3 +204,17 @@ def dtensor_gradient(rank: int) -> list[str]:
         (again,) = torch.autograd.grad(gradient.sum(), x)
         faults += [f for f in (fault, check(again, 6 * whole, (Shard(0), Replicate()))) if f]
     return faults
+
+
+def masked_embedding(rank: int) -> tuple[bool, list[str]]:
+    """An embedding split by rows gives a masked Partial, which only torch knows how to reduce."""
+    mesh = device_mesh([0, 1, 2, 3], (4,))
+    if rank > 3:
+        return True, []
+    weight = torch.arange(24.0).reshape(8, 3)
+    index = torch.tensor([0, 7, 3, 3])
+    with serve_dtensor() as log:
+        rows = distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None)
+        found = nn.functional.embedding(distribute_tensor(index, mesh, [Replicate()], src_data_rank=None), rows)
+        whole = found.redistribute(placements=[Replicate()]).to_local()
+    return torch.equal(whole, weight[index]), list(log.left)
