@@ -1,4 +1,4 @@
-"""The command line: `sennit demo | simulate | doctor`.
+"""The command line: `sennit demo | simulate | reshard | doctor`.
 
 A command is a frozen dataclass of its options, which tyro reads from the arguments, and a function that runs it. The
 functions import what they need when they run: `sennit --help` loads neither torch nor numpy.
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 import sennit
+from sennit.cli_reshard import Reshard, reshard
 from sennit.environment import current_environment
 from sennit.errors import ProgramError, RunError, SennitError
 
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             level=environment.log_level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
         )
         command = tyro.cli(
-            Demo | Simulate | Doctor,
+            Demo | Simulate | Reshard | Doctor,
             prog="sennit",
             description="Plan, check, simulate and run distributed PyTorch programs. `sennit --version` prints the version.",
             args=arguments,
@@ -115,12 +116,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(command: Demo | Simulate | Doctor) -> int:
+def _run(command: Demo | Simulate | Reshard | Doctor) -> int:
     match command:
         case Demo():
             return _demo(command)
         case Simulate():
             return _simulate(command)
+        case Reshard():
+            return reshard(command)
         case Doctor():
             return _doctor(command)
 
@@ -183,6 +186,8 @@ def _demo(command: Demo) -> int:
         _print_json(_demo_result(command, comparison))
     else:
         Console().print(ComparisonView(comparison))
+        print(f"report: {command.out / 'report.html'}   trace for ui.perfetto.dev: {command.out / 'trace.json.gz'}")
+        print(f"programs, and the source that each rank runs: {command.out / 'programs'}")
     return 0
 
 

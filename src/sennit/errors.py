@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "CaptureError",
     "ClusterError",
+    "CollectiveError",
     "EnvironmentVariableError",
     "GraphError",
     "LayoutError",
@@ -61,6 +62,10 @@ class TimelineError(SennitError):
 
 class ClusterError(SennitError):
     """A cluster description that is not one, or does not suit what is asked of it."""
+
+
+class CollectiveError(SennitError):
+    """A collective algorithm or schedule that does not do what its collective asks, or cannot run."""
 
 
 class CaptureError(SennitError):

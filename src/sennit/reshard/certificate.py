@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from math import prod
 
 from sennit.ir.layout import Layout, Split
-from sennit.reshard.exchange import traffic
+from sennit.reshard.exchange import Count, traffic
 from sennit.reshard.redistribution import Candidate, Certificate, Step
 from sennit.reshard.step_cost import held, stream_cost, streams
 from sennit.reshard.timing import Timing
@@ -33,10 +33,11 @@ def certify(
     devices: int,
     itemsize: int,
     timing: Timing,
+    count: Count = traffic,
 ) -> Certificate:
     """The certificate of a sequence of steps. `bounds` are the least received, per device, and the bound of the peak."""
     together = streams(steps)
-    costs = [stream_cost(parts) for parts in together]
+    costs = [stream_cost(parts, count) for parts in together]
     layouts = {layout for parts in together for layout in (parts[0].source, parts[0].result)}
     return Certificate(
         candidate=candidate,
@@ -50,7 +51,7 @@ def certify(
     )
 
 
-def least_received(source: Layout, target: Layout) -> float:
+def least_received(source: Layout, target: Layout, count: Count = traffic) -> float:
     """The elements that devices must receive at least, in total over the number of devices of the target."""
     devices = len(target.mesh.devices)
     same = set(source.mesh.devices) & set(target.mesh.devices)
@@ -59,7 +60,7 @@ def least_received(source: Layout, target: Layout) -> float:
     resolved = [axis for axis, _ in source.pending if axis not in kept]
     if not resolved:
         staying = {name: entry for name, entry in target.entries if isinstance(entry, Split) or name in kept}
-        return traffic(source, Layout.make(target.mesh, target.shape, staying)).received / devices
+        return count(source, Layout.make(target.mesh, target.shape, staying)).received / devices
     parts = prod(source.mesh.size(axis) for axis in resolved)
     separate = prod(source.mesh.size(axis) for axis in kept)
     elements = prod(target.shape) * separate

@@ -12,14 +12,14 @@ every rank finds the same transfers. Neither even sizes nor a common mesh are ne
 
 A device holds one cell, so what the holders of a cell send is for that cell alone: W elements in transfers of at most z over r
 holders. Least-loaded-first then loads no holder with more than W/r + z (1 - 1/r), and exactly ceil(n/r) z where all n
-transfers have one size. `traffic` counts with this, without making the transfers.
+transfers of the cell, local copies among them, have one size. `traffic` counts with this, without making the transfers.
 
 Axes that are pending in both layouts keep their parts apart: a holder agrees with the receiver on their coordinates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -31,7 +31,7 @@ from sennit.ir.layout import Layout
 from sennit.ir.region import Interval, Region
 from sennit.reshard.labels import AxisDigit, DimPairs, Integers, device_labels, digits_of, dim_pairs
 
-__all__ = ["Traffic", "Transfer", "traffic", "transfers"]
+__all__ = ["Count", "Traffic", "Transfer", "traffic", "transfers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,10 @@ class Traffic:
     most_sent: int
     messages: int
     whole: bool
+
+
+Count = Callable[[Layout, Layout], Traffic]
+"""`traffic`, or something that remembers what it said."""
 
 
 def transfers(source: Layout, result: Layout, region: Region | None = None) -> tuple[Transfer, ...]:

@@ -208,7 +208,7 @@ def _lacking(problem: Problem, sliced: Digits, ungathered: Digits) -> tuple[int,
 
 def _slices(problem: Problem, grown: Digits, other: Digits, prime: int) -> Iterator[tuple[int, Place]]:
     """The ways to split one more axis of size `prime`: every free axis on every local factor, at the places that matter:
-    the two ends of the factor and next to the edges of the other layout."""
+    the major end of the factor and next to where axes of the other layout begin and end."""
     free = [
         axis
         for axis, size in enumerate(problem.sizes)
@@ -217,11 +217,12 @@ def _slices(problem: Problem, grown: Digits, other: Digits, prime: int) -> Itera
     # an axis that the other layout splits is the better choice: its coordinates can agree
     free.sort(key=lambda axis: axis not in other)
     for dim in range(len(problem.shape)):
-        edges = {edge for segment in _segments(problem, other, dim) for edge in (segment.low, segment.high)}
+        axes = [segment for segment in _segments(problem, other, dim) if segment.axis is not None]
+        edges = {edge for segment in axes for edge in (segment.low, segment.high)}
         for segment in _segments(problem, grown, dim):
             if segment.axis is not None or (segment.high // segment.low) % prime:
                 continue
-            strides = {segment.low, segment.high // prime, *edges, *(edge // prime for edge in edges)}
+            strides = {segment.high // prime, *edges, *(edge // prime for edge in edges if edge % prime == 0)}
             for stride in sorted(strides, reverse=True):
                 inside = stride >= segment.low and stride % segment.low == 0 and segment.high % (stride * prime) == 0
                 if stride and inside:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from sennit.ir.layout import Layout, Split
-from sennit.reshard.exchange import traffic
+from sennit.reshard.exchange import Count, traffic
 from sennit.reshard.redistribution import Step, StepKind
 from sennit.reshard.stream import staging
 
@@ -47,11 +47,11 @@ def held(layout: Layout) -> int:
     return prod(layout.shape) * (len(layout.mesh.devices) // split)
 
 
-def step_cost(step: Step) -> StepCost:
+def step_cost(step: Step, count: Count = traffic) -> StepCost:
     if not step.kind.communicates:
         return StepCost(0, 0, 0, 0, step.result.local_elements())
     if step.kind in (StepKind.PERMUTE, StepKind.EXCHANGE):
-        return _exchange_cost(step)
+        return _exchange_cost(step, count)
     group = prod(step.source.mesh.size(axis) for axis in step.axes)
     before, after = step.source.local_elements(), step.result.local_elements()
     away = (group - 1) / group
@@ -70,16 +70,16 @@ def step_cost(step: Step) -> StepCost:
             raise AssertionError(f"no cost for {step.kind}")
 
 
-def _exchange_cost(step: Step) -> StepCost:
-    moved = traffic(step.source, step.result)
+def _exchange_cost(step: Step, count: Count) -> StepCost:
+    moved = count(step.source, step.result)
     staged = moved.most_received + moved.most_sent
     buffers = 0 if step.kind is StepKind.PERMUTE else staged
     return StepCost(moved.received, max(moved.most_received, moved.most_sent), moved.messages, buffers, staged)
 
 
-def stream_cost(parts: Sequence[Step]) -> StepCost:
+def stream_cost(parts: Sequence[Step], count: Count = traffic) -> StepCost:
     """Of steps that fill one result: together they move what the whole does. Parts of one shape are alike: one is counted."""
-    whole = step_cost(parts[0])
+    whole = step_cost(parts[0], count)
     alike = {step.region.shape: step for step in parts if step.region is not None}
     most = max((staging(step) for step in alike.values()), default=whole.staging)
     return StepCost(whole.received, whole.busiest, whole.messages * len(parts), most, whole.copied)
