@@ -53,7 +53,7 @@ class GlooRanks:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["sennit.reshard.planner", "gloo_ranks"])
+        context.set_forkserver_preload(["sennit.reshard.serve_torch", "gloo_ranks"])
         self.folder = Path(tempfile.mkdtemp(prefix="sennit-test-ranks-"))
         for rank in range(self.count):
             ours, theirs = context.Pipe()

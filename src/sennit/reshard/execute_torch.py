@@ -6,8 +6,9 @@
 Device d of the layouts is rank d of the default process group. A rank outside the source's mesh passes an empty tensor of the right
 dtype; a rank outside the target's gets one back. Any backend serves that has isend and irecv (gloo, NCCL, ...).
 
-**Memory.** Of a step that goes point to point, the input, the output and at most `staging` bytes are held (1 MiB unless told):
-`wire_torch.py` cuts what must be packed. A step over a process group (accelerators) packs its whole input and output when they are
+**Memory.** Of a step that goes point to point, the input, the output and at most `staging` bytes are held (8 MiB unless told;
+a `budget` lowers it for one redistribution): `wire_torch.py` cuts what must be packed. Less staging is slower, since ranks wait for
+each other more often. A step over a process group (accelerators) packs its whole input and output when they are
 not contiguous. A redistribution of several steps lets go of a step's input when its output is there.
 
 **Order.** Redistributions that are under way finish in the order in which they were started: waiting for one first finishes those
@@ -28,6 +29,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,13 +39,16 @@ from sennit.errors import LayoutError, RunError
 from sennit.ir.layout import Layout, Reduction
 from sennit.reshard.groups_torch import Groups, Transport, collective
 from sennit.reshard.lower_torch import Cut, Fill, Move, Operation, Together, lower, region_of, transposed
+from sennit.reshard.planner import plan
 from sennit.reshard.redistribution import Redistribution
+from sennit.reshard.timing import Timing
 from sennit.reshard.wire_torch import Wire, traffic_of
 
 __all__ = ["Executor", "Lowered", "Running", "chunk_of", "current_executor", "make_lowered"]
 
 _CHUNKS_STAGED = 8  # a chunk is this part of the staging memory, so that several peers are served at once
 _DIGEST = 4  # 64-bit words
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +100,11 @@ class Executor:
     def __init__(
         self,
         *,
-        staging: int = 1 << 20,
+        staging: int = 8 << 20,
         timeout: float = 120.0,
         check: bool = True,
         transport: Transport = Transport.AUTO,
+        timing: Timing | None = None,
         remembered: int = 1024,
     ) -> None:
         if not dist.is_initialized():
@@ -107,10 +113,10 @@ class Executor:
                 fix="call torch.distributed.init_process_group first, or run the script under torchrun",
             )
         self.rank = dist.get_rank()
-        self.check, self.staging, self.remembered = check, staging, remembered
+        self.check, self.staging, self.timing, self.remembered = check, staging, timing, remembered
         self.wire = Wire(timeout)
         self.groups = Groups(timeout, transport)
-        self._lowered: OrderedDict[Hashable, Lowered] = OrderedDict()
+        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self._agreed: set[bytes] = set()
         self._under_way: list[Running] = []
         self._lock = threading.RLock()  # backward passes may run on threads of autograd's
@@ -127,7 +133,8 @@ class Executor:
         where that is less than `staging`; the adjoint takes a gradient of the target to one of the source."""
         return self.start_lowered(self.lowered(redistribution, local.element_size(), budget, adjoint=adjoint), local)
 
-    def start_lowered(self, lowered: Lowered, local: Tensor) -> Running:
+    def start_lowered(self, lowered: Lowered, local: Tensor, into: Tensor | None = None) -> Running:
+        """The same for what was lowered before. One move may write `into` a contiguous tensor."""
         if lowered.given is not None and tuple(local.shape) != lowered.given:
             raise LayoutError(
                 f"rank {self.rank} passes a piece of shape {list(local.shape)}, and the source gives it "
@@ -143,7 +150,7 @@ class Executor:
             if local.device.type != "cpu":
                 # accelerators' backends match messages by order, not by tag; finishing there does not block the host
                 self.finish_until(None)
-            running = Running(self, self._steps(lowered, local.detach()))
+            running = Running(self, self._steps(lowered, local.detach(), into))
             if not running.done:
                 self._under_way.append(running)
             return running
@@ -154,14 +161,15 @@ class Executor:
             while self._under_way and not (running is not None and running.done):
                 self._under_way.pop(0).finish()
 
-    def _steps(self, lowered: Lowered, tensor: Tensor) -> Generator[None, None, Tensor]:
+    def _steps(self, lowered: Lowered, tensor: Tensor, into: Tensor | None = None) -> Generator[None, None, Tensor]:
+        assert into is None or (len(lowered.operations) == 1 and into.is_contiguous())
         channel = self.wire.open(lowered.traffic, lowered.staging)
         for operation in lowered.operations:
             match operation:
                 case Fill(_, op, keeps):
                     tensor = tensor if keeps else torch.full_like(tensor, _identity(op, tensor.dtype))
                 case Move():
-                    tensor = yield from self.wire.run(operation, tensor, channel)
+                    tensor = yield from self.wire.run(operation, tensor, channel, into)
                 case Together():
                     group = self.groups.serve(operation, tensor)
                     if group is not None:
@@ -174,28 +182,33 @@ class Executor:
 
     # ---- plans ---------------------------------------------------------------------------------------------------------
 
+    def planned(self, source: Layout, target: Layout, itemsize: int, budget: int | None = None) -> Redistribution:
+        """The plan between two layouts, made once."""
+        key = ("plan", source, target, itemsize, budget)
+        return self.kept(key, lambda: plan(source, target, itemsize=itemsize, budget=budget, timing=self.timing))
+
     def lowered(
         self, redistribution: Redistribution, itemsize: int, budget: int | None = None, *, adjoint: bool = False
     ) -> Lowered:
         """What this rank runs, computed once for each redistribution and item size."""
         staging = self.staged(budget)
         key = (redistribution.source, redistribution.target, redistribution.steps, itemsize, staging, adjoint)
-        return self.remember(key, lambda: self._lower(redistribution, itemsize, staging, adjoint=adjoint))
+        return self.kept(key, lambda: self._lower(redistribution, itemsize, staging, adjoint=adjoint))
+
+    def kept(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """The value kept under a key, which names its type. The oldest of more than `remembered` are forgotten; agreements are
+        not, since ranks of different meshes forget at different times, and a check needs all of them."""
+        found: Value | None = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = make()
+            if len(self._kept) > self.remembered:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(key)
+        return found
 
     def staged(self, budget: int | None) -> int:
         return self.staging if budget is None else min(self.staging, budget)
-
-    def remember(self, key: Hashable, make: Callable[[], Lowered]) -> Lowered:
-        """The value kept under a key. The oldest of more than `remembered` are forgotten; agreements are not, since ranks of
-        different meshes forget at different times, and a check needs all of them."""
-        found = self._lowered.get(key)
-        if found is None:
-            found = self._lowered[key] = make()
-            if len(self._lowered) > self.remembered:
-                self._lowered.popitem(last=False)
-        else:
-            self._lowered.move_to_end(key)
-        return found
 
     def _lower(self, redistribution: Redistribution, itemsize: int, staging: int, *, adjoint: bool) -> Lowered:
         source, target = redistribution.source, redistribution.target

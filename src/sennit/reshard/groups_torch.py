@@ -55,6 +55,8 @@ class Groups:
 
     def adopt(self, group: dist.ProcessGroup) -> None:
         """Use a group that exists. All its members must adopt it."""
+        if group is dist.group.WORLD:
+            return  # `serve` knows it, and a reference from here would keep it alive after it is destroyed
         self.known.setdefault(frozenset(dist.get_process_group_ranks(group)), group)
 
     def prepare(self, redistribution: Redistribution) -> int:

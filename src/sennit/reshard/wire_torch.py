@@ -84,11 +84,14 @@ class Wire:
             self._counts[key] = first[key] + count
         return Channel(first, staging)
 
-    def run(self, move: Move, tensor: Tensor, channel: Channel) -> Generator[None, None, Tensor]:
-        """Yields when all is posted that can be, before it waits."""
+    def run(
+        self, move: Move, tensor: Tensor, channel: Channel, into: Tensor | None = None
+    ) -> Generator[None, None, Tensor]:
+        """Yields when all is posted that can be, before it waits. The output is a new tensor, or `into`, contiguous, of which
+        what is not received stays."""
         if move.copies or move.sends:
             tensor = tensor.reshape(move.given)
-        output = (tensor.new_zeros if move.zeros else tensor.new_empty)(move.shape)
+        output = (tensor.new_zeros if move.zeros else tensor.new_empty)(move.shape) if into is None else into
         batches = self._batches(move, tensor, channel.staging)
         posted = self._post(next(batches, ()), move, tensor, output, channel)
         for take, put in move.copies:  # while the first messages travel
