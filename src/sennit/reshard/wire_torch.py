@@ -98,7 +98,7 @@ class Wire:
         batches = self._batches(move, tensor, channel.staging)
         posted = deque(self._post(batch, move, tensor, output, channel) for batch in islice(batches, _UNDER_WAY - 1))
         for take, put in move.copies:  # while the first messages travel
-            put.put(output, take.take(tensor), move.how if move.zeros else None)
+            take.copy(tensor, put, output, move.how if move.zeros else None)
         while posted:
             posted.extend(self._post(batch, move, tensor, output, channel) for batch in islice(batches, 1))
             yield
