@@ -114,6 +114,18 @@ class Selection:
                 parts = current
             place[mesh] = parts
 
+    def copy(self, tensor: Tensor, to: Selection, output: Tensor, how: Reduction | None = None) -> None:
+        """The values of this selection of `tensor` to those of another of `output`: one copy where runs allow it."""
+        if self._by_index() is None and to._by_index() is None:
+            values, place = self.view(tensor), to.view(output)
+            if values.shape == place.shape:
+                return combine(place, values, how)
+            if place.is_contiguous():
+                return combine(place.view(values.shape), values, how)
+            if values.is_contiguous():
+                return combine(place, values.view(place.shape), how)
+        return to.put(output, self.take(tensor), how)
+
     def _indexed(self, view: Tensor) -> Tensor:
         dim = 0
         for pick in self.picks:

@@ -1,9 +1,9 @@
 """Messages between ranks, point to point: posting, staging, waiting with a limit.
 
-The messages of a Move are posted in the order of their keys, in *batches*. A batch holds as many messages as fit into half of the
-staging memory; messages that lie contiguous in the input or output need none. While one batch is under way the next is packed, so
-packing overlaps with sending, and the staging memory in use is never more than two halves. One message that is alone larger than
-a half (an input that is not contiguous, a chunk limit of none) gets a batch and a buffer of its own.
+The messages of a Move are posted in the order of their keys, in *batches*. A batch holds as many messages as fit into a quarter of
+the staging memory; messages that lie contiguous in the input or output need none. Four batches are under way at once: while the
+oldest travels the next is packed, and the staging memory in use is never more than four quarters. One message that is alone larger
+than a quarter (an input that is not contiguous, a chunk limit of none) gets a batch and a buffer of its own.
 
 Each pair of ranks counts the messages between them, and the count is the tag: a receive takes the message that it was planned
 with. The counts of a redistribution are set aside when it starts (`Wire.open`), so several may be under way and pass each other.
@@ -15,9 +15,11 @@ then, so the process group is lost; a program that wants to go on starts a new o
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import islice
 from math import prod
 
 import torch
@@ -29,6 +31,7 @@ from sennit.reshard.lower_torch import Message, Move
 
 __all__ = ["Channel", "Wire", "traffic_of", "wait_for"]
 
+_UNDER_WAY = 4  # batches
 _FIRST_TAG = 1 << 20
 _TAGS = 1 << 29
 
@@ -93,20 +96,19 @@ class Wire:
             tensor = tensor.reshape(move.given)
         output = (tensor.new_zeros if move.zeros else tensor.new_empty)(move.shape) if into is None else into
         batches = self._batches(move, tensor, channel.staging)
-        posted = self._post(next(batches, ()), move, tensor, output, channel)
+        posted = deque(self._post(batch, move, tensor, output, channel) for batch in islice(batches, _UNDER_WAY - 1))
         for take, put in move.copies:  # while the first messages travel
-            put.put(output, take.take(tensor), move.how if move.zeros else None)
+            take.copy(tensor, put, output, move.how if move.zeros else None)
         while posted:
-            following = self._post(next(batches, ()), move, tensor, output, channel)
+            posted.extend(self._post(batch, move, tensor, output, channel) for batch in islice(batches, 1))
             yield
-            for post in posted:
+            for post in posted.popleft():
                 self._finish(post, move, output)
-            posted = following
         return output
 
     def _batches(self, move: Move, tensor: Tensor, staging: int) -> Iterator[Sequence[tuple[Message, bool]]]:
         """The messages with whether they arrive here, in the order of their keys."""
-        limit = max(1, staging // 2 // max(1, tensor.element_size()))
+        limit = max(1, staging // _UNDER_WAY // max(1, tensor.element_size()))
         messages = [(message, False) for message in move.sends] + [(message, True) for message in move.receives]
         messages.sort(key=lambda pair: pair[0].key)
         batch: list[tuple[Message, bool]] = []
