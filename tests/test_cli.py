@@ -16,7 +16,7 @@ from sennit import cli, doctor
 from sennit.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("demo", "simulate", "doctor")
+COMMANDS = ("demo", "simulate", "reshard", "doctor")
 
 PROGRAM = """
 program "two halves" {

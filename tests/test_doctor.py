@@ -64,7 +64,7 @@ def test_each_lack_is_found_alone_with_what_it_costs(
     assert all(finding.status is Status.PRESENT for name, finding in found.items() if name != part)
 
 
-@pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu", "2.15.2"])
+@pytest.mark.parametrize("version", ["2.11.0", "2.12.1", "2.13.0+cpu"])
 def test_the_ends_of_the_torch_range_belong_to_it(version: str) -> None:
     facts = dataclasses.replace(EVERYTHING, torch=dataclasses.replace(TORCH, version=version))
     assert {finding.status for finding in judge(facts).findings} == {Status.PRESENT}

@@ -60,7 +60,7 @@ def test_torch_and_jax_are_imported_only_in_their_files() -> None:
             if package == "torch":
                 assert folder in TORCH_FOLDERS or file.stem.endswith("_torch"), f"{file}:{line} imports torch"
             if package in ("jax", "jaxlib"):
-                assert file.stem.endswith("_jax"), f"{file}:{line} imports JAX"
+                assert file.stem.endswith("_jax") or file == SOURCE / "jax.py", f"{file}:{line} imports JAX"
 
 
 def test_the_public_names_are_there_and_lazy() -> None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from sennit.ir.mesh import Mesh
     from sennit.ir.program import Program
     from sennit.ir.timeline import Timeline
+    from sennit.reshard.checkpoint_torch import load_checkpoint
+    from sennit.reshard.dtensor_torch import redistribute
+    from sennit.reshard.serve_torch import serve_dtensor
+    from sennit.reshard.weights_torch import absent_weight, stream_weights
     from sennit.sim import simulate
 
 __all__ = [
@@ -28,7 +32,12 @@ __all__ = [
     "SennitError",
     "Timeline",
     "__version__",
+    "absent_weight",
+    "load_checkpoint",
+    "redistribute",
+    "serve_dtensor",
     "simulate",
+    "stream_weights",
 ]
 
 __version__ = "0.1.0"
@@ -41,7 +50,12 @@ _HOME = {
     "Program": "sennit.ir.program",
     "SennitError": "sennit.errors",
     "Timeline": "sennit.ir.timeline",
+    "absent_weight": "sennit.reshard.weights_torch",
+    "load_checkpoint": "sennit.reshard.checkpoint_torch",
+    "redistribute": "sennit.reshard.dtensor_torch",
+    "serve_dtensor": "sennit.reshard.serve_torch",
     "simulate": "sennit.sim",
+    "stream_weights": "sennit.reshard.weights_torch",
 }
 
 

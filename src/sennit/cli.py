@@ -1,4 +1,4 @@
-"""The command line: `sennit demo | simulate | collective | doctor`.
+"""The command line: `sennit demo | simulate | reshard | collective | doctor`.
 
 A command is a frozen dataclass of its options, which tyro reads from the arguments, and a function that runs it. The
 functions import what they need when they run: `sennit --help` loads neither torch nor numpy.
@@ -27,6 +27,7 @@ import tyro
 
 import sennit
 from sennit.cli_collective import Collective, run_collective
+from sennit.cli_reshard import Reshard, reshard
 from sennit.environment import current_environment
 from sennit.errors import ProgramError, RunError, SennitError
 
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             level=environment.log_level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
         )
         command = tyro.cli(
-            Demo | Simulate | Collective | Doctor,
+            Demo | Simulate | Reshard | Collective | Doctor,
             prog="sennit",
             description="Plan, check, simulate and run distributed PyTorch programs. `sennit --version` prints the version.",
             args=arguments,
@@ -116,12 +117,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(command: Demo | Simulate | Collective | Doctor) -> int:
+def _run(command: Demo | Simulate | Reshard | Collective | Doctor) -> int:
     match command:
         case Demo():
             return _demo(command)
         case Simulate():
             return _simulate(command)
+        case Reshard():
+            return reshard(command)
         case Collective():
             return run_collective(command, _print_json, lambda shown: _progress(shown=shown))
         case Doctor():
@@ -186,6 +189,8 @@ def _demo(command: Demo) -> int:
         _print_json(_demo_result(command, comparison))
     else:
         Console().print(ComparisonView(comparison))
+        print(f"report: {command.out / 'report.html'}   trace for ui.perfetto.dev: {command.out / 'trace.json.gz'}")
+        print(f"programs, and the source that each rank runs: {command.out / 'programs'}")
     return 0
 
 

@@ -24,7 +24,7 @@ import msgspec
 __all__ = ["Diagnosis", "Finding", "MachineFacts", "Probe", "Status", "TorchFacts", "examine", "gather", "judge"]
 
 PYTHON_LEAST = (3, 11)
-TORCH_LEAST, TORCH_MOST, TORCH_IN_CI = (2, 11), (2, 15), "2.13"
+TORCH_LEAST, TORCH_MOST, TORCH_IN_CI = (2, 11), (2, 13), "2.13"
 
 _TORCH_PROBE = """
 import json, torch, torch.distributed as dist

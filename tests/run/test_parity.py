@@ -80,11 +80,13 @@ def test_untied_embeddings(untied_gpt) -> None:
 
 
 def random_plan(graph, rng: random.Random) -> Plan:
-    """Random splits of random operators over a random mesh; what the rules refuse is left out."""
+    """Random splits of random operators over a random mesh, in one stage or two; what the rules refuse is left out."""
     sizes = {"dp": rng.choice([1, 2]), "tp": rng.choice([2, 4]), "cp": rng.choice([1, 2])}
-    mesh = Mesh.make(sizes, time={"mb": rng.choice([1, 2])})
-    plan = Plan("random", graph, mesh)
-    plan = transform(plan, data_inputs(graph), dim=0, axis=("dp", "mb"))
+    time = {"mb": rng.choice([1, 2])}
+    if rng.random() < 0.3:
+        plan = pipeline(graph, Mesh.make({"pp": 2, **sizes}, time), layers=LAYERS)
+    else:
+        plan = transform(Plan("random", graph, Mesh.make(sizes, time)), data_inputs(graph), dim=0, axis=("dp", "mb"))
     for op in rng.sample(graph.ops, 12):
         for axis in ("tp", "cp"):
             try:

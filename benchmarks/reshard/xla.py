@@ -1,0 +1,329 @@
+"""Resharding of JAX arrays on CPU devices: `sennit.jax.reshard` against XLA's own and against `jax.device_put`.
+
+    PYTHONPATH=src python benchmarks/reshard/xla.py --devices 8 --json out.json
+
+Needs JAX and numpy alone. Random even problems from two seeds; every problem is a float32 array of one total size on a mesh
+of 8 or 16 CPU devices of one process. XLA's own is the ahead-of-time compiled jit of the identity with out_shardings; ours
+is compiled ahead of time too. Ours, XLA's own, and XLA's own a second time (the A/A control) run in turns; a problem's ratio
+is that of medians. `jax.device_put`, which goes through host memory, is timed by itself. Results are compared with the input before timing.
+
+A problem is called rematerialising where an array in XLA's compiled program is larger than the larger of the input and the
+output piece. Temporaries are what the compiler states (`temp_size_in_bytes`). Received bytes are counted from the
+collectives of the compiled programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from math import exp, log, prod
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # one warning for each rematerialisation
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+if find_spec("msgspec") is None:
+    # `sennit.reshard` offers the planner, which reads clusters with msgspec; the files for JAX do not need it
+    package = types.ModuleType("sennit.reshard")
+    package.__path__ = [str(Path(find_spec("sennit").origin).parent / "reshard")]
+    sys.modules["sennit.reshard"] = package
+
+from sennit.jax import Resharder, steps_between
+
+KIB, MIB = 2**10, 2**20
+SEEDS = {"first": 2112, "fresh": 1075}
+# of two axes and more: on one axis every problem is one collective, the same for all
+MESHES = {
+    8: ((2, 4), (4, 2), (2, 2, 2)),
+    16: ((4, 4), (2, 8), (8, 2), (2, 2, 4), (2, 4, 2), (4, 2, 2), (2, 2, 2, 2)),
+}
+TARGETS = {256 * KIB: 1.0, 16 * MIB: 1.6, 64 * MIB: 2.0}
+REMATERIALISING, BEST, WORST = 3.5, 10.0, 0.95
+
+Dims = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    mesh: tuple[int, ...]
+    shape: tuple[int, ...]
+    before: Dims
+    after: Dims
+
+    def __str__(self) -> str:
+        return f"{dict(zip('xyzw', self.mesh, strict=False))} {self._print(self.before)} -> {self._print(self.after)}"
+
+    def _print(self, dims: Dims) -> str:
+        return (
+            "["
+            + ",".join(f"{n}{{{','.join(a)}}}" if a else str(n) for n, a in zip(self.shape, dims, strict=True))
+            + "]"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One problem: seconds, and per program bytes of temporaries, of its largest array, and received per device."""
+
+    problem: str
+    steps: str
+    piece: int
+    ours: float
+    xla: float
+    xla_again: float
+    device_put: float
+    ours_again: float | None
+    xla_of_again: float | None
+    ours_temporary: int
+    xla_temporary: int
+    ours_largest: int
+    xla_largest: int
+    ours_received: float
+    xla_received: float
+
+    @property
+    def ratio(self) -> float:
+        return self.xla / self.ours
+
+    @property
+    def control(self) -> float:
+        return self.xla / self.xla_again
+
+    @property
+    def rematerialises(self) -> bool:
+        return self.xla_largest > self.piece
+
+
+def draw(rng: random.Random, devices: int, size: int) -> Problem:
+    """2 to 4 dims, each divisible by the number of devices; each axis on any dim or none, in any order."""
+    mesh = rng.choice(MESHES[devices])
+    rank = rng.choice((2, 2, 3, 3, 4))
+    least = devices.bit_length() - 1
+    exponents = [least] * rank
+    for _ in range((size // 4).bit_length() - 1 - least * rank):
+        exponents[rng.randrange(rank)] += 1
+
+    def dims() -> Dims:
+        found: list[list[str]] = [[] for _ in range(rank)]
+        for axis in rng.sample("xyzw"[: len(mesh)], len(mesh)):
+            dim = rng.randrange(rank + 1)
+            if dim < rank:
+                found[dim].append(axis)
+        return tuple(map(tuple, found))
+
+    before = after = dims()
+    while after == before:
+        after = dims()
+    return Problem(mesh, tuple(2**exponent for exponent in exponents), before, after)
+
+
+# ---- what a compiled program does ------------------------------------------------------------------------------------
+
+ARRAY = re.compile(r"([a-z]+\d+)\[([\d,]*)\]")
+DEFINITION = re.compile(r"^\s*(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([a-z-]+)\((.*)$")
+PAIRS = re.compile(r"\{(\d+),(\d+)\}")
+
+
+def array_bytes(text: str) -> list[int]:
+    return [
+        int(re.sub(r"\D", "", dtype)) // 8 * prod(map(int, filter(None, dims.split(","))))
+        for dtype, dims in ARRAY.findall(text)
+    ]
+
+
+def read_program(text: str) -> tuple[int, float]:
+    """The bytes of the largest array that the program's entry makes, and bytes received per device."""
+    entry = text[text.index("\nENTRY ") :]
+    sizes: dict[str, int] = {}
+    largest, received = 0, 0.0
+    for line in entry.splitlines():
+        found = DEFINITION.match(line)
+        if found is None:
+            continue
+        name, kind, operation, rest = found.groups()
+        parts = array_bytes(kind) or [0]
+        sizes[name] = sum(parts)
+        largest = max(largest, *parts)
+        operands = sum(sizes.get(operand, 0) for operand in re.findall(r"%([^\s,)]+)", rest.split(")")[0]))
+        match operation.removesuffix("-start"):
+            case "all-gather":
+                received += sum(parts) - operands
+            case "all-to-all":
+                received += sum(parts) * (len(parts) - 1) / len(parts)
+            case "all-reduce":
+                received += 2 * sum(parts)  # less a part for each member of the group
+            case "collective-permute":
+                pairs = PAIRS.findall(rest.split("source_target_pairs=")[1])
+                received += sum(parts) * sum(a != b for a, b in pairs) / max(1, len(pairs))
+    return largest, received
+
+
+# ---- timing ----------------------------------------------------------------------------------------------------------
+
+
+def take_turns(functions: list[Callable[[], jax.Array]], seconds: float, most: int) -> list[float]:
+    """The median of each function's times. The order is drawn anew in each turn: what ran before leaves its traces in the
+    allocator, and each should follow each as often."""
+    rng = random.Random(0)
+    times: list[list[float]] = [[] for _ in functions]
+    for function in functions:
+        function().block_until_ready()
+    begin = perf_counter()
+    for turn in range(most):
+        for index in rng.sample(range(len(functions)), len(functions)):
+            start = perf_counter()
+            result = functions[index]()
+            result.block_until_ready()
+            times[index].append(perf_counter() - start)
+            del result
+        if turn >= 6 and perf_counter() - begin > seconds:
+            break
+    return [median(column) for column in times]
+
+
+def time_device_put(x: jax.Array, target: NamedSharding, seconds: float) -> float:
+    """With a fresh input each time: an array keeps the copy in host memory that its first `device_put` makes."""
+    fresh = jax.jit(lambda a: a.copy())
+    times: list[float] = []
+    begin = perf_counter()
+    while len(times) < 5 or perf_counter() - begin < seconds / 4:
+        y = fresh(x).block_until_ready()
+        start = perf_counter()
+        result = jax.device_put(y, target, may_alias=False)
+        result.block_until_ready()
+        times.append(perf_counter() - start)
+        del result, y
+    return median(times[1:])
+
+
+def measure(problem: Problem, seconds: float) -> Row:
+    devices = np.array(jax.devices("cpu")[: prod(problem.mesh)]).reshape(problem.mesh)
+    mesh = jax.sharding.Mesh(devices, tuple("xyzw"[: len(problem.mesh)]))
+    source, target = (
+        NamedSharding(mesh, PartitionSpec(*(axes or None for axes in dims))) for dims in (problem.before, problem.after)
+    )
+    values = np.random.default_rng(0).standard_normal(problem.shape, dtype=np.float32)
+    x = jax.device_put(values, source)
+    xla = jax.jit(lambda a: a, out_shardings=target).lower(x).compile()
+    ours = Resharder().function(x, target).lower(x).compile()
+    if not np.array_equal(np.asarray(ours(x)), values):
+        sys.exit(f"a wrong result: {problem}")
+    functions = [lambda: ours(x), lambda: xla(x), lambda: xla(x)]
+    most = 41
+    times = take_turns(functions, seconds, most)
+    again: list[float | None] = [None, None]
+    if times[1] / times[0] < WORST:
+        again = list(take_turns(functions[:2], 2 * seconds, 2 * most))
+    steps = steps_between(source, target, problem.shape, 4)
+    read = [read_program(program.as_text()) for program in (ours, xla)]
+    temporary = [program.memory_analysis().temp_size_in_bytes for program in (ours, xla)]
+    return Row(
+        str(problem),
+        "XLA's own" if steps is None else " ".join(f"{step.kind.value}({','.join(step.axes)})" for step in steps),
+        max(4 * prod(sharding.shard_shape(problem.shape)) for sharding in (source, target)),
+        *times,
+        time_device_put(x, target, seconds),
+        *again,
+        *temporary,
+        read[0][0],
+        read[1][0],
+        read[0][1],
+        read[1][1],
+    )
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------
+
+
+def geo(values: list[float]) -> float:
+    return exp(sum(map(log, values)) / len(values)) if values else float("nan")
+
+
+def verdict(value: float, target: float) -> str:
+    return f"{value:6.2f}   target {target:<5.4g} {'met' if value >= target else 'MISSED'}"
+
+
+def report(name: str, size: int, rows: list[Row], *, losses_too: bool = False) -> None:
+    ratios = [row.ratio for row in rows]
+    heavy = [row for row in rows if row.rematerialises]
+    controls = sorted(row.control for row in rows)
+    noise = min(controls[0], 1 / controls[-1])
+    print(f"\n{name}, {size // KIB} KiB: {len(rows)} problems, {len(heavy)} rematerialising")
+    print(f"  over XLA's own, geometric mean          {verdict(geo(ratios), TARGETS.get(size, 1.0))}")
+    if heavy:
+        print(
+            f"  the same, rematerialising problems      {verdict(geo([row.ratio for row in heavy]), REMATERIALISING)}"
+        )
+    print(f"  best                                    {verdict(max(ratios), BEST)}")
+    print(f"  worst                                   {verdict(min(ratios), min(WORST, noise))} (0.95, or the noise)")
+    print(f"  A/A control: geo {geo(controls):.3f}, {controls[0]:.2f} to {controls[-1]:.2f}")
+    print(f"  over jax.device_put, geometric mean     {geo([row.device_put / row.ours for row in rows]):6.2f}")
+    for label, chosen in (("all", rows), ("rematerialising", heavy)):
+        if chosen:
+            columns = [
+                [getattr(row, f"{who}_{what}") / row.piece for row in chosen]
+                for what in ("temporary", "largest")
+                for who in ("ours", "xla")
+            ]
+            tops = [f"{max(column):.2f}" for column in columns]
+            print(
+                f"  {label}: temporaries over the larger piece at most {tops[0]} (XLA {tops[1]}), "
+                f"largest array {tops[2]} (XLA {tops[3]})"
+            )
+    both = [row for row in rows if row.ours_received and row.xla_received]
+    print(
+        f"  bytes received, XLA over ours, geo      {geo([row.xla_received / row.ours_received for row in both]):6.2f}"
+    )
+    if not losses_too:
+        return
+    losses = sorted((row for row in rows if row.ratio < WORST), key=lambda row: row.ratio)
+    print(f"  below {WORST}: {len(losses)}" + ("" if losses else ", none"))
+    for row in losses:
+        later = row.xla_of_again / row.ours_again if row.ours_again and row.xla_of_again else float("nan")
+        print(f"    {row.ratio:.2f} (A/A {row.control:.2f}; timed again {later:.2f}) {row.problem}: {row.steps}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=int, choices=sorted(MESHES), default=8)
+    parser.add_argument("--sizes", type=float, nargs="+", default=[0.25, 16, 64], help="MiB of each whole array")
+    parser.add_argument("--problems", type=int, default=64, help="of each seed")
+    parser.add_argument("--seconds", type=float, default=0.5, help="to spend on the timing of one problem")
+    parser.add_argument("--json", type=Path, help="write every row here")
+    options = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", options.devices)
+    jax.config.update("jax_platforms", "cpu")
+    print(
+        f"{options.devices} CPU devices in one process; {os.cpu_count()} cores, {platform.machine()}, "
+        f"Python {platform.python_version()}, jax {jax.__version__}"
+    )
+    kept: dict[str, list[dict[str, object]]] = {}
+    for size in (int(size * MIB) for size in options.sizes):
+        together: list[Row] = []
+        for name, seed in SEEDS.items():
+            rng = random.Random(f"{seed} {options.devices} {size}")
+            rows = [measure(draw(rng, options.devices, size), options.seconds) for _ in range(options.problems)]
+            report(f"{name} set (seed {seed})", size, rows)
+            kept[f"{name} {size}"] = [asdict(row) for row in rows]
+            together += rows
+            if options.json is not None:
+                options.json.write_text(json.dumps({"devices": options.devices, "rows": kept}, indent=1))
+        report("both sets", size, together, losses_too=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""Plans for JAX: slices, one fused all-to-all, at most one permute, gathers; chosen by the bytes that they touch.
+
+Over common positions (`lower_jax.positions`) a layout is a map from axes to positions. Let S be the positions that the
+source holds, T those of the target.
+
+- A position of T \\ S is local and must go to an axis: an axis that holds nothing *slices* it, or an axis that holds a
+  position of S \\ T *exchanges* the two (all-to-all).
+- A position of S \\ T that was not exchanged stays where it is and is *gathered* last, when all else is in place.
+- After slices and exchanges the right positions are held, perhaps by other axes than the target says: one *permute* gives
+  each device the piece that it should have. Axes that the target leaves free hold the positions to be gathered.
+
+`sequences` enumerates who slices and who exchanges what. All sequences keep the memory bound: slices shrink, exchanges and
+the permute keep, gathers grow to the target (the normal form of arXiv 2112.01075). They differ in time. In one process
+or over fast links a collective's time is that of its start and of the bytes that it and its packing touch;
+`touched` counts those per device, for pieces of L bytes and results of G:
+
+| step | touched |
+|---|---|
+| slice | L |
+| all-to-all | 3 L: the parts packed, exchanged, joined |
+| permute | L |
+| gather | G |
+| another order of positions | as much as is copied, and half of it more; only the half where XLA does it in one with a slice, a packing or a joining |
+
+The planner of `planner.py` minimises time on a cluster's links and has more kinds of steps (reductions, exchanges between
+meshes, uneven pieces), none of which JAX can place. Steps are of its type, so that its plans lower here too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+
+from sennit.ir.layout import Layout, Split
+from sennit.reshard.lower_jax import Position, local, positions
+from sennit.reshard.lower_jax import held as position_of
+from sennit.reshard.redistribution import Step, StepKind
+
+__all__ = ["TouchCost", "choose", "sequences", "touched"]
+
+# Sequences looked at. Up to 16 devices there are fewer; beyond, those that keep the target's names come first.
+LIMIT = 128
+
+Held = dict[str, Position]
+
+
+@dataclass(frozen=True, slots=True)
+class TouchCost:
+    """How much more a copy costs that changes the order of positions (`transpose`, of its bytes), and the bytes that stand
+    for the start of a collective (`step`)."""
+
+    transpose: float = 0.5
+    step: float = 2.0**17
+
+
+DEFAULT_COST = TouchCost()
+
+
+def choose(source: Layout, target: Layout, itemsize: int, cost: TouchCost = DEFAULT_COST) -> tuple[Step, ...] | None:
+    """The steps from one even layout to another on the same refined mesh that touch least; the first among equals.
+
+    None where XLA's own resharding is as good or the only one: nothing is communicated (it slices as we do), there are no
+    elements, or digits clash and no permute between pieces of equal shape leads from one to the other."""
+    if 0 in source.shape:
+        return None
+    if positions([source, target]) is None:
+        return _through_blocks(source, target)
+    best = min(islice(sequences(source, target), LIMIT), key=lambda steps: touched(steps, itemsize, cost))
+    return best if any(step.kind.communicates for step in best) else None
+
+
+def sequences(source: Layout, target: Layout) -> Iterator[tuple[Step, ...]]:
+    """Sequences of steps between layouts with common positions. Those that keep the target's names come early."""
+    every = positions([source, target])
+    assert every is not None
+    have, want = _held(source), _held(target)
+    missing = [position for position in every if position in want.values() and position not in have.values()]
+    owner = {position: axis for axis, position in want.items()}
+    free = [axis for axis in source.mesh.names if axis not in have and source.mesh.size(axis) > 1]
+    surplus = [axis for axis, position in have.items() if position not in want.values()]
+
+    def assignments(waiting: list[Position], takers: list[str]) -> Iterator[Held]:
+        if not waiting:
+            yield {}
+            return
+        able = [axis for axis in takers if source.mesh.size(axis) == waiting[0].size]
+        for axis in sorted(able, key=lambda axis: axis != owner[waiting[0]]):
+            for others in assignments(waiting[1:], [other for other in takers if other != axis]):
+                yield {axis: waiting[0], **others}
+
+    for takes in assignments(missing, free + surplus):
+        sliced = {axis: position for axis, position in takes.items() if axis in free}
+        exchanged = {axis: position for axis, position in takes.items() if axis not in free}
+        gathered = {axis: have[axis] for axis in surplus if axis not in takes}
+        for fronted in _fronts(gathered, target, [have[axis] for axis in surplus]):
+            for apart in (False, True):
+                steps = _sequence(source, target, sliced, {**exchanged, **fronted}, apart)
+                if steps is not None:
+                    yield steps
+
+
+def _held(layout: Layout) -> Held:
+    """Which position each axis holds. An axis of size 1 holds nothing."""
+    return {
+        name: Position(entry.dim, entry.stride, layout.mesh.size(name))
+        for name, entry in layout.entries
+        if isinstance(entry, Split) and layout.mesh.size(name) > 1
+    }
+
+
+def _sequence(source: Layout, target: Layout, sliced: Held, exchanged: Held, apart: bool) -> tuple[Step, ...] | None:
+    """With `apart`, positions that do not lead in the result are gathered before those that do: what is put in place then
+    is smaller. None where that is the same as one gather."""
+    steps: list[Step] = []
+    layout, held, want = source, _held(source), _held(target)
+
+    def add(kind: StepKind, axes: Sequence[str], becomes: Held) -> None:
+        nonlocal layout, held
+        if axes:
+            result = _layout(source, becomes)
+            steps.append(Step(kind, tuple(axes), layout, result))
+            layout, held = result, becomes
+
+    add(StepKind.SLICE, list(sliced), {**held, **sliced})
+    add(StepKind.ALL_TO_ALL, list(exchanged), {**held, **exchanged})
+    named = _named(held, want)
+    add(StepKind.PERMUTE, [axis for axis in source.mesh.names if held.get(axis) != named.get(axis)], named)
+    # in the order in which the result has them, so that a gather of leading positions needs no transpose
+    gathered = sorted((axis for axis in held if axis not in want), key=lambda axis: _rank(held[axis]))
+    leading = _leading([held[axis] for axis in gathered], target)
+    if not apart:
+        leading = 0
+    elif leading in (0, len(gathered)):
+        return None
+    for group in (gathered[leading:], gathered[:leading]):
+        add(StepKind.ALL_GATHER, group, {axis: position for axis, position in held.items() if axis not in group})
+    return tuple(steps)
+
+
+def _leading(gathered: Sequence[Position], target: Layout) -> int:
+    """How many of the positions, in order, lead the target's pieces."""
+    chunks = _chunks(target, gathered)
+    count = 0
+    while count < len(gathered) and chunks[count] == gathered[count]:
+        count += 1
+    return count
+
+
+def _fronts(gathered: Held, target: Layout, occupied: Sequence[Position]) -> Iterator[Held]:
+    """What to bring to the front of the target's pieces before gathering it there: nothing, or all that is elsewhere. The
+    front must be local before the exchange: what is `occupied` then cannot be taken."""
+    yield {}
+    found: Held = {}
+    waiting = sorted(gathered, key=lambda axis: _rank(gathered[axis]))
+    for chunk in _chunks(target, occupied):
+        if not waiting:
+            break
+        holder = next((axis for axis in waiting if gathered[axis] == chunk), None)
+        if holder is not None:
+            waiting.remove(holder)
+            continue
+        if chunk in occupied:
+            break
+        size = chunk.size
+        # from the back: what is near the front may lead where it is
+        for axis in reversed(waiting.copy()):
+            prime = gathered[axis].size
+            if size % prime == 0:
+                size //= prime
+                found[axis] = Position(chunk.dim, chunk.stride * size, prime)
+                waiting.remove(axis)
+        if size > 1:
+            break
+    if found and not waiting:
+        yield found
+
+
+def _chunks(target: Layout, others: Sequence[Position]) -> tuple[Position, ...]:
+    """The local positions of the target in order, cut where one of `others` ends."""
+    chunks: list[Position] = []
+    for dim, size in enumerate(target.shape):
+        digits = {(digit.stride, digit.size): True for digit in target.digits(dim)}
+        digits |= {(position.stride, position.size): False for position in others if position.dim == dim}
+        cuts = sorted({1, size, *(s for s, _ in digits), *(s * n for s, n in digits)}, reverse=True)
+        chunks += [
+            Position(dim, minor, major // minor)
+            for major, minor in pairwise(cuts)
+            if not digits.get((minor, major // minor), False)
+        ]
+    return tuple(chunks)
+
+
+def _named(held: Held, want: Held) -> Held:
+    """The same positions under the target's names. What will be gathered stays, or goes to an axis that was left."""
+    if all(held.get(axis) == position for axis, position in want.items()):
+        return held
+    named = dict(want)
+    extra = {axis: position for axis, position in held.items() if position not in want.values()}
+    named.update({axis: position for axis, position in extra.items() if axis not in want})
+    left = [axis for axis in held if axis not in named]
+    for axis, position in extra.items():
+        if axis in want:
+            other = next(name for name in left if held[name].size == position.size)
+            left.remove(other)
+            named[other] = position
+    return named
+
+
+def _rank(position: Position) -> tuple[int, int]:
+    return position.dim, -position.stride
+
+
+def _layout(like: Layout, held: Held) -> Layout:
+    return Layout.make(
+        like.mesh, like.shape, {axis: Split(position.dim, position.stride) for axis, position in held.items()}
+    )
+
+
+def touched(steps: tuple[Step, ...], itemsize: int, cost: TouchCost) -> float:
+    """Bytes per device that the steps touch as `lower_jax` lowers them, with what their starts cost."""
+    if not steps:
+        return 0.0
+    every = positions([steps[0].source, *(step.result for step in steps)])
+    assert every is not None  # `sequences` gives none else
+    order, last = local(steps[0].source, every), local(steps[-1].result, every)
+    total = 0.0
+    unmade = 0.0  # bytes of a result that XLA makes together with the copy that comes next, if one does
+    for step in steps:
+        before, after = (layout.local_elements() * itemsize for layout in (step.source, step.result))
+        came = [position_of(step.source, axis, every) for axis in step.axes if step.source.split(axis) is not None]
+        if step.kind.communicates:
+            total += cost.step
+        match step.kind:
+            case StepKind.SLICE:
+                order = tuple(position for position in order if position in local(step.result, every))
+                unmade = after
+            case StepKind.ALL_TO_ALL:
+                gone = tuple(position_of(step.result, axis, every) for axis in step.axes)
+                packed = (*gone, *(position for position in order if position not in gone))
+                total += 2 * before + cost.transpose * before * (order != packed)
+                order, unmade = (*came, *packed[len(gone) :]), after
+            case StepKind.ALL_GATHER:
+                if last[: len(came)] == tuple(came) and set(last) == {*came, *order}:
+                    if order != last[len(came) :]:
+                        total, unmade = total + cost.transpose * before, before
+                    order = last[len(came) :]
+                total += unmade + after
+                order, unmade = (*came, *order), 0.0
+            case _:
+                plain = local(step.source, every)
+                total += before + (order != plain) * cost.transpose * before + (unmade or (order != plain) * before)
+                order, unmade = plain, 0.0
+    size = steps[-1].result.local_elements() * itemsize
+    return total + ((1 + cost.transpose) * size if order != last else unmade)
+
+
+def _through_blocks(source: Layout, target: Layout) -> tuple[Step, ...] | None:
+    """Where digits clash (dim 6: 2 blocks here, 3 blocks there): slice until every dim of the source has as many blocks of
+    each prime as that of the target will have, permute whole blocks, gather. None where axes to slice with are lacking."""
+    mesh, dims = source.mesh, range(len(source.shape))
+    have = [[digit.axis for digit in source.digits(dim)] for dim in dims]
+    want = [[digit.axis for digit in target.digits(dim)] for dim in dims]
+    free = [axis for axis in mesh.names if source.entry(axis) is None]
+    rest = [axis for axis in mesh.names if target.entry(axis) is None]
+    cut, glue = [list(axes) for axes in have], [list(axes) for axes in want]
+    for dim in dims:
+        sizes, wanted = (Counter(mesh.size(axis) for axis in axes) for axes in (have[dim], want[dim]))
+        for pool, grown, prefer, lacking in (
+            (free, cut[dim], want[dim], wanted - sizes),
+            (rest, glue[dim], have[dim], sizes - wanted),
+        ):
+            for size in lacking.elements():
+                able = [axis for axis in pool if mesh.size(axis) == size]
+                if not able:
+                    return None
+                axis = min(able, key=lambda axis: axis not in prefer)
+                pool.remove(axis)
+                grown.append(axis)
+    cut_layout, glue_layout = (Layout.block(mesh, source.shape, dict(enumerate(axes))) for axes in (cut, glue))
+    steps = (
+        Step(StepKind.SLICE, _changed(source, cut_layout), source, cut_layout),
+        Step(StepKind.PERMUTE, _changed(cut_layout, glue_layout), cut_layout, glue_layout),
+        Step(StepKind.ALL_GATHER, _changed(glue_layout, target), glue_layout, target),
+    )
+    return tuple(step for step in steps if step.axes)
+
+
+def _changed(before: Layout, after: Layout) -> tuple[str, ...]:
+    """The axes that differ; those that are gathered in the order in which the result has them."""
+    names = [axis for axis in before.mesh.names if before.entry(axis) != after.entry(axis)]
+    held = _held(before)
+    return tuple(sorted(names, key=lambda axis: _rank(held[axis]) if axis in held else (0, 0)))

@@ -1,0 +1,15 @@
+"""Gloo processes shared by all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from gloo_ranks import GlooRanks
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[GlooRanks]:
+    started = GlooRanks(6)
+    yield started
+    started.stop()
