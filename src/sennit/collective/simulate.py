@@ -8,9 +8,10 @@ The first term passes between the end of sending and the moment the receiver may
 occupies the sending thread block and the wires; shares are max-min fair among all that sends at the time (`sim/engine.py`).
 
 **A thread block** does its instructions one after another, all of them for a tile, then all for the next. An instruction that receives
-waits for its message; one that sends waits for a free slot: message n of a connection for the end of the receive of n - slots; and
-all for the steps that they come `after`. A receive that does not send on takes b / rate to copy from the slot, and so does a local
-copy or reduction. A fused instruction is one pass over the data: what it sends sets its time.
+waits for its message; one that sends waits for a free slot: message n of a connection for the end of the receive of n - slots, with
+the slots of the protocol, or those that the schedule was proved with where they are more; and all wait for the steps that they come
+`after`. A receive that does not send on takes b / rate to copy from the slot, and so does a local copy or reduction. A fused
+instruction is one pass over the data: what it sends sets its time.
 
 **Tiles and slices.** Chunks are run in tiles so small that the longest message of the schedule fits a slot. (MSCCL's executor keeps the
 tiles long and cuts messages of several chunks instead; `export_xml.py` says what that can lead to.) A message is passed on in the
@@ -20,9 +21,9 @@ protocol's slices, none below 32 KiB, so that sending and receiving overlap with
 host thread are busy with it (`Machine.nic_message`).
 
 **Approximations.** k `instances` of a schedule share its wires and run alike: one stands for all, with k times the thread-block rate and
-slots k times as long. More than `Machine.most_tiles` tiles are run as that many longer ones, which pays alpha less often: the error is
-below (tiles / most_tiles - 1) * alpha * instructions of a block, and alpha is small beside a full slot. The credit for a freed slot
-arrives at once. Memory bandwidth of a device is not a limit.
+slots k times as long. More than `Machine.most_tiles` tiles are run as that many longer ones: alpha is paid less often, and a chain of
+hops overlaps less. 4 tiles instead of 16 change an all-to-all of 1 GiB on 32 devices by -1.2 % and an all-to-next on 24 by +5 %. The
+credit for a freed slot arrives at once. Memory bandwidth of a device is not a limit.
 """
 
 from __future__ import annotations
