@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 import sennit
-from sennit.cli_collective import Collective, run_collective
+from sennit.cli_collective import Collective
+from sennit.cli_collective_run import run_collective
 from sennit.cli_reshard import Reshard, reshard
 from sennit.environment import current_environment
 from sennit.errors import ProgramError, RunError, SennitError
