@@ -19,7 +19,9 @@ from sennit.run import LocalRanks, run_in_process
 
 
 def left_behind() -> set[str]:
-    return {path.name for path in Path(tempfile.gettempdir()).glob("sennit-ranks-*")}
+    """The folders and processes of ranks."""
+    folders = {path.name for path in Path(tempfile.gettempdir()).glob("sennit-ranks-*")}
+    return folders | {child.name for child in multiprocessing.active_children()}
 
 
 def broken(program: Program) -> Program:
@@ -36,7 +38,6 @@ def test_a_rank_that_raises(small_gpt) -> None:
     with pytest.raises(RunError, match=r"rank [01] failed:[\s\S]*gelu_that_is_not"), LocalRanks(2) as ranks:
         ranks.run(broken(program), small_gpt.state)
     assert left_behind() <= before
-    assert not multiprocessing.active_children()
     with pytest.raises(RunError, match=r"device [01] failed: AttributeError"):
         run_in_process(broken(program), small_gpt.state)
 
@@ -57,4 +58,3 @@ def test_a_rank_that_is_killed(small_gpt) -> None:
         with pytest.raises(RunError, match=r"rank [01] (died with exit status -9|failed)"):
             run_for_ever(ranks, program, small_gpt.state)
     assert left_behind() <= before
-    assert not multiprocessing.active_children()
