@@ -15,10 +15,12 @@ BEGIN, END = "<!-- demo output -->", "<!-- end of demo output -->"
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(Path(sys.executable).parent / "sennit"), "demo", "--out", folder]
+        command = [str(Path(sys.executable).parent / "sennit"), "demo"]
         environment = {"COLUMNS": "118", "PATH": "/usr/bin:/bin"}
-        printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        shutil.copyfile(Path(folder) / "timelines.svg", ROOT / "docs" / "images" / "demo.svg")
+        printed = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        shutil.copyfile(Path(folder) / "sennit-demo" / "timelines.svg", ROOT / "docs" / "images" / "demo.svg")
     readme = ROOT / "README.md"
     text = "\n".join(line.rstrip() for line in printed.strip().splitlines())
     block = f"{BEGIN}\n```text\n{text}\n```\n{END}"
