@@ -15,6 +15,7 @@ def test_the_code_runs(capsys) -> None:
     printed = capsys.readouterr().out
     assert printed.startswith('program "feed-forward" {')
     assert re.search(r"\d+ us simulated", printed)
+    assert "slots" in printed  # of the collective's proof
 
 
 def test_its_links_lead_somewhere() -> None:
