@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from gloo_ranks import GlooRanks
+
+from sennit.cluster.ranks_torch import GlooRanks
 
 
 @pytest.fixture(scope="session")

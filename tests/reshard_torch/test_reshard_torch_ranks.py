@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import reshard_work as work
-from gloo_ranks import GlooRanks
 from reshard_problems import random_problem
 
+from sennit.cluster.ranks_torch import GlooRanks
 from sennit.ir.layout_numpy import assemble
 from sennit.reshard.autograd_torch import gradient_layout
 from sennit.reshard.groups_torch import Transport
@@ -29,7 +29,7 @@ ROUNDS = [
 def test_random_problems_equal_the_definition(
     ranks: GlooRanks, kind: str, mode: Mode, staging: int, transport: Transport
 ) -> None:
-    wrong = ranks.run(work.run_problems, ranks.count, kind, range(56), mode, staging, transport)
+    wrong = ranks.call(work.run_problems, ranks.count, kind, range(56), mode, staging, transport)
     assert wrong == [[]] * ranks.count
 
 
@@ -37,7 +37,7 @@ def test_random_problems_equal_the_definition(
 def test_backward_is_the_adjoint(ranks: GlooRanks, kind: str) -> None:
     """Dense definition: the array is the same before and after, so its gradient is. Transpose: <y, A x> = <A* y, x>."""
     seeds = range(12)
-    answers = ranks.run(work.run_with_gradient, ranks.count, kind, seeds)
+    answers = ranks.call(work.run_with_gradient, ranks.count, kind, seeds)
     for position, seed in enumerate(seeds):
         source, target = random_problem(kind, seed, ranks.count)
         pieces = [answer[position] for answer in answers]
@@ -51,20 +51,20 @@ def test_backward_is_the_adjoint(ranks: GlooRanks, kind: str) -> None:
 
 
 def test_backward_is_differentiable(ranks: GlooRanks) -> None:
-    assert all(ranks.run(work.second_derivative))
+    assert all(ranks.call(work.second_derivative))
 
 
 def test_many_under_way_in_any_order_of_waiting(ranks: GlooRanks) -> None:
-    assert ranks.run(work.run_async, ranks.count) == [[]] * ranks.count
+    assert ranks.call(work.run_async, ranks.count) == [[]] * ranks.count
 
 
 def test_a_rank_that_plans_something_else_is_named_everywhere(ranks: GlooRanks) -> None:
-    for text in ranks.run(work.disagree, ranks.count):
+    for text in ranks.call(work.disagree, ranks.count):
         assert text.startswith("ranks [2] plan something else than rank 0; nothing was sent"), text
 
 
 def test_bad_input_is_refused_with_the_numbers(ranks: GlooRanks) -> None:
-    piece, far, placements, gradient = ranks.run(work.bad_inputs)[0]
+    piece, far, placements, gradient = ranks.call(work.bad_inputs)[0]
     assert piece == "rank 0 passes a piece of shape [3], and the source gives it [2]"
     assert "devices [77]" in far
     assert "two layouts" in placements
@@ -74,7 +74,7 @@ def test_bad_input_is_refused_with_the_numbers(ranks: GlooRanks) -> None:
 def test_a_rank_that_never_comes_is_named_within_the_time_limit() -> None:
     lonely = GlooRanks(2)
     try:
-        text, _ = lonely.run(work.never_comes)
+        text, _ = lonely.call(work.never_comes)
     finally:
         lonely.stop()
     assert "rank 0 waited up to 0.5 s" in text

@@ -52,7 +52,7 @@ def test_a_rank_that_is_killed(small_gpt) -> None:
     before = left_behind()
     with LocalRanks(2) as ranks:
         ranks.run(program, small_gpt.state)  # both are up
-        victim = ranks.processes[1].pid
+        victim = ranks.ranks.processes[1].pid
         assert victim is not None
         threading.Timer(0.05, os.kill, (victim, signal.SIGKILL)).start()
         with pytest.raises(RunError, match=r"rank [01] (died with exit status -9|failed)"):

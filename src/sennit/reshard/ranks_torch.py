@@ -7,27 +7,16 @@ that depends on both, so that a piece out of place, a part that is missing and a
 
 from __future__ import annotations
 
-import datetime
-import multiprocessing
-import multiprocessing.connection
-import os
-import tempfile
 import time
-import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from sennit.errors import RunError
+from sennit.cluster.ranks_torch import GlooRanks
 from sennit.ir.dtype import DType
 from sennit.ir.layout import Layout, Pending, Reduction
 from sennit.ir.layout_numpy import Array, identity_of, reduce_arrays
@@ -54,83 +43,15 @@ class RankRun:
 def run_on_ranks(redistribution: Redistribution, dtype: DType, *, repeats: int = 5, timeout: float = 120.0) -> RankRun:
     """Run a plan on as many gloo processes as its devices need; device d is rank d."""
     count = 1 + max(redistribution.source.mesh.devices + redistribution.target.mesh.devices)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # so that torch is loaded once, not once a rank
-    with tempfile.TemporaryDirectory(prefix="sennit-reshard-") as folder:
-        pipes: list[Connection[Any, Any]] = []
-        processes: list[BaseProcess] = []
-        try:
-            for rank in range(count):
-                ours, theirs = context.Pipe()
-                arguments = (
-                    rank,
-                    count,
-                    str(Path(folder) / "store"),
-                    theirs,
-                    str(redistribution),
-                    dtype,
-                    repeats,
-                    timeout,
-                )
-                processes.append(context.Process(target=_rank, args=arguments, daemon=True))
-                processes[-1].start()
-                theirs.close()
-                pipes.append(ours)
-            answers = _collect(pipes, processes, timeout)
-        finally:
-            for process in processes:
-                process.join(5.0)
-                if process.is_alive():
-                    process.kill()
-                    process.join()
-            for pipe in pipes:
-                pipe.close()
+    with GlooRanks(count, timeout=timeout, preload=[__name__]) as ranks:
+        answers = ranks.call(_run, str(redistribution), dtype, repeats)
     seconds = tuple(max(times) for times in zip(*(times for times, _ in answers), strict=True))
     return RankRun(count, seconds, tuple(rank for rank, (_, right) in enumerate(answers) if not right))
 
 
-def _collect(
-    pipes: Sequence[Connection[Any, Any]], processes: Sequence[BaseProcess], timeout: float
-) -> list[tuple[list[float], bool]]:
-    """One answer from each rank; the first failure ends all."""
-    answers: dict[int, tuple[list[float], bool]] = {}
-    deadline = time.monotonic() + timeout
-    while len(answers) < len(pipes):
-        waiting = [rank for rank in range(len(pipes)) if rank not in answers]
-        ready = multiprocessing.connection.wait(
-            [pipes[rank] for rank in waiting], max(0.0, deadline - time.monotonic())
-        )
-        if not ready:
-            raise RunError(f"ranks {waiting} did not answer within {timeout:.0f} s", fix="use a smaller array")
-        for rank in waiting:
-            if pipes[rank] in ready:
-                try:
-                    kind, answer = pipes[rank].recv()
-                except EOFError:
-                    processes[rank].join(1.0)
-                    raise RunError(f"rank {rank} died with exit status {processes[rank].exitcode}") from None
-                if kind == "error":
-                    raise RunError(f"rank {rank} failed:\n{answer}")
-                answers[rank] = answer
-    return [answers[rank] for rank in range(len(pipes))]
-
-
-def _rank(
-    rank: int, count: int, store: str, pipe: Connection[Any, Any], text: str, dtype: DType, repeats: int, timeout: float
-) -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
-    try:
-        limit = datetime.timedelta(seconds=timeout)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count, timeout=limit)
-        pipe.send(("done", _run(Redistribution.parse(text), rank, dtype, repeats)))
-        dist.barrier()
-        dist.destroy_process_group()
-    except Exception:  # whatever a rank raises is reported to the process that started it
-        pipe.send(("error", traceback.format_exc()))
-
-
-def _run(redistribution: Redistribution, rank: int, dtype: DType, repeats: int) -> tuple[list[float], bool]:
+def _run(rank: int, text: str, dtype: DType, repeats: int) -> tuple[list[float], bool]:
+    """What each rank does: the seconds of each repetition, and whether its piece is right."""
+    redistribution = Redistribution.parse(text)
     kind = getattr(torch, dtype.torch_name)
     source, target = redistribution.source, redistribution.target
     given = torch.empty(0, dtype=kind)
