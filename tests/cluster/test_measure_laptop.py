@@ -4,6 +4,7 @@ import torch
 
 from sennit.cluster import Basis, Cluster, load
 from sennit.cluster.measure_torch import measure_laptop
+from sennit.cluster.ranks_torch import GlooRanks
 
 
 def test_the_machine_at_hand_is_measured() -> None:
@@ -20,3 +21,12 @@ def test_the_machine_at_hand_is_measured() -> None:
             assert figure.value >= 0
     # what is not measured is the preset's
     assert cluster.device.matmul == load("laptop").device.matmul
+
+
+def test_collectives_are_timed_on_the_processes_that_will_run() -> None:
+    with GlooRanks(2) as processes:
+        cluster = measure_laptop(2, processes)
+    assert cluster.collective_start is not None
+    assert cluster.reduction is not None
+    assert "between 2 processes on" in cluster.collective_start.source
+    assert "between 2 processes on" in cluster.reduction.source

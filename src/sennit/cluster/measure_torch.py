@@ -5,7 +5,11 @@
   one of them reaches while the others are busy too. Ranks beyond the cores are not in it: the simulator shares `[host] cores`
   among them as they come.
 - **Link**: two gloo process groups in two threads of this process, over TCP on the loopback device: ping-pong for the latency,
-  large messages for the bandwidth; what all-reduces take beyond that is `collective_start` and `reduction`. Where gloo cannot be set up, the preset's figures stay, and their source says so.
+  large messages for the bandwidth; what all-reduces take beyond that is `collective_start` and `reduction`. Where gloo
+  cannot be set up, the preset's figures stay, and their source says so.
+- **Collectives**: given the processes that will run, all-reduces of 8 bytes and of 256 KiB between all of them, which the two
+  threads cannot tell: ranks that share cores wait for each other's turn. What the links do not explain is `collective_start`
+  and `reduction`.
 
 Torch is imported here, so this file is imported by name and not by `sennit.cluster`.
 """
@@ -28,13 +32,16 @@ import torch.distributed as dist
 
 from sennit.cluster.catalog import load
 from sennit.cluster.description import Basis, Cluster, Figure, Peak
+from sennit.cluster.ranks_torch import GlooRanks
 
-__all__ = ["measure_laptop"]
+__all__ = ["measure_laptop", "time_all_reduce"]
 
 
-def measure_laptop(ranks: int) -> Cluster:
-    """The laptop cluster with `ranks` devices and this machine's figures."""
+def measure_laptop(ranks: int, processes: GlooRanks | None = None) -> Cluster:
+    """The laptop cluster with `ranks` devices and this machine's figures; with `processes`, collectives are timed on them."""
     preset = load(f"laptop:{ranks}")
+    # first of all: processes that are still starting would be in the way of what follows
+    times = processes.call(time_all_reduce) if processes is not None and processes.count > 1 else None
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     together = min(ranks, cores)
     beside = f"{together} at once on {cores} cores, one thread each"
@@ -64,7 +71,40 @@ def measure_laptop(ranks: int) -> Cluster:
     )
     host = msgspec.structs.replace(preset.host, cores=measured(cores, "cores that this process may use"))
     summary = f"{ranks} CPU ranks of this machine with {cores} cores, over gloo; one thread a rank"
-    return _with_gloo(msgspec.structs.replace(preset, summary=summary, device=device, host=host), measured)
+    cluster = _with_gloo(msgspec.structs.replace(preset, summary=summary, device=device, host=host), measured)
+    return cluster if times is None else _with_processes(cluster, times, measured)
+
+
+def _with_processes(
+    cluster: Cluster, times: list[tuple[float, float]], measured: Callable[[float, str], Figure]
+) -> Cluster:
+    """A ring of p ranks: 2 (p-1) hops, 2 (p-1)/p of the array over the wire, (p-1)/p of it added."""
+    small, large = (max(seconds) for seconds in zip(*times, strict=True))
+    link, count = cluster.link[0], len(times)
+    share = (count - 1) / count
+    start = small - 2 * (count - 1) * 2 * link.latency.value
+    adding = large - small - 2 * share * _MIDDLE / link.bandwidth.value
+    who = f"between {count} processes on {len(os.sched_getaffinity(0))} cores"
+    return msgspec.structs.replace(
+        cluster,
+        collective_start=measured(max(0.0, start), f"a gloo all-reduce of 8 bytes {who}, less its hops"),
+        reduction=measured(
+            share * _MIDDLE / max(1e-6, adding), f"a gloo all-reduce of 256 KiB {who}, less its hops and bytes"
+        ),
+    )
+
+
+_MIDDLE = 256 << 10  # bytes: about what a gradient has
+
+
+def time_all_reduce(rank: int) -> tuple[float, float]:
+    """On each rank: the seconds of an all-reduce of 8 bytes, and of `_MIDDLE`."""
+    seconds = []
+    for size, times in ((8, 10), (_MIDDLE, 5)):
+        tensor = torch.zeros(size // 4)
+        dist.barrier()
+        seconds.append(_each(lambda tensor=tensor: dist.all_reduce(tensor), times, batches=3))  # type: ignore[misc]
+    return seconds[0], seconds[1]
 
 
 def _with_gloo(cluster: Cluster, measured: Callable[[float, str], Figure]) -> Cluster:

@@ -67,10 +67,10 @@ def run_demo(options: DemoOptions, progress: Callable[[str], None]) -> Compariso
     graph = capture(model, batch, "GPT")
     progress("running it on one device, for reference")
     reference, reference_seconds = _reference(model, batch)
-    progress("measuring this machine")
-    clusters = (load("dgx-h100:2"), measure_laptop(RANKS))
     results: list[PlanResult] = []
     with LocalRanks(RANKS) as ranks:
+        progress("measuring this machine")
+        clusters = (load("dgx-h100:2"), measure_laptop(RANKS, ranks.ranks))
         for entry in _entries(config):
             progress(f"{entry.name}: planning and simulating")
             compiled = _compile(entry, graph, clusters)

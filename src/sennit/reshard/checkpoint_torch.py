@@ -176,16 +176,16 @@ class _Into(LoadPlanner):
         assert tensor.data_ptr() == self.values.data_ptr()
 
     def set_up_planner(self, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
-        raise NotImplementedError
+        raise AssertionError("nothing is planned through it")
 
     def create_local_plan(self) -> LoadPlan:
-        raise NotImplementedError
+        raise AssertionError("nothing is planned through it")
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        raise NotImplementedError
+        raise AssertionError("nothing is planned through it")
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        raise NotImplementedError
+        raise AssertionError("nothing is planned through it")
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        raise NotImplementedError
+        raise AssertionError("nothing is planned through it")
