@@ -12,15 +12,17 @@ source holds, T those of the target.
 `sequences` enumerates who slices and who exchanges what. All sequences keep the memory bound: slices shrink, exchanges and
 the permute keep, gathers grow to the target (the normal form of arXiv 2112.01075). They differ in time. In one process
 or over fast links a collective's time is that of its start and of the bytes that it and its packing touch;
-`touched` counts those per device, for pieces of L bytes and results of G:
+`work` counts those per device, for pieces of L bytes and results of G:
 
-| step | touched |
-|---|---|
-| slice | L |
-| all-to-all | 3 L: the parts packed, exchanged, joined |
-| permute | L |
-| gather | G |
-| another order of positions | as much as is copied, and half of it more; only the half where XLA does it in one with a slice, a packing or a joining |
+| step | sent or gathered | copied |
+|---|---|---|
+| slice | | L |
+| all-to-all | L | 2 L: the parts packed and joined |
+| all-to-all between two devices (`lower_jax.Direct`) | L / 2 | L / 2 + L: the part that goes packed, both joined |
+| the same and a permute after it | L | 2 L |
+| permute | L | |
+| gather | G | |
+| another order of positions | | L, where it is not made in one with a slice, a packing or a joining |
 
 The planner of `planner.py` minimises time on a cluster's links and has more kinds of steps (reductions, exchanges between
 meshes, uneven pieces), none of which JAX can place. Steps are of its type, so that its plans lower here too.
@@ -32,13 +34,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from math import prod
 
 from sennit.ir.layout import Layout, Split
-from sennit.reshard.lower_jax import Position, local, positions
+from sennit.reshard.lower_jax import DIRECT, Direct, Position, local, positions, wanted
 from sennit.reshard.lower_jax import held as position_of
 from sennit.reshard.redistribution import Step, StepKind
 
-__all__ = ["TouchCost", "choose", "sequences", "touched"]
+__all__ = ["TouchCost", "Work", "choose", "sequences", "touched", "work"]
 
 # Sequences looked at. Up to 16 devices there are fewer; beyond, those that keep the target's names come first.
 LIMIT = 128
@@ -48,11 +51,15 @@ Held = dict[str, Position]
 
 @dataclass(frozen=True, slots=True)
 class TouchCost:
-    """How much more a copy costs that changes the order of positions (`transpose`, of its bytes), and the bytes that stand
-    for the start of a collective (`step`)."""
+    """The start of a collective in bytes of a plain copy, and what a byte costs that an all-to-all or a permute sends. A byte
+    that a gather makes costs what a copied one does.
 
-    transpose: float = 0.5
-    step: float = 2.0**17
+    Fitted with `benchmarks/reshard/fit_xla.py` on half of 217 random problems (794 sequences) of 0.25 to 64 MiB on 8 and 16
+    CPU devices of one process, timed by `benchmarks/reshard/tune_xla.py` on 16 cores in November 2026 (jax 0.11.2): 56 us for a
+    start, 0.18 ns for a byte sent, 0.13 ns for one gathered or copied, on each of 8 devices."""
+
+    step: float = 4.4e5
+    sent: float = 1.4
 
 
 DEFAULT_COST = TouchCost()
@@ -218,42 +225,69 @@ def _layout(like: Layout, held: Held) -> Layout:
     )
 
 
-def touched(steps: tuple[Step, ...], itemsize: int, cost: TouchCost) -> float:
-    """Bytes per device that the steps touch as `lower_jax` lowers them, with what their starts cost."""
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the steps do on one device: collectives started, and the bytes that all-to-alls and permutes send, that gathers
+    make, and that are copied between them."""
+
+    starts: int = 0
+    sent: float = 0.0
+    gathered: float = 0.0
+    copied: float = 0.0
+
+
+def touched(steps: tuple[Step, ...], itemsize: int, cost: TouchCost, direct: Direct = DIRECT) -> float:
+    """The cost of the steps as `lower_jax` lowers them, in bytes of a plain copy."""
+    done = work(steps, itemsize, direct)
+    return cost.step * done.starts + cost.sent * done.sent + done.gathered + done.copied
+
+
+def work(steps: tuple[Step, ...], itemsize: int, direct: Direct = DIRECT) -> Work:
+    """The work of the steps as `lower_jax` lowers them. A slice, an order, and the joining of an all-to-all's parts are made
+    together with the copy that comes next, if one does."""
     if not steps:
-        return 0.0
+        return Work()
     every = positions([steps[0].source, *(step.result for step in steps)])
     assert every is not None  # `sequences` gives none else
     order, last = local(steps[0].source, every), local(steps[-1].result, every)
-    total = 0.0
-    unmade = 0.0  # bytes of a result that XLA makes together with the copy that comes next, if one does
-    for step in steps:
+    pending = False  # the piece is not yet made
+    starts, sent, gathered, copied = 0, 0.0, 0.0, 0.0
+    waiting = list(steps)
+    while waiting:
+        step = waiting.pop(0)
         before, after = (layout.local_elements() * itemsize for layout in (step.source, step.result))
-        came = [position_of(step.source, axis, every) for axis in step.axes if step.source.split(axis) is not None]
-        if step.kind.communicates:
-            total += cost.step
+        came = tuple(position_of(step.source, axis, every) for axis in step.axes if step.source.split(axis) is not None)
+        if direct.takes(step, itemsize):
+            count = prod(position.size for position in came)
+            moves = bool(waiting) and waiting[0].kind is StepKind.PERMUTE
+            if moves:
+                step = waiting.pop(0)
+            parts = count if moves else count - 1
+            starts, sent, copied = starts + parts, sent + before * parts / count, copied + before * (1 + parts / count)
+            order = wanted(local(step.result, every), waiting[0] if waiting else None, every, last)
+            pending = False
+            continue
         match step.kind:
             case StepKind.SLICE:
-                order = tuple(position for position in order if position in local(step.result, every))
-                unmade = after
+                kept = local(step.result, every)
+                order, pending = tuple(position for position in order if position in kept), True
             case StepKind.ALL_TO_ALL:
                 gone = tuple(position_of(step.result, axis, every) for axis in step.axes)
-                packed = (*gone, *(position for position in order if position not in gone))
-                total += 2 * before + cost.transpose * before * (order != packed)
-                order, unmade = (*came, *packed[len(gone) :]), after
+                order, pending = came + tuple(position for position in order if position not in gone), True
+                starts, sent, copied = starts + 1, sent + before, copied + before
             case StepKind.ALL_GATHER:
-                if last[: len(came)] == tuple(came) and set(last) == {*came, *order}:
-                    if order != last[len(came) :]:
-                        total, unmade = total + cost.transpose * before, before
-                    order = last[len(came) :]
-                total += unmade + after
-                order, unmade = (*came, *order), 0.0
+                leads = last[: len(came)] == came and set(last) == {*came, *order}
+                ready = last[len(came) :] if leads else order
+                copied += before * (pending or ready != order)
+                starts, gathered = starts + 1, gathered + after
+                order, pending = came + ready, False
             case _:
                 plain = local(step.source, every)
-                total += before + (order != plain) * cost.transpose * before + (unmade or (order != plain) * before)
-                order, unmade = plain, 0.0
+                copied += before * (pending or plain != order)
+                starts, sent = starts + 1, sent + before
+                order, pending = plain, False
     size = steps[-1].result.local_elements() * itemsize
-    return total + ((1 + cost.transpose) * size if order != last else unmade)
+    return Work(starts, sent, gathered, copied + size * (pending or order != last))
 
 
 def _through_blocks(source: Layout, target: Layout) -> tuple[Step, ...] | None:

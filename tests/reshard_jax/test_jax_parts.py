@@ -1,0 +1,50 @@
+"""All-to-alls as permutes of single parts: every sequence gives the values of `jax.device_put`, in groups of any size."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+jax = pytest.importorskip("jax")
+
+from jax_problems import Problem, problems, spec  # noqa: E402
+
+from sennit.ir.layout import Layout  # noqa: E402
+from sennit.ir.mesh import Mesh  # noqa: E402
+from sennit.reshard.fused_jax import sequences  # noqa: E402
+from sennit.reshard.lower_jax import Direct, lower, positions  # noqa: E402
+from sennit.reshard.redistribution import StepKind  # noqa: E402
+
+MESHES = ((2, 2, 2), (4, 2), (2, 4), (2, 3))
+
+
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(problems(MESHES))
+def test_parts_sent_one_by_one_arrive_in_place(case: Problem) -> None:
+    mesh = Mesh.make(dict(case.axes))
+    before, after = (
+        Layout.block(mesh, case.shape, dict(enumerate(dims))).refined() for dims in (case.before, case.after)
+    )
+    if positions([before, after]) is None:
+        return
+    source, target = case.shardings()
+    x = jax.device_put(case.values(), source)
+    exchanging = (
+        steps for steps in sequences(before, after) if any(step.kind is StepKind.ALL_TO_ALL for step in steps)
+    )
+    for steps in islice(exchanging, 2):
+        result = jax.jit(
+            jax.shard_map(
+                lambda piece, steps=steps: lower(steps, source.mesh.axis_names, piece, Direct(members=8, least=0)),
+                mesh=source.mesh,
+                in_specs=spec(case.before),
+                out_specs=spec(case.after),
+                check_vma=False,
+            )
+        )(x)
+        expected = jax.device_put(case.values(), target)
+        for ours, theirs in zip(result.addressable_shards, expected.addressable_shards, strict=True):
+            np.testing.assert_array_equal(np.asarray(ours.data), np.asarray(theirs.data))
