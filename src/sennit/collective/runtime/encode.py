@@ -15,10 +15,23 @@ from dataclasses import dataclass
 
 from sennit.collective.runtime.code import Code, Op
 from sennit.collective.runtime.encode_writer import Home, Writer
-from sennit.ir.one_sided import Await, LocalCopy, LocalReduce, OneSided, Put, ReadReduce, Signal, Step
+from sennit.ir.one_sided import (
+    Await,
+    LocalCopy,
+    LocalReduce,
+    Multicast,
+    MultiReduce,
+    OneSided,
+    Put,
+    ReadReduce,
+    Signal,
+    Step,
+    SwitchReduce,
+)
 from sennit.ir.schedule import Place
 
 __all__ = ["encode"]
+
 
 def encode(program: OneSided, *, join: bool = True) -> Code:
     """`join=False` keeps every reduction an instruction of its own."""
@@ -73,6 +86,9 @@ def _run_of_reductions(rank: int, steps: Sequence[Step]) -> _Run | None:
             case ReadReduce() if target in (None, step.target):
                 target = step.target
                 sources.append((step.rank, step.source))
+            case MultiReduce() if target in (None, step.target):
+                target = step.target
+                sources += step.sources
             case _:
                 break
         awaits += between
@@ -103,6 +119,15 @@ def _write_step(writer: Writer, home: Home, step: Step) -> None:
             writer.transfer(
                 home, Op.READ_REDUCE, writer.operand(peer, source), writer.operand(rank, target), source.count
             )
+        case MultiReduce(sources, target):
+            many = [writer.operand(peer, place) for peer, place in sources]
+            writer.reduce_many(home, many, writer.operand(rank, target), target.count, overwrite=False)
+        case Multicast(source, ranks, target):
+            many = [writer.operand(peer, target) for peer in ranks]
+            writer.through_switch(home, Op.MULTICAST, many, writer.operand(rank, source), source.count)
+        case SwitchReduce(ranks, source, target):
+            many = [writer.operand(peer, source) for peer in ranks]
+            writer.through_switch(home, Op.SWITCH_REDUCE, many, writer.operand(rank, target), target.count)
         case Signal(peer, block):
             writer.signal(home, (peer, block))
         case Await(peer, block, count):
