@@ -16,7 +16,7 @@
 | MULTICAST | every operand = source here | operands | first operand |
 | SWITCH_REDUCE | target here = the reduction of all operands, in their order where there is no switch | operands | first operand |
 | SIGNAL | flag `argument` of peer = epoch * stride + count, after all steps of the block before it | waiting rank | flag |
-| WAIT | until flag `argument` here >= epoch * stride + count | signalling rank | flag |
+| WAIT | until flag `argument` here >= epoch * stride + count; source_buffer 1: the signal is a gate's | signalling rank | flag |
 
 `count` is a number of chunks, of each operand too. A reduction of many operands in half precision adds up in f32 and rounds once.
 
