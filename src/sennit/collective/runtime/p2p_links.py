@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from sennit.collective.runtime.p2p_note import Note
 from sennit.collective.runtime.p2p_ticket import Ticket
 from sennit.errors import PeerError
 
@@ -470,17 +471,13 @@ def _deliver(early: _Early, receive: _Receive, peer: int) -> tuple[Ticket, BaseE
     receive.ticket.source = peer
     size, wanted = len(early.payload), receive.buffer.nbytes
     if size != wanted or receive.note not in (None, early.note):
-        other = "" if receive.note in (None, early.note) else f" of another call ({describe_note(early.note)})"
+        other = "" if receive.note in (None, early.note) else f" of another call ({Note.read(early.note)})"
         return receive.ticket, PeerError(
             f"{receive.ticket.what} meets a message of {size} bytes{other} from rank {peer}",
             fix="let all ranks call the same collectives in the same order, with the same sizes and types",
         )
     receive.buffer[:] = early.payload
     return receive.ticket, None
-
-
-def describe_note(note: int) -> str:
-    return f"note {note:#x}"
 
 
 def _finish(ends: _Ends) -> None:

@@ -46,9 +46,9 @@ class Ticket:
                 return
             callback()
 
-    def wait(self, timeout: float) -> None:
-        """Wait for the end, and raise its error."""
-        if not self._gate.acquire(timeout=max(0.0, timeout)):
+    def wait(self, timeout: float | None) -> None:
+        """Wait for the end, and raise its error. None: as long as it takes."""
+        if not self._gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             late = f" from rank{'s' * (len(self.peers) > 1)} {', '.join(map(str, self.peers))}" if self.peers else ""
             raise PeerError(
                 f"{self.what} did not end within {timeout:.1f} s: nothing came{late}",

@@ -5,7 +5,8 @@
     run_plan_p2p(plan, x, y)                          # and run often
 
 `p2p_plan.py` cuts the schedule into rounds; a round is one `batch_isend_irecv` and some local copies and reductions. Tensors may be on
-any device that the group's backend serves, of any type that torch can reduce.
+any device that the group's backend serves, of any type that torch can reduce. `run_rounds` is the same for any other way to exchange
+messages: the backend's own sockets use it between hosts.
 
 **Sizes.** The input and output of a collective are `parts` (one, or one for each rank) of n elements; a part is cut into `chunks`. Where chunks divides n,
 messages leave from and land in the tensors themselves. Where it does not, or a tensor is not contiguous, a copy is made in which
@@ -16,6 +17,7 @@ every part is padded to a multiple of chunks, and the result is copied back.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +30,11 @@ from sennit.ir.collective import CollectiveSpec, CustomCollective
 from sennit.ir.layout import Reduction
 from sennit.ir.schedule import Place, Schedule
 
-__all__ = ["run_plan_p2p", "run_schedule_p2p"]
+__all__ = ["combinations", "run_plan_p2p", "run_rounds", "run_schedule_p2p"]
+
+Messages = Sequence[tuple[int, Tensor]]  # peer, and what is sent or received; contiguous
+Exchange = Callable[[Messages, Messages], None]  # the sends and the receives of a batch
+Combine = Callable[[Tensor, Tensor], Tensor]
 
 
 def run_schedule_p2p(
@@ -59,16 +65,29 @@ def run_plan_p2p(
     *,
     reduction: Reduction = Reduction.SUM,
 ) -> None:
-    """Run the rounds of this rank."""
+    """Run the rounds of this rank in a group."""
+
+    def exchange(sends: Messages, receives: Messages) -> None:
+        calls = [dist.P2POp(dist.irecv, tensor, group=group, group_peer=peer) for peer, tensor in receives]
+        calls += [dist.P2POp(dist.isend, tensor, group=group, group_peer=peer) for peer, tensor in sends]
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()
+
+    run_rounds(plan, input, output, exchange, reduction.value)
+
+
+def run_rounds(plan: P2PPlan, input: Tensor, output: Tensor, exchange: Exchange, reduction: str) -> None:
+    """Run the rounds of this rank with any exchange of messages. `reduction` is a key of `combinations`."""
+    combine = combinations()[reduction]
     input, output = input.detach(), output.detach()
     elements = _part_elements(plan, input, output)
     if elements == 0:
         return
     buffers = _lay_out(plan, input, output, elements)
     for item in plan.rounds:
-        _exchange(buffers, item.sends, item.receives, group)
+        _exchange(buffers, item.sends, item.receives, exchange)
         for work in item.work:
-            _do(buffers, work, reduction)
+            _do(buffers, work, combine)
     if buffers.output_copy is not None:
         output.copy_(buffers.output_copy[:, :elements].reshape(output.shape))
 
@@ -174,10 +193,10 @@ def _slots(plan: P2PPlan, like: Tensor, stride: int) -> dict[tuple[int, int, int
 
 
 def _exchange(
-    buffers: _Buffers, sends: tuple[Transfer, ...], receives: tuple[Transfer, ...], group: dist.ProcessGroup | None
+    buffers: _Buffers, sends: tuple[Transfer, ...], receives: tuple[Transfer, ...], exchange: Exchange
 ) -> None:
     """One batch, and its end. A message of no elements is sent by nobody: both sides know its size."""
-    calls: list[dist.P2POp] = []
+    arriving: list[tuple[int, Tensor]] = []
     landings: list[tuple[Tensor, Tensor]] = []
     for transfer in receives:
         view = buffers.view(transfer.location, transfer.tile)
@@ -185,32 +204,34 @@ def _exchange(
             landing = view if view.is_contiguous() else torch.empty_like(view, memory_format=torch.contiguous_format)
             if landing is not view:
                 landings.append((view, landing))
-            calls.append(dist.P2POp(dist.irecv, landing, group=group, group_peer=transfer.peer))
-    for transfer in sends:
-        view = buffers.view(transfer.location, transfer.tile)
-        if view.numel():
-            calls.append(dist.P2POp(dist.isend, view.contiguous(), group=group, group_peer=transfer.peer))
-    if calls:
-        for work in dist.batch_isend_irecv(calls):
-            work.wait()
+            arriving.append((transfer.peer, landing))
+    leaving = [(transfer.peer, buffers.view(transfer.location, transfer.tile).contiguous()) for transfer in sends]
+    leaving = [(peer, tensor) for peer, tensor in leaving if tensor.numel()]
+    if leaving or arriving:
+        exchange(leaving, arriving)
     for view, landing in landings:
         view.copy_(landing)
 
 
-def _do(buffers: _Buffers, work: Local, reduction: Reduction) -> None:
+def _do(buffers: _Buffers, work: Local, combine: Combine) -> None:
     source, target = buffers.view(work.source, work.tile), buffers.view(work.target, work.tile)
-    if not work.reduce:
+    if work.reduce:
+        combine(target, source)
+    else:
         target.copy_(source)
-        return
-    match reduction:
-        case Reduction.SUM:
-            target.add_(source)
-        case Reduction.PROD:
-            target.mul_(source)
-        case Reduction.MIN:
-            torch.minimum(target, source, out=target)
-        case Reduction.MAX:
-            torch.maximum(target, source, out=target)
+
+
+def combinations() -> dict[str, Combine]:
+    """How torch reduces one tensor into another, by the name of the reduction."""
+    return {
+        "sum": lambda target, source: target.add_(source),
+        "prod": lambda target, source: target.mul_(source),
+        "min": lambda target, source: torch.minimum(target, source, out=target),
+        "max": lambda target, source: torch.maximum(target, source, out=target),
+        "band": lambda target, source: target.bitwise_and_(source),
+        "bor": lambda target, source: target.bitwise_or_(source),
+        "bxor": lambda target, source: target.bitwise_xor_(source),
+    }
 
 
 def _fault(plan: P2PPlan, what: str) -> CollectiveError:
