@@ -44,7 +44,9 @@ class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depe
     def __init__(
         self, store: Store, communicator: Communicator, links: Links | None, *, name: str, timeout: float
     ) -> None:
-        super().__init__(store, communicator.rank, communicator.size)
+        super().__init__(communicator.rank, communicator.size)
+        self._store = store
+        self._group_name, self._group_description = name, "undefined"
         self._rank, self._size = communicator.rank, communicator.size
         self._communicator, self._links = communicator, links
         self._timeout = timeout
@@ -64,6 +66,24 @@ class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depe
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
+
+    # torch's own keeps these in the backends that it holds, and has none here
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+
+    @property
+    def group_name(self) -> str:
+        return self._group_name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._group_description = description
+
+    @property
+    def group_desc(self) -> str:
+        return self._group_description
+
+    def get_group_store(self) -> Store:
+        return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout.total_seconds()
