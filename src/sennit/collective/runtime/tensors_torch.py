@@ -53,7 +53,7 @@ def flat_of(tensor: Tensor) -> Flat:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     if tensor.is_contiguous():
-        return Flat(tensor.view(-1), ())
+        return Flat(tensor.as_strided((tensor.numel(),), (1,)), ())  # a view of one element may keep another stride
     return Flat(tensor.contiguous().view(-1), (tensor,))
 
 
