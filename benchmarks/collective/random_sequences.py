@@ -15,7 +15,8 @@ import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "runtime")]
+sys.path.insert(0, str(ROOT / "tests" / "runtime"))
+sys.path.insert(0, str(ROOT / "src"))
 
 import random_calls
 
@@ -47,7 +48,10 @@ def main() -> int:
                 wrong += 1
                 print(line)
             done = first + count - arguments.seed
-            print(f"{done} sequences, {calls} calls by ranks, {wrong} differ, {time.monotonic() - start:.0f} s", flush=True)
+            print(
+                f"{done} sequences, {calls} calls by ranks, {wrong} differ, {time.monotonic() - start:.0f} s",
+                flush=True,
+            )
     return 1 if wrong else 0
 
 

@@ -89,7 +89,9 @@ def _first(wanted: Sequence[Any], got: Sequence[Any]) -> str:
         elif len(places := (one != other).flatten().nonzero()):
             at = int(places[0])
             count = f"{len(places)} of {one.numel()}"
-            return f"output {index} differs in {count} elements, at {at}: {other.flatten()[at]}, not {one.flatten()[at]}"
+            return (
+                f"output {index} differs in {count} elements, at {at}: {other.flatten()[at]}, not {one.flatten()[at]}"
+            )
     return f"{len(got)} outputs, not {len(wanted)}"
 
 
@@ -106,9 +108,7 @@ def run_sequence(rank: int, calls: Sequence[Call], backend: str, seed: int) -> l
     works: list[Any] = []
     for call in calls:
         if rank in call.group.ranks:
-            outputs, pending = call.run(
-                call.group.handles[backend], call.group.ranks.index(rank), backend == "gloo"
-            )
+            outputs, pending = call.run(call.group.handles[backend], call.group.ranks.index(rank), backend == "gloo")
             works += pending
             done.append((call, outputs))
     random.Random(seed * 1000 + rank).shuffle(works)
@@ -136,7 +136,15 @@ class _Maker:
         self.size = len(self.group.ranks)
 
     def make(self) -> Call:
-        kinds = [self.reductions, self.gathers, self.rooted, self.exchanges, self.messages, self.objects, self.coalesced]
+        kinds = [
+            self.reductions,
+            self.gathers,
+            self.rooted,
+            self.exchanges,
+            self.messages,
+            self.objects,
+            self.coalesced,
+        ]
         return self.draw.choice(kinds)()
 
     def call(self, name: str, run: Any, tolerance: Any = None) -> Call:

@@ -14,6 +14,7 @@ from typing import Any
 
 from sennit.collective.runtime.backend_torch import SennitGroup
 from sennit.collective.runtime.communicator_torch import Communicator, Solo
+from sennit.collective.runtime.hosts_torch import Hosts
 from sennit.collective.runtime.linked_torch import Linked
 from sennit.collective.runtime.p2p_links import Links
 from sennit.collective.runtime.rendezvous_torch import Rendezvous, group_by_host, host_identity, own_address
@@ -45,4 +46,15 @@ def _communicator(links: Links, meet: Rendezvous, timeout: float) -> Communicato
     hosts = group_by_host([address.host for address in links.addresses])
     if len(hosts) == 1:
         return Shared.create(links.rank, links.size, meet, timeout=timeout)
-    return Linked(links, range(links.size), _COLLECTIVE)
+    if len({len(ranks) for ranks in hosts}) > 1:
+        return Linked(links, range(links.size), _COLLECTIVE)
+    mine = next(ranks for ranks in hosts if links.rank in ranks)
+
+    def meet_on_host(data: bytes) -> list[bytes]:
+        answers = meet(data)  # all ranks of the group take part, so that all count the same calls
+        return [answers[rank] for rank in mine]
+
+    if len(mine) == 1:
+        return Hosts(links, hosts, Solo())
+    row = Shared.create(mine.index(links.rank), len(mine), meet_on_host, timeout=timeout)
+    return Hosts(links, hosts, row)

@@ -14,7 +14,7 @@ Messages of a call bear its number and a note of what it is, so a rank that call
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import torch
@@ -26,6 +26,7 @@ from sennit.collective.library import all_pairs_all_reduce, ring_all_reduce
 from sennit.collective.runtime.p2p_links import Label, Links
 from sennit.collective.runtime.p2p_note import Note
 from sennit.collective.runtime.p2p_plan import P2PPlan, plan_p2p
+from sennit.collective.runtime.p2p_ticket import wait_for
 from sennit.collective.runtime.p2p_torch import Messages, run_rounds
 from sennit.collective.runtime.shm_algorithms import build
 from sennit.ir.collective import Algorithm, CollectiveName, CollectiveSpec
@@ -107,6 +108,13 @@ class Linked:
         others = [peer for peer in range(self.size) if peer != self.rank]
         sends, receives = ([(peer, items[peer]) for peer in others] for items in (pieces, places))
         self._exchange(self.next_call(), Note("all_to_all"), sends, receives, timeout)
+
+    def start_exchange(self, sends: Messages, receives: Messages) -> Callable[[float], None]:
+        """A part of an all-to-all, under way when this returns; what comes back waits for its end."""
+        label, note = Label(self.kind, self.next_call()), int(Note("all_to_all"))
+        tickets = [self.links.receive(self.members[peer], label, bytes_of(x), note=note) for peer, x in receives]
+        tickets += [self.links.send(self.members[peer], label, bytes_of(x), note=note) for peer, x in sends]
+        return lambda timeout: wait_for(tickets, timeout)
 
     def barrier(self, timeout: float) -> None:
         nothing = torch.empty(0)
