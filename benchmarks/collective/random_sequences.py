@@ -14,9 +14,8 @@ import time
 import warnings
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "runtime"))
-sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "runtime"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 import random_calls
 

@@ -1,6 +1,6 @@
 """All-reduce over two hosts: the hierarchical schedule of the sennit backend against gloo's flat ring, with the bytes on the link counted.
 
-    python benchmarks/collective/two_hosts.py [--ranks 4] [--rates 1gbit 2gbit] [--sizes 65536 16777216] [--repeat 9] [--json FILE]
+    python benchmarks/collective/two_hosts.py [--ranks 4] [--rates 1gbit 2gbit] [--sizes 65536 16777216] [--repeat 9] [--alone] [--json FILE]
 
 Hosts are network namespaces of this machine, joined by a link of a stated rate (`sennit.testing`; needs root). The ranks of both hosts share this machine's cores,
 which real hosts do not. Both backends run in the same processes, in turn, time and again; a time is the median of those runs, of the slowest rank. Bytes are those
@@ -73,15 +73,30 @@ def measure(sizes: list[int], repeat: int) -> list[dict[str, float]] | None:
     return rows if rank == 0 else None
 
 
-def run(rate: str, per_host: int, sizes: list[int], repeat: int, nice: int) -> list[dict[str, float]]:
+def run(rate: str, per_host: int, sizes: list[int], repeat: int, alone: bool) -> list[dict[str, float]]:
     """Start the ranks on two hosts; the rows that rank 0 prints."""
     from sennit.testing import network
 
     with network(HOSTS, rate) as net:
         processes: list[subprocess.Popen[bytes]] = []
         for rank in range(HOSTS * per_host):
-            variables = {"RANK": str(rank), "WORLD_SIZE": str(HOSTS * per_host), "MASTER_PORT": PORT, "OMP_NUM_THREADS": "1"}
-            argv = ["nice", "-n", str(nice), sys.executable, __file__, "--worker", "--repeat", str(repeat), "--sizes", *map(str, sizes)]
+            variables = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(HOSTS * per_host),
+                "MASTER_PORT": PORT,
+                "OMP_NUM_THREADS": "1",
+            }
+            priority = ["chrt", "--rr", "1"] if alone else []
+            argv = [
+                *priority,
+                sys.executable,
+                __file__,
+                "--worker",
+                "--repeat",
+                str(repeat),
+                "--sizes",
+                *map(str, sizes),
+            ]
             pipe = subprocess.PIPE if rank == 0 else None
             processes.append(net.run(rank // per_host, argv, env=variables, stdout=pipe))
         output, _ = processes[0].communicate()
@@ -94,7 +109,9 @@ def run(rate: str, per_host: int, sizes: list[int], repeat: int, nice: int) -> l
 
 def print_table(rate: str, per_host: int, rows: list[dict[str, float]]) -> None:
     print(f"\n{HOSTS} hosts of {per_host} ranks, {rate} each way, all-reduce of float32; median times")
-    print(f"{'bytes':>10} {'gloo ms':>9} {'sennit ms':>9} {'faster':>7} {'gloo link':>10} {'sennit link':>11}   (link: bytes / array)")
+    print(
+        f"{'bytes':>10} {'gloo ms':>9} {'sennit ms':>9} {'faster':>7} {'gloo link':>10} {'sennit link':>11}   (link: bytes / array)"
+    )
     for row in rows:
         gloo, ours = row["gloo_seconds"], row["sennit_seconds"]
         links = row["gloo_link_bytes"] / row["bytes"], row["sennit_link_bytes"] / row["bytes"]
@@ -109,7 +126,9 @@ def main() -> int:
     parser.add_argument("--rates", nargs="+", default=["1gbit", "2gbit"], help="rates of the link, in the units of tc")
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES), help="bytes of the array")
     parser.add_argument("--repeat", type=int, default=9, help="runs of each")
-    parser.add_argument("--nice", type=int, default=0, help="niceness of the ranks; below 0 other processes disturb less")
+    parser.add_argument(
+        "--alone", action="store_true", help="real-time priority, so that other processes do not disturb"
+    )
     parser.add_argument("--json", type=Path, help="write the rows here too")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -120,10 +139,12 @@ def main() -> int:
         return 0
     found = {}
     for rate in arguments.rates:
-        found[rate] = run(rate, arguments.ranks, arguments.sizes, arguments.repeat, arguments.nice)
+        found[rate] = run(rate, arguments.ranks, arguments.sizes, arguments.repeat, arguments.alone)
         print_table(rate, arguments.ranks, found[rate])
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"ranks": arguments.ranks, "rates": found}, indent=1) + "\n", encoding="utf-8")
+        arguments.json.write_text(
+            json.dumps({"ranks": arguments.ranks, "rates": found}, indent=1) + "\n", encoding="utf-8"
+        )
     return 0
 
 

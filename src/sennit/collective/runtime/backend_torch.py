@@ -29,7 +29,7 @@ from sennit.collective.runtime.linked_torch import bytes_of
 from sennit.collective.runtime.p2p_links import Label, Links
 from sennit.collective.runtime.p2p_ticket import Ticket
 from sennit.collective.runtime.private_torch import GroupBase, Store, is_asynchronous, reduction_of, time_limit
-from sennit.collective.runtime.tensors_torch import Flat, average, check_reducible, flat_of, joined, scale
+from sennit.collective.runtime.tensors_torch import Flat, average, check_place, check_reducible, flat_of, joined, scale
 from sennit.collective.runtime.work_torch import CallQueue, SennitWork
 from sennit.errors import CollectiveError, PeerError
 
@@ -286,6 +286,7 @@ class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depe
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> SennitWork:
         name, factor = reduction_of(opts)
         for tensor in tensors:
+            check_place(tensor)
             check_reducible(tensor, name)
         timeout = self._limit(opts)
         kinds = list(dict.fromkeys(tensor.dtype for tensor in tensors))
@@ -445,6 +446,8 @@ class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depe
     # ---- checks ----------------------------------------------------------------------------------------------------------
 
     def _check_parts(self, name: str, whole: Tensor, part: Tensor) -> None:
+        check_place(whole)
+        check_place(part)
         if whole.numel() != part.numel() * self._size or whole.dtype != part.dtype:
             raise CollectiveError(
                 f"{name} of {whole.numel()} elements of {whole.dtype} and parts of {part.numel()} of {part.dtype}",
@@ -453,6 +456,8 @@ class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depe
             )
 
     def _check_count(self, name: str, tensors: Sequence[Tensor], each: int | None = None) -> None:
+        for tensor in tensors:
+            check_place(tensor)
         wrong = [tensor.numel() for tensor in tensors if each is not None and tensor.numel() != each]
         if len(tensors) != self._size or wrong:
             sizes = f", of {wrong[0]} elements where others have {each}" if wrong else ""
@@ -464,6 +469,7 @@ class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depe
 
     def _piece_bytes(self, tensor: Tensor, splits: Sequence[int]) -> list[int]:
         """The bytes of what goes to or comes from each rank; `splits` are along the first dim, or empty for equal ones."""
+        check_place(tensor)
         rows = tensor.shape[0] if tensor.dim() else 1
         total = tensor.numel() * tensor.element_size()
         if not splits:
@@ -488,13 +494,17 @@ def _listed(tensors: Any) -> list[Tensor]:
     found = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     if len(found) != 1:
         raise CollectiveError(f"{len(found)} tensors in one call", fix="pass one, or use the coalesced form")
+    check_place(found[0])
     return found
 
 
 def _inner(lists: Any) -> list[Tensor]:
     """The one inner list of a list of lists; some callers pass the inner one itself."""
     found = list(lists)
-    return found if found and isinstance(found[0], Tensor) else list(found[0]) if found else []
+    tensors = found if found and isinstance(found[0], Tensor) else list(found[0]) if found else []
+    for tensor in tensors:
+        check_place(tensor)
+    return tensors
 
 
 def _plain(reduction: str) -> str:

@@ -57,4 +57,5 @@ def _communicator(links: Links, meet: Rendezvous, timeout: float) -> Communicato
     if len(mine) == 1:
         return Hosts(links, hosts, Solo())
     row = Shared.create(mine.index(links.rank), len(mine), meet_on_host, timeout=timeout)
+    row.group.sleep_soon()
     return Hosts(links, hosts, row)

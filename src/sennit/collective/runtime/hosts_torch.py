@@ -15,8 +15,9 @@ ranks of a host form its *row*, which shares memory.
 
 A flat ring over all ranks sends 2 n (H g - 1) / (H g) over each link: with 2 hosts of 4 ranks 1.75 n against 1 n here.
 
-**Tiles.** A large all-reduce is cut into tiles, so that the link and the memory work at once. A thread for each tile in flight runs its part between the hosts; the rank's own
-thread goes on to reduce the next tile inside the host, and gathers the one that has come back. The order of calls inside a host is the same on all its ranks: reduce
+**Tiles.** A large all-reduce is cut into tiles, so that the link and the memory work at once. While some tiles are under way between the hosts, the rank
+reduces the next one inside its host, and gathers the one that has come back. With two hosts a tile takes one round of messages, which go on in the background; with more it takes several,
+and a thread sees to each tile in flight. The order of calls inside a host is the same on all its ranks: reduce
 tile t, then gather tile t - `_IN_FLIGHT`. The first tiles are small, so that the link has work soon, and so are the last ones, so that little is left to do when it has
 done its own.
 """
@@ -24,8 +25,8 @@ done its own.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import torch
@@ -40,6 +41,10 @@ __all__ = ["Hosts", "tile_edges"]
 _TILE, _SMALL_TILE = 1 << 21, 1 << 18  # bytes of the array; a rank sends a g-th of them
 _IN_FLIGHT = 3  # tiles between the hosts at a time
 _COLUMN, _FLAT = 2, 3  # kinds of messages
+
+Tile = tuple[
+    Tensor, Tensor, Callable[[], None]
+]  # of the array, this rank's slice of it, what brings the slice to its end
 
 
 class Hosts:
@@ -57,7 +62,7 @@ class Hosts:
 
     def all_reduce(self, tensor: Tensor, reduction: str, timeout: float) -> None:
         width = self.row.size
-        pending: deque[tuple[Tensor, Tensor, Future[None]]] = deque()
+        pending: deque[Tile] = deque()
         whole = tensor.numel() // width * width
         for start, stop in pairwise(tile_edges(whole, width, tensor.element_size())):
             self._start_tile(pending, tensor[start:stop], reduction, timeout)
@@ -69,20 +74,19 @@ class Hosts:
             tensor[whole:] = rest[: tensor.numel() - whole]
         self._end_tiles(pending, 0, timeout)
 
-    def _start_tile(
-        self, pending: deque[tuple[Tensor, Tensor, Future[None]]], tile: Tensor, reduction: str, timeout: float
-    ) -> None:
+    def _start_tile(self, pending: deque[Tile], tile: Tensor, reduction: str, timeout: float) -> None:
         part = tile.new_empty(tile.numel() // self.row.size)
         self.row.reduce_scatter(part, tile, reduction, timeout)
-        call = self.column.next_call()
-        job = self._threads.submit(self.column.all_reduce_as, call, part, reduction, timeout)
-        pending.append((tile, part, job))
+        finish = self.column.start_all_reduce(part, reduction, timeout)
+        if len(self.hosts) > 2:
+            finish = self._threads.submit(finish).result
+        pending.append((tile, part, finish))
         self._end_tiles(pending, _IN_FLIGHT, timeout)
 
-    def _end_tiles(self, pending: deque[tuple[Tensor, Tensor, Future[None]]], leave: int, timeout: float) -> None:
+    def _end_tiles(self, pending: deque[Tile], leave: int, timeout: float) -> None:
         while len(pending) > leave:
-            tile, part, job = pending.popleft()
-            job.result()
+            tile, part, finish = pending.popleft()
+            finish()
             self.row.all_gather(tile, part, timeout)
 
     # ---- others ----------------------------------------------------------------------------------------------------------
@@ -132,7 +136,7 @@ class Hosts:
         away = [rank for rank in range(self.size) if rank not in mine]
         pieces, places = cut(input, input_sizes), cut(output, output_sizes)
         sent = self.flat.start_exchange(
-            [(rank, pieces[rank]) for rank in away], [(rank, places[rank]) for rank in away]
+            [(rank, pieces[rank]) for rank in away], [(rank, places[rank]) for rank in away], timeout
         )
         gathered = torch.cat([pieces[rank] for rank in mine])
         received = output.new_empty(sum(output_sizes[rank] for rank in mine))
@@ -140,7 +144,7 @@ class Hosts:
         self.row.all_to_all(received, gathered, sizes[0], sizes[1], timeout)
         for rank, piece in zip(mine, cut(received, sizes[0]), strict=True):
             places[rank].copy_(piece)
-        sent(timeout)
+        sent()
 
     def gather(self, output: Tensor | None, input: Tensor, root: int, timeout: float) -> None:
         self.flat.gather(output, input, root, timeout)
