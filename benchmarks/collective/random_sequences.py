@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=4, help="processes")
     arguments = parser.parse_args()
     start, calls, wrong = time.monotonic(), 0, 0
-    with GlooRanks(arguments.ranks, timeout=3600.0, preload=("random_calls", "sennit.backend")) as ranks:
+    with GlooRanks(arguments.ranks, timeout=3600.0, preload=("sennit.collective.runtime.group_torch",)) as ranks:
         for first in range(arguments.seed, arguments.seed + arguments.count, BATCH):
             count = min(BATCH, arguments.seed + arguments.count - first)
             answers = ranks.call(compare, first, count)

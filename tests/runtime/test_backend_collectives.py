@@ -16,7 +16,8 @@ UNEVEN = ["a", "b", "b", "b"]
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[GlooRanks]:
-    with GlooRanks(SIZE, preload=("backend_work",)) as started:
+    users = ("torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.tensor")
+    with GlooRanks(SIZE, preload=("sennit.collective.runtime.group_torch", *users)) as started:
         yield started
 
 

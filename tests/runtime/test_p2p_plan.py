@@ -164,11 +164,13 @@ def test_wrong_numbers_are_named() -> None:
 
 @pytest.mark.parametrize(("shape", "tiles", "sizes"), [((1, 3), 2, (48,)), ((2, 2), 1, (0, 7))], ids=str)
 def test_every_collective_on_gloo_ranks(shape: tuple[int, int], tiles: int, sizes: tuple[int, ...]) -> None:
-    with GlooRanks(shape[0] * shape[1], preload=("p2p_cases",)) as ranks:
+    with GlooRanks(
+        shape[0] * shape[1], preload=("sennit.collective.runtime.p2p_torch", "sennit.collective.library")
+    ) as ranks:
         for rank, wrong in enumerate(ranks.call(wrong_schedules, *shape, sizes, tiles)):
             assert not wrong, f"rank {rank}: {wrong}"
 
 
 def test_views_types_and_groups_on_gloo_ranks() -> None:
-    with GlooRanks(3, preload=("p2p_cases",)) as ranks:
+    with GlooRanks(3, preload=("sennit.collective.runtime.p2p_torch", "sennit.collective.library")) as ranks:
         assert ranks.call(views_and_types) == [[], [], []]

@@ -39,16 +39,24 @@ _USER = 0  # the kind of messages that programs send with their own tags
 
 
 class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depends on the torch
-    """One rank's end of a group. Methods bear the names that c10d calls them by."""
+    """One rank's end of a group. Methods bear the names that c10d calls them by. `members` are the ranks of the world, by rank of the group."""
 
     def __init__(
-        self, store: Store, communicator: Communicator, links: Links | None, *, name: str, timeout: float
+        self,
+        store: Store,
+        communicator: Communicator,
+        links: Links | None,
+        members: Sequence[int],
+        *,
+        name: str,
+        timeout: float,
     ) -> None:
         super().__init__(communicator.rank, communicator.size)
         self._store = store
         self._group_name, self._group_description = name, "undefined"
         self._rank, self._size = communicator.rank, communicator.size
         self._communicator, self._links = communicator, links
+        self._members = tuple(members)
         self._timeout = timeout
         self._calls = CallQueue(f"sennit-{name}")
         self._failure: BaseException | None = None
@@ -388,6 +396,10 @@ class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depe
             self._check_usable()
             try:
                 job()
+            except PeerError as error:
+                told = self._in_words_of_the_world(error)
+                self._break(told)
+                raise told from error
             except BaseException as error:  # whatever it is, the other ranks wait for this one in vain
                 self._break(error)
                 raise
@@ -403,7 +415,15 @@ class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depe
     def _break(self, error: BaseException) -> None:
         if self._failure is None:
             self._failure = error
-            self._communicator.abort(str(error))
+            self._communicator.abort(getattr(error, "what", str(error)))
+
+    def _in_words_of_the_world(self, error: PeerError) -> PeerError:
+        """Messages number the ranks of the group; say which these are."""
+        if self._members == tuple(range(self._size)):
+            return error
+        listed = ", ".join(map(str, self._members))
+        where = f"{error.where or f'rank {self._rank}'}; ranks 0 to {self._size - 1} of this group are {listed} of the world"
+        return PeerError(error.what, where=where, fix=error.fix)
 
     def _check_usable(self) -> None:
         if self._failure is not None:

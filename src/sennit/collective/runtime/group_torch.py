@@ -31,7 +31,7 @@ def create_group(options: Any, interface: str | None = None) -> SennitGroup:
     timeout = options.timeout.total_seconds()
     name = f"{options.group_id}-{rank}"
     if size == 1:
-        return SennitGroup(store, Solo(), None, name=name, timeout=timeout)
+        return SennitGroup(store, Solo(), None, (0,), name=name, timeout=timeout)
     meet = Rendezvous(store, rank, size, timeout)
     links = Links(rank, meet, host=host_identity(), address=own_address(store, interface), timeout=timeout)
     try:
@@ -39,13 +39,14 @@ def create_group(options: Any, interface: str | None = None) -> SennitGroup:
     except BaseException:
         links.close()
         raise
-    return SennitGroup(store, communicator, links, name=name, timeout=timeout)
+    members = tuple(options.global_ranks_in_group) or tuple(range(size))
+    return SennitGroup(store, communicator, links, members, name=name, timeout=timeout)
 
 
 def _communicator(links: Links, meet: Rendezvous, timeout: float) -> Communicator:
     hosts = group_by_host([address.host for address in links.addresses])
     if len(hosts) == 1:
-        return Shared.create(links.rank, links.size, meet, timeout=timeout)
+        return Shared.create(links.rank, range(links.size), meet, timeout=timeout)
     if len({len(ranks) for ranks in hosts}) > 1:
         return Linked(links, range(links.size), _COLLECTIVE)
     mine = next(ranks for ranks in hosts if links.rank in ranks)
@@ -56,6 +57,6 @@ def _communicator(links: Links, meet: Rendezvous, timeout: float) -> Communicato
 
     if len(mine) == 1:
         return Hosts(links, hosts, Solo())
-    row = Shared.create(mine.index(links.rank), len(mine), meet_on_host, timeout=timeout)
+    row = Shared.create(mine.index(links.rank), mine, meet_on_host, timeout=timeout)
     row.group.sleep_soon()
     return Hosts(links, hosts, row)

@@ -40,6 +40,7 @@ __all__ = ["Hosts", "tile_edges"]
 
 _TILE, _SMALL_TILE = 1 << 21, 1 << 18  # bytes of the array; a rank sends a g-th of them
 _IN_FLIGHT = 3  # tiles between the hosts at a time
+_PATIENCE, _MOST_PATIENCE = 0.5, 5.0  # see `_longer`
 _COLUMN, _FLAT = 2, 3  # kinds of messages
 
 Tile = tuple[
@@ -77,7 +78,7 @@ class Hosts:
     def _start_tile(self, pending: deque[Tile], tile: Tensor, reduction: str, timeout: float) -> None:
         part = tile.new_empty(tile.numel() // self.row.size)
         self.row.reduce_scatter(part, tile, reduction, timeout)
-        finish = self.column.start_all_reduce(part, reduction, timeout)
+        finish = self.column.start_all_reduce(part, reduction, _longer(timeout))
         if len(self.hosts) > 2:
             finish = self._threads.submit(finish).result
         pending.append((tile, part, finish))
@@ -93,7 +94,7 @@ class Hosts:
 
     def all_gather(self, output: Tensor, input: Tensor, timeout: float) -> None:
         column = input.new_empty((len(self.hosts), input.numel()))
-        self.column.all_gather(column.view(-1), input, timeout)
+        self.column.all_gather(column.view(-1), input, _longer(timeout))
         parts = output.view(self.size, -1)
         for ranks, part in zip(self.hosts, column, strict=True):
             target = self._rows(parts, ranks)
@@ -109,7 +110,7 @@ class Hosts:
             if source.data_ptr() != parts[ranks[0]].data_ptr():
                 source.copy_(parts[list(ranks)])
             self.row.reduce_scatter(part, source.view(-1), reduction, timeout)
-        self.column.reduce_scatter(output, column.view(-1), reduction, timeout)
+        self.column.reduce_scatter(output, column.view(-1), reduction, _longer(timeout))
 
     def _rows(self, parts: Tensor, ranks: Sequence[int]) -> Tensor:
         """The parts of some ranks, one behind the other: where they lie, if they do, or new memory for them."""
@@ -119,7 +120,7 @@ class Hosts:
     def broadcast(self, tensor: Tensor, root: int, timeout: float) -> None:
         host, place = self._find(root)
         if self.row.rank == place:
-            self.column.broadcast(tensor, host, timeout)
+            self.column.broadcast(tensor, host, _longer(timeout))
         self.row.broadcast(tensor, place, timeout)
 
     def reduce(self, tensor: Tensor, root: int, reduction: str, timeout: float) -> None:
@@ -127,7 +128,7 @@ class Hosts:
         total = tensor if self.rank == root else tensor.clone()  # others keep theirs
         self.row.reduce(total, place, reduction, timeout)
         if self.row.rank == place:
-            self.column.reduce(total, host, reduction, timeout)
+            self.column.reduce(total, host, reduction, _longer(timeout))
 
     def all_to_all(
         self, output: Tensor, input: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], timeout: float
@@ -155,7 +156,7 @@ class Hosts:
     def barrier(self, timeout: float) -> None:
         """Who leaves the column knows that all of its rows have come."""
         self.row.barrier(timeout)
-        self.column.barrier(timeout)
+        self.column.barrier(_longer(timeout))
 
     def abort(self, why: str) -> None:
         self.row.abort(why)
@@ -181,3 +182,8 @@ def tile_edges(elements: int, width: int, itemsize: int) -> list[int]:
         rounded = max(1, size // itemsize // width) * width
         edges.append(min(edges[-1] + rounded, elements))
     return edges
+
+
+def _longer(timeout: float) -> float:
+    """The time limit between hosts. Inside a host it is seen who is late, so that limit should end first: between hosts a rank also waits for others that wait."""
+    return timeout + min(_PATIENCE * timeout, _MOST_PATIENCE)

@@ -121,7 +121,7 @@ class Linked:
         self._post(Note("barrier"), self._next_label(), others, others, timeout)()
 
     def abort(self, why: str) -> None:
-        self.links.close()
+        self.links.close(why)
 
     def close(self) -> None:
         self.links.close()

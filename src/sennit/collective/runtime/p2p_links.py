@@ -11,6 +11,8 @@
 ranks are on one host, TCP between hosts. Nobody answers on a connection, so the end of it means that the peer is gone: killed, or gone from the
 group. A receive opens one towards its peer too, to see this even if the peer has never sent anything.
 
+**Farewell.** A rank that leaves because something failed says why, on all its connections, before it ends them: so who waited for it learns of the rank that failed first.
+
 **Matching.** Messages of one peer and label arrive in the order in which they were sent; with different labels in any order that the receiver asks for.
 What arrives before it is asked for is kept in memory. A send is done when the kernel has taken its last byte; `buffer` must stay unchanged until then.
 
@@ -44,6 +46,7 @@ __all__ = ["Address", "Label", "Links"]
 _HEADER = struct.Struct("<BxxxIqQ")
 _HELLO = struct.Struct("<8sI")
 _MAGIC = b"sennit-1"
+_FAREWELL = 255  # the kind of a message that says why its sender leaves
 _PER_EVENT = 1 << 20  # bytes read from one peer before the others get their turn
 _SOCKET_BUFFER = 1 << 20
 _QUIET = select.EPOLLIN | select.EPOLLRDHUP  # on a connection to a peer, which never answers: its end
@@ -210,17 +213,27 @@ class Links:
         tickets += [self.send(peer, label, buffer, note=note) for peer, buffer in sends]
         wait_for(tickets, timeout)
 
-    def close(self) -> None:
-        """End the connections. What was sent still arrives; what nobody asked for is dropped."""
+    def close(self, why: str | None = None) -> None:
+        """End the connections, and say why if something failed. What was sent still arrives; what nobody asked for is dropped."""
         if os.getpid() != self._pid:
             return
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        os.eventfd_write(self._wake, 1)
+            if why is not None:
+                self._say_farewell(why)
+            os.eventfd_write(self._wake, 1)  # under the lock: the thread closes the descriptor once it has seen the end
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def _say_farewell(self, why: str) -> None:
+        text = why.encode()[:4096]
+        message = _HEADER.pack(_FAREWELL, 0, 0, len(text)) + text
+        for outgoing in self._outgoing.values():
+            if not outgoing.queue:  # else it would stand in the middle of a message
+                with contextlib.suppress(OSError):  # who cannot take it learns of the end alone
+                    outgoing.socket.send(message)
 
     # ---- connections -----------------------------------------------------------------------------------------------------
 
@@ -393,6 +406,9 @@ class Links:
         with self._lock:
             receive = self._take_posted(incoming.peer, label)
             early = None
+            if kind == _FAREWELL:
+                incoming.early, incoming.target, incoming.filled = None, memoryview(bytearray(size)), 0
+                return
             if receive is None or receive.buffer.nbytes != size or receive.note not in (None, note):
                 early = _Early(note, bytearray(size), receive=receive)
                 if receive is None:
@@ -416,6 +432,9 @@ class Links:
             elif receive is not None:
                 receive.ticket.source = incoming.peer
                 ends.append((receive.ticket, None))
+            elif incoming.target is not None:
+                said = bytes(incoming.target).decode(errors="replace")
+                ends = self._lose(incoming.peer, f"it left the group, since: {said}")
         incoming.target = incoming.early = incoming.receive = None
         _finish(ends)
 

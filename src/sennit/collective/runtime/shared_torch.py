@@ -16,6 +16,7 @@ from sennit.collective.runtime.linked_torch import cut
 from sennit.collective.runtime.shm_abi import Reduction
 from sennit.collective.runtime.shm_endpoint import Buffer
 from sennit.collective.runtime.shm_group import ShmGroup
+from sennit.errors import PeerError
 from sennit.ir.collective import CollectiveName
 from sennit.ir.dtype import DType
 
@@ -50,15 +51,17 @@ class TensorGroup(ShmGroup):
 
 
 class Shared:
-    """All ranks of the group are on one host."""
+    """The ranks of one host. `names` are what they are called in the group whose part they are, for messages."""
 
-    def __init__(self, group: TensorGroup) -> None:
-        self.group = group
+    def __init__(self, group: TensorGroup, names: Sequence[int]) -> None:
+        self.group, self.names = group, tuple(names)
         self.rank, self.size = group.rank, group.size
 
     @classmethod
-    def create(cls, rank: int, size: int, exchange: Callable[[bytes], list[bytes]], *, timeout: float) -> Shared:
-        return cls(TensorGroup.create(rank, size, exchange, timeout=timeout))
+    def create(
+        cls, rank: int, names: Sequence[int], exchange: Callable[[bytes], list[bytes]], *, timeout: float
+    ) -> Shared:
+        return cls(TensorGroup.create(rank, len(names), exchange, timeout=timeout), names)
 
     def all_reduce(self, tensor: Tensor, reduction: str, timeout: float) -> None:
         self._run(CollectiveName.ALL_REDUCE, tensor, tensor, tensor.numel(), reduction, None, timeout)
@@ -89,14 +92,20 @@ class Shared:
         sends, receives = (
             [_buffer(piece) for piece in cut(*pair)] for pair in ((input, input_sizes), (output, output_sizes))
         )
-        self.group.exchange(sends, receives, what="all_to_all", timeout=timeout)
+        try:
+            self.group.exchange(sends, receives, what="all_to_all", timeout=timeout)
+        except RuntimeFailure as failure:
+            raise self._named(failure) from None
 
     def even_all_to_all(self, output: Tensor, input: Tensor, timeout: float) -> None:
         """Where all ranks know that all pieces are of one size."""
         self._run(CollectiveName.ALL_TO_ALL, input, output, input.numel() // self.size, None, None, timeout)
 
     def barrier(self, timeout: float) -> None:
-        self.group.barrier(timeout=timeout)
+        try:
+            self.group.barrier(timeout=timeout)
+        except RuntimeFailure as failure:
+            raise self._named(failure) from None
 
     def abort(self, why: str) -> None:
         self.group.abort(why, (self.rank,))
@@ -117,15 +126,29 @@ class Shared:
         given = input if input is not None else output
         assert given is not None
         code = self.group.code(collective, elements * given.element_size(), root)
-        self.group.run(
-            code,
-            0 if input is None else input.data_ptr(),
-            0 if output is None else output.data_ptr(),
-            elements,
-            dtype_of(given),
-            None if reduction is None else _REDUCTIONS[reduction],
-            timeout=timeout,
-        )
+        try:
+            self.group.run(
+                code,
+                0 if input is None else input.data_ptr(),
+                0 if output is None else output.data_ptr(),
+                elements,
+                dtype_of(given),
+                None if reduction is None else _REDUCTIONS[reduction],
+                timeout=timeout,
+            )
+        except RuntimeFailure as failure:
+            raise self._named(failure) from None
+
+    def _named(self, failure: RuntimeFailure) -> PeerError:
+        """The failure in the numbers of the whole group."""
+        ranks = [self.names[rank] for rank in failure.ranks]
+        if failure.cause is Cause.BROKEN or self.names == tuple(range(self.size)):
+            what = failure.what
+        else:
+            did = {Cause.DIED: "died", Cause.LEFT: "left the group", Cause.LATE: "did not come in time"}
+            several = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+            what = f"{several} {did.get(failure.cause, 'call different collectives, or sizes')}: {failure.what}"
+        return PeerError(what, where=f"rank {self.names[self.rank]}", fix=failure.fix)
 
 
 def _buffer(tensor: Tensor) -> Buffer:
