@@ -69,6 +69,13 @@ typedef struct {
     int64_t flag_base;
 } Exit; /* waits of a gate that are put off until its slot is used again */
 
+#define NOTES 64
+
+typedef struct {
+    uint64_t number, call;
+    char words[112];
+} CallNote;
+
 typedef struct {
     char *base;
     Doorbell *doorbells; /* by rank */
@@ -76,11 +83,13 @@ typedef struct {
     char *staging;       /* by rank, two slots each */
     char *rings;         /* by set, sender, receiver */
     Place *peers;        /* by rank, two each: where their input and output lie, as their flags said */
+    CallNote *notes;     /* the last calls of this rank, in the segment: for messages when ranks differ */
+    _Atomic uint64_t *calls_begun; /* of this rank, in the segment */
     int64_t flags_per_slot, staging_step, slot_bytes, ring_bytes;
     int32_t rank, ranks;
     int32_t spin_limit, yields;
     int64_t patience; /* nanoseconds */
-    uint64_t epoch;
+    uint64_t epoch, calls;
     _Atomic int32_t spin; /* how long to spin before the first yield; adapts */
     int32_t waiting_for;  /* out: the rank whose signal is awaited, or that runs another call */
     Exit exits[2];
@@ -107,6 +116,7 @@ typedef struct {
     uint64_t call, epoch;
     Place mine[2];
     char *slot;
+    const char *words; /* 112 bytes: the call in words */
 } Call;
 
 typedef struct {
@@ -544,7 +554,7 @@ static int all_done(const Call *call, int put_off)
     return 1;
 }
 
-/* Runs a call, or goes on with it. `phase` is 0 for a new one. */
+/* Goes on with a call. */
 int sennit_run(Group *group, Call *call)
 {
     Idle idle = {0};
@@ -584,6 +594,23 @@ int sennit_run(Group *group, Call *call)
     }
     awake(group, &idle);
     return call->phase == 3 ? DONE : WAITING;
+}
+
+/* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. */
+int sennit_start(Group *group, Call *call, char *source, char *target, int32_t staged)
+{
+    call->source = source;
+    call->target = target;
+    call->staged[INPUT] = staged & 1;
+    call->staged[OUTPUT] = staged >> 1;
+    call->phase = 0;
+    call->done = 0;
+    CallNote *note = &group->notes[++group->calls % NOTES];
+    note->number = group->calls;
+    note->call = call->call;
+    memcpy(note->words, call->words, sizeof note->words);
+    atomic_store_explicit(group->calls_begun, group->calls, memory_order_release);
+    return sennit_run(group, call);
 }
 
 /* ---- messages: a ring of bytes for each ordered pair of ranks ---------------------------------------------------------- */

@@ -29,6 +29,8 @@ from sennit.collective.runtime.shm_abi import (
     Status,
     TransferRecord,
 )
+from sennit.collective.runtime.shm_plan import Plan
+from sennit.collective.runtime.shm_segment import CALLS_KEPT, NOTE_BYTES
 from sennit.ir.layout_numpy import Array
 
 __all__ = ["NumpyMachine"]
@@ -56,8 +58,19 @@ class NumpyMachine:
     def name(self) -> str:
         return "python"
 
-    def run(self, group: GroupRecord, group_address: int, call: CallRecord, call_address: int) -> int:
-        return _Visit(group, call, self._fence).go_on()
+    def start(self, group: GroupRecord, group_address: int, plan: Plan, source: int, target: int, staged: int) -> int:
+        call = plan.record
+        call.source, call.target, call.phase, call.done = source, target, 0, 0
+        call.staged[INPUT], call.staged[OUTPUT] = staged & 1, staged >> 1
+        group.calls += 1
+        note = group.notes + group.calls % CALLS_KEPT * NOTE_BYTES
+        ctypes.memmove(note + 16, call.words, NOTE_BYTES - 16)
+        c_uint64.from_address(note).value, c_uint64.from_address(note + 8).value = group.calls, call.call
+        c_uint64.from_address(group.calls_begun).value = group.calls
+        return self.run(group, group_address, plan)
+
+    def run(self, group: GroupRecord, group_address: int, plan: Plan) -> int:
+        return _Visit(group, plan.record, self._fence).go_on()
 
     def exchange(
         self, group: GroupRecord, group_address: int, rings: int, transfers: CArray[TransferRecord], count: int
