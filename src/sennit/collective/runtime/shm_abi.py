@@ -112,6 +112,17 @@ class GroupRecord(Structure):
     ]
 
 
+class TileRecord(Structure):
+    _fields_ = [
+        ("first", c_int64),
+        ("size", c_int64),
+        ("stride", c_int64),
+        ("epoch", c_uint64),
+        ("mine", PlaceRecord * 2),
+        ("slot", c_void_p),
+    ]
+
+
 class CallRecord(Structure):
     _fields_ = [
         ("code", c_void_p),
@@ -137,15 +148,13 @@ class CallRecord(Structure):
         ("source", c_void_p),
         ("target", c_void_p),
         ("staged", c_int32 * 2),
-        ("phase", c_int32),
-        ("done", c_int64),
-        ("now", c_int64),
-        ("stride", c_int64),
         ("call", c_uint64),
-        ("epoch", c_uint64),
-        ("mine", PlaceRecord * 2),
-        ("slot", c_void_p),
         ("words", c_void_p),
+        ("phase", c_int32),
+        ("ahead", c_int32),
+        ("entered", c_int64),
+        ("here", TileRecord),
+        ("next", TileRecord),
     ]
 
 

@@ -78,6 +78,7 @@ class ShmEndpoint:
     ) -> None:
         layout = segment.layout
         self.rank, self.size, self.timeout = segment.rank, layout.ranks, timeout
+        self.cores = cores  # that the ranks may run on, all together
         self.machine = machine
         self._segment: Segment | None = segment
         self._liveness = Liveness(identities)
@@ -112,7 +113,8 @@ class ShmEndpoint:
             raise RunError("shared-memory groups need Linux", fix="use the gloo backend on other systems")
         machine = choose_machine(compiled)
         me = own_identity()
-        facts = json.dumps([rank, size, me.host, me.pid, me.started, machine.name]).encode()
+        cores = sorted(os.sched_getaffinity(0))
+        facts = json.dumps([rank, size, me.host, me.pid, me.started, machine.name, cores]).encode()
         everyone = [json.loads(said) for said in exchange(facts)]
         _check_facts(everyone, size)
         if len({said[5] for said in everyone}) > 1:
@@ -120,7 +122,8 @@ class ShmEndpoint:
         layout = Layout(size, capacity or Capacity())
         segment = open_segment(rank, layout, exchange)
         identities = [Identity(*said[2:5]) for said in everyone]
-        return cls(segment, identities, machine, timeout, len(os.sched_getaffinity(0)))
+        together = {core for said in everyone for core in said[6]}
+        return cls(segment, identities, machine, timeout, len(together))
 
     def _make_record(self, segment: Segment, cores: int) -> GroupRecord:
         layout, base = segment.layout, segment.address
@@ -208,7 +211,7 @@ class ShmEndpoint:
         inward, outward = plan.touched
         if inward:
             inward = not self._arena.first <= source < self._arena.last
-        if inward and target and not outward:
+        if inward and target and not outward and (source == target or not _overlap(source, target, plan.sizes)):
             return source, target, 1, None  # the common case: private memory, and peers only read
         if outward:
             outward = not self._arena.first <= target < self._arena.last
@@ -221,10 +224,10 @@ class ShmEndpoint:
             target = kept.ctypes.data
         if loaded.in_place:
             inward = outward = inward or outward
-        elif not inward and loaded.used_at_all(INPUT) and _overlap(source, target, plan.sizes):
-            if loaded.touched_anywhere[INPUT]:
-                inward = True
-            else:  # a slot has no room for it
+        elif loaded.used_at_all(INPUT) and _overlap(source, target, plan.sizes):
+            inward |= loaded.touched_anywhere[INPUT]
+            if not inward or (target - source) % max(1, plan.part_bytes):
+                # a slot has no room for it, or a tile of the output would overwrite a later one of the input
                 kept = np.frombuffer(ctypes.string_at(source, plan.sizes[INPUT]), dtype=np.uint8)
                 source = kept.ctypes.data
         return source, target, inward + 2 * outward, kept
@@ -446,9 +449,9 @@ class ShmEndpoint:
     def _moves_after_all(self, plan: Plan | None) -> bool:
         if plan is None:
             return False
-        before = plan.record.phase, plan.record.done, plan.record.at[: plan.record.block_count]
+        before = plan.record.phase, plan.record.entered, plan.record.at[: plan.record.block_count]
         status = self.machine.run(self._record, self._address, plan)
-        after = plan.record.phase, plan.record.done, plan.record.at[: plan.record.block_count]
+        after = plan.record.phase, plan.record.entered, plan.record.at[: plan.record.block_count]
         return status == Status.DONE or before != after
 
     def _failure(self, cause: Cause, ranks: tuple[int, ...], did: str, what: str) -> RuntimeFailure:

@@ -40,7 +40,7 @@ class ShmGroup(ShmEndpoint):
     def code(self, collective: CollectiveName, nbytes: int, root: int | None = None) -> Code:
         """The code for a collective whose part (see `code.py`) has so many bytes."""
         if self.table is None:
-            self.table = default_table(self.size)
+            self.table = default_table(self.size, self.cores)
         return self.table.code(collective, nbytes, root)
 
     def all_reduce(
@@ -194,7 +194,7 @@ class ShmGroup(ShmEndpoint):
                 fix="pass a contiguous array",
             )
         try:
-            return ctypes.addressof(ctypes.c_char.from_buffer(array))  # the quickest of the ways to ask
+            return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # the quickest of the ways to ask
         except (TypeError, ValueError):  # of memory that may not be written, or is empty
             return array.ctypes.data
 
