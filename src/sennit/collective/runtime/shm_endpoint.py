@@ -195,14 +195,16 @@ class ShmEndpoint:
         self._codes[code.fingerprint] = loaded
         return loaded
 
-    def plan(self, code: Code, elements: int, dtype: DType, reduction: Reduction | None) -> Plan:
-        """A call that is ready but for its addresses. All ranks make their plans in the same order."""
+    def plan(
+        self, code: Code, elements: int, dtype: DType, reduction: Reduction | None, title: str | None = None
+    ) -> Plan:
+        """A call that is ready but for its addresses. All ranks make their plans in the same order. `title` is for messages."""
         if elements < 0:
             raise CollectiveError(f"{elements} elements", where=f"code {code.name!r}", fix="use 0 or more")
         with self._lock:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
-            plan = make_plan(self.load(code), elements, dtype, reduction, self._layout.capacity.slot)
+            plan = make_plan(self.load(code), elements, dtype, reduction, self._layout.capacity.slot, title)
             self._plans[code.fingerprint, elements, dtype, reduction] = plan
             return plan
 

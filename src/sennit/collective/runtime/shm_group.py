@@ -129,7 +129,11 @@ class ShmGroup(ShmEndpoint):
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Nobody leaves before all have come."""
-        self.run(self.code(CollectiveName.ALL_GATHER, 0), 0, 0, 0, DType.U8, None, timeout=timeout)
+        plan = self._ready.get(("barrier",))
+        if plan is None:  # an all-gather of nothing
+            code = self.code(CollectiveName.ALL_GATHER, 0)
+            plan = self._ready[("barrier",)] = self.plan(code, 0, DType.U8, None, "barrier")
+        self.run_plan(plan, 0, 0, timeout)
 
     # ---- sizes that differ by rank
 

@@ -63,14 +63,14 @@ def choose_machine(compiled: bool) -> Machine:
     if library is not None:
         return CompiledMachine(library)
     if compiled:
-        _warn_once()
+        warn_once()
     from sennit.collective.runtime.shm_machine_numpy import NumpyMachine
 
     return NumpyMachine()
 
 
 @cache
-def _warn_once() -> None:
+def warn_once() -> None:
     _logger.warning(
         "the compiled core of the shared-memory runtime is missing: collectives run in Python, right but slow. "
         "Install sennit where a C compiler is present to build it."

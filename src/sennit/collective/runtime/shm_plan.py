@@ -139,7 +139,15 @@ class Plan:
         return self.words.decode()
 
 
-def make_plan(loaded: LoadedCode, elements: int, dtype: DType, reduction: Reduction | None, slot_bytes: int) -> Plan:
+def make_plan(
+    loaded: LoadedCode,
+    elements: int,
+    dtype: DType,
+    reduction: Reduction | None,
+    slot_bytes: int,
+    title: str | None = None,
+) -> Plan:
+    """`title` is what messages call it: the name of the collective, unless it is given."""
     code, rank = loaded.code, loaded.rank
     if reduction in (Reduction.BAND, Reduction.BOR, Reduction.BXOR) and dtype.is_float:
         raise CollectiveError(f"{reduction.value} of {dtype.value}", fix="bitwise reductions are for integers and bool")
@@ -163,8 +171,10 @@ def make_plan(loaded: LoadedCode, elements: int, dtype: DType, reduction: Reduct
     record.reduction = 0 if reduction is None or average else REDUCTIONS.index(reduction)
     record.divide = code.ranks if average else 1
     record.elements, record.tile = elements, loaded.tile(elements, dtype.itemsize, slot_bytes)
-    title = code.collective.name.value if isinstance(code.collective, CollectiveSpec) else code.name
-    words = describe_call(title, elements, dtype.value, None if reduction is None else reduction.value).encode()[:112]
+    if title is None:
+        name = code.collective.name.value if isinstance(code.collective, CollectiveSpec) else code.name
+        title = describe_call(name, elements, dtype.value, None if reduction is None else reduction.value)
+    words = title.encode()[:112]
     digest = hashlib.blake2b(code.fingerprint.encode() + words, digest_size=8).digest()
     record.call = identity = int.from_bytes(digest, "little")
     part = elements * dtype.itemsize
