@@ -354,6 +354,28 @@ def leaves(rank: int, size: int, exchange: Exchange) -> None:
     group.barrier()
 
 
+def interrupted(rank: int, size: int, exchange: Exchange) -> str:
+    """A signal whose handler raises ends the call of its rank; the others do not wait for the timeout."""
+
+    def handler(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    with ShmGroup.create(rank, size, exchange, timeout=30) as group:
+        if rank == 0:
+            previous = signal.signal(signal.SIGUSR1, handler)
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            try:
+                group.barrier()
+            except KeyboardInterrupt:
+                signal.signal(signal.SIGUSR1, previous)
+                return "interrupted"
+        if rank == 1:
+            group.receive_array(np.empty(3), 0)
+        time.sleep(1.5)
+        group.barrier()
+    return "nothing was said"
+
+
 def other_size(rank: int, size: int, exchange: Exchange) -> None:
     with ShmGroup.create(rank, size, exchange, timeout=20) as group:
         group.barrier()

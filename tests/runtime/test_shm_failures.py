@@ -59,6 +59,14 @@ def test_a_rank_that_closed_the_group(ranks: Ranks) -> None:
         assert (results[rank].cause, results[rank].ranks) == ("left", (0,))
 
 
+def test_a_rank_that_is_interrupted(ranks: Ranks) -> None:
+    results = ranks.run(3, shm_jobs.interrupted)
+    assert results[0] == "interrupted"
+    for rank in (1, 2):
+        assert (results[rank].cause, results[rank].ranks) == ("left", (0,))
+        assert "rank 0 was interrupted in barrier" in results[rank].text
+
+
 def test_another_size_is_named(ranks: Ranks) -> None:
     failures = [result for result in ranks.run(3, shm_jobs.other_size) if isinstance(result, Failed)]
     assert len(failures) == 3

@@ -24,7 +24,8 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -169,7 +170,8 @@ class ShmEndpoint:
             source, target, staged, kept = self._aim(plan, source, target)
             status = self.machine.start(self._record, self._address, plan, source, target, staged)
             if status:
-                self._wait_for_call(segment, plan, status, self.timeout if timeout is None else timeout)
+                with self._unfinished(segment, plan.text):
+                    self._wait_for_call(segment, plan, status, self.timeout if timeout is None else timeout)
             del kept
 
     def load(self, code: Code) -> LoadedCode:
@@ -367,7 +369,8 @@ class ShmEndpoint:
             status = self.machine.exchange(self._record, self._address, rings, table, len(transfers))
             if status == Status.WAITING:
                 waiting = {int(t.peer) for t in table if t.stage != 2}
-                self._look_around(segment, tuple(sorted(waiting)), what, deadline, limit, None)
+                with self._unfinished(segment, what):
+                    self._look_around(segment, tuple(sorted(waiting)), what, deadline, limit, None)
                 continue
             for mine, done in zip(transfers, table, strict=True):
                 mine.found_tag, mine.found_bytes, mine.stage = done.found_tag, done.found_bytes, done.stage
@@ -402,6 +405,19 @@ class ShmEndpoint:
         if segment.memory[BROKEN]:
             raise self._declared(segment, "a call")
         return segment
+
+    @contextmanager
+    def _unfinished(self, segment: Segment, what: str) -> Iterator[None]:
+        """What is interrupted here (by Ctrl-C, by an error in a signal handler) stays half done, and the peers must know."""
+        try:
+            yield
+        except RuntimeFailure:
+            raise
+        except BaseException:
+            failure = self._failure(Cause.LEFT, (self.rank,), "was interrupted", what)
+            segment.declare(failure)
+            self._break(failure)
+            raise
 
     def _look_around(
         self,

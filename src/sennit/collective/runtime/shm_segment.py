@@ -126,11 +126,9 @@ class Segment:
     def declare(self, failure: RuntimeFailure) -> None:
         """Tell all ranks that the group is broken, and why."""
         at = self.layout.status(self.rank)
-        said = {"what": failure.what, "cause": failure.cause.value, "ranks": failure.ranks, "where": failure.where}
-        text = json.dumps(said).encode()
-        while len(text) > _STATUS_BYTES - 32:  # texts of other ranks may be in it
-            said["what"], said["where"] = str(said["what"])[:1000], str(said["where"])[:1000]
-            text = json.dumps(said).encode()[: _STATUS_BYTES - 32]
+        what, where = failure.what[:800], (failure.where or "")[:800]  # texts of other ranks may be in it
+        said = {"what": what, "cause": failure.cause.value, "ranks": failure.ranks, "where": where}
+        text = json.dumps(said).encode()[: _STATUS_BYTES - 32]
         self.memory[at + 32 : at + 32 + len(text)] = text
         struct.pack_into("<I", self.memory, at + 4, len(text))  # after the text: who sees the length sees the text
         self.memory[BROKEN] = 1
