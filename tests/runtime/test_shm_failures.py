@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import shm_jobs
 from shm_ranks import Failed, Ranks, good, segments
 
-from sennit.collective.runtime.shm_abi import load_core
+from sennit.collective.runtime import shm_machine, shm_segment
+from sennit.collective.runtime.encode_pull import encode_pull
+from sennit.collective.runtime.shm_abi import Reduction, load_core
+from sennit.collective.runtime.shm_algorithms import build
 from sennit.collective.runtime.shm_group import ShmGroup
 from sennit.collective.runtime.shm_segment import Capacity
-from sennit.errors import RunError
+from sennit.errors import CollectiveError, RunError
+from sennit.ir.collective import CollectiveName
+from sennit.ir.dtype import DType
 
 
 @pytest.fixture
@@ -51,6 +57,14 @@ def test_a_rank_that_closed_the_group(ranks: Ranks) -> None:
     results = ranks.run(3, shm_jobs.leaves)
     for rank in (1, 2):
         assert (results[rank].cause, results[rank].ranks) == ("left", (0,))
+
+
+def test_a_rank_that_is_interrupted(ranks: Ranks) -> None:
+    results = ranks.run(3, shm_jobs.interrupted)
+    assert results[0] == "interrupted"
+    for rank in (1, 2):
+        assert (results[rank].cause, results[rank].ranks) == ("left", (0,))
+        assert "rank 0 was interrupted in barrier" in results[rank].text
 
 
 def test_another_size_is_named(ranks: Ranks) -> None:
@@ -118,3 +132,59 @@ def test_what_cannot_be_made() -> None:
     with pytest.raises(RunError, match="returned ranks"):
         ShmGroup.create(0, 2, alone, timeout=1)
     assert Capacity().slot % 4096 == 0
+
+
+def test_without_a_core_the_interpreter_serves_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shm_machine, "load_core", lambda: None)
+    shm_machine.warn_once.cache_clear()
+    for _ in range(2):
+        with ShmGroup.create(0, 1, alone, timeout=5) as group:
+            assert group.machine.name == "python"
+            assert (group.all_reduce(np.ones(5)) == 1).all()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "C compiler" in caplog.text
+
+
+def test_names_are_of_no_use_to_other_groups_and_unlinked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the memory of rank 0 cannot be opened through /proc, a named file serves for a moment."""
+
+    def refuse(size: int) -> tuple[int, str, str]:
+        descriptor, _, token = shm_segment._make_nameless(size)
+        return descriptor, "/proc/0/fd/0", token
+
+    faults = iter([[b"", b"no such file"], [b"", b""]])
+
+    def exchange(said: bytes) -> list[bytes]:
+        if said.startswith(b"["):
+            return [said, said]
+        return next(faults)  # the other rank cannot open the first, and can open the second
+
+    monkeypatch.setattr(shm_segment, "_makers", lambda: (refuse, shm_segment._make_named))
+    layout = shm_segment.Layout(2, Capacity(arena=4096))
+    segment = shm_segment.open_segment(0, layout, exchange)
+    assert len(segment.memory) == layout.size
+    assert segments() == []
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda g: g.all_reduce(np.ones((4, 4))[:, 1]), "strides"),
+        (lambda g: g.all_reduce(np.ones(4, dtype=np.complex64)), "complex64"),
+        (lambda g: g.all_reduce(np.ones(4), out=np.ones(5)), "has 40 bytes"),
+        (lambda g: g.all_reduce(np.ones(4), Reduction.BAND), "band of f64"),
+        (lambda g: g.all_reduce(np.ones(4, dtype=bool), Reduction.AVG), "average of bool"),
+        (lambda g: g.send_array(np.ones(4), 0), "between rank 0 and rank 0"),
+        (lambda g: g.run(encode_pull(build("all_gather", 2)), 0, 0, 1, DType.F32), "for 2 ranks"),
+        (lambda g: g.exchange([], []), "0 and 0 buffers for 1 ranks"),
+        (lambda g: g.table.choose(CollectiveName.ALL_TO_NEXT, 5), "no code for all_to_next"),
+        (lambda g: build("all_reduce rings", 2), "no shared-memory algorithm"),
+    ],
+)
+def test_what_is_refused(call: Callable[[ShmGroup], object], message: str) -> None:
+    with ShmGroup.create(0, 1, alone, timeout=5) as group:
+        group.barrier()
+        with pytest.raises(CollectiveError, match=message):
+            call(group)

@@ -130,6 +130,8 @@ class Plan:
     identity: int
     words: bytes
     sizes: tuple[int, int]  # bytes of input and output
+    part_bytes: int
+    touched: tuple[bool, bool]  # as the record says
     kept: tuple[object, ...]
 
     @property
@@ -137,7 +139,15 @@ class Plan:
         return self.words.decode()
 
 
-def make_plan(loaded: LoadedCode, elements: int, dtype: DType, reduction: Reduction | None, slot_bytes: int) -> Plan:
+def make_plan(
+    loaded: LoadedCode,
+    elements: int,
+    dtype: DType,
+    reduction: Reduction | None,
+    slot_bytes: int,
+    title: str | None = None,
+) -> Plan:
+    """`title` is what messages call it: the name of the collective, unless it is given."""
     code, rank = loaded.code, loaded.rank
     if reduction in (Reduction.BAND, Reduction.BOR, Reduction.BXOR) and dtype.is_float:
         raise CollectiveError(f"{reduction.value} of {dtype.value}", fix="bitwise reductions are for integers and bool")
@@ -161,9 +171,15 @@ def make_plan(loaded: LoadedCode, elements: int, dtype: DType, reduction: Reduct
     record.reduction = 0 if reduction is None or average else REDUCTIONS.index(reduction)
     record.divide = code.ranks if average else 1
     record.elements, record.tile = elements, loaded.tile(elements, dtype.itemsize, slot_bytes)
-    title = code.collective.name.value if isinstance(code.collective, CollectiveSpec) else code.name
-    words = describe_call(title, elements, dtype.value, None if reduction is None else reduction.value).encode()[:112]
+    if title is None:
+        name = code.collective.name.value if isinstance(code.collective, CollectiveSpec) else code.name
+        title = describe_call(name, elements, dtype.value, None if reduction is None else reduction.value)
+    words = title.encode()[:112]
     digest = hashlib.blake2b(code.fingerprint.encode() + words, digest_size=8).digest()
     record.call = identity = int.from_bytes(digest, "little")
-    sizes = code.parts(rank, INPUT) * elements * dtype.itemsize, code.parts(rank, OUTPUT) * elements * dtype.itemsize
-    return Plan(loaded, record, ctypes.addressof(record), identity, words, sizes, (at, loaded))
+    part = elements * dtype.itemsize
+    sizes = code.parts(rank, INPUT) * part, code.parts(rank, OUTPUT) * part
+    note = np.frombuffer(words.ljust(112, b"\0"), dtype=np.uint8)
+    record.words = note.ctypes.data
+    touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
+    return Plan(loaded, record, ctypes.addressof(record), identity, words, sizes, part, touched, (at, note))

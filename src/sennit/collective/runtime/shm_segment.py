@@ -25,23 +25,36 @@ from sennit.collective.runtime.failure import RuntimeFailure
 from sennit.collective.runtime.shm_abi import FLAG_BYTES, LINE, RING_HEAD
 from sennit.errors import RunError
 
-__all__ = ["CALLS_KEPT", "Capacity", "Exchange", "Layout", "Segment", "describe_call", "open_segment"]
+__all__ = [
+    "BROKEN",
+    "CALLS_KEPT",
+    "NOTE_BYTES",
+    "Capacity",
+    "Exchange",
+    "Layout",
+    "Segment",
+    "describe_call",
+    "open_segment",
+]
 
 Exchange = Callable[[bytes], list[bytes]]  # an all-gather of small bytes, at set-up only
 
 _PAGE = 4096
 _STATUS_BYTES = _PAGE  # state, failure, calls begun, then the failure as JSON
-_CALL = struct.Struct("<QQ112s")  # number, what it is as a number, what it is in words
-CALLS_KEPT = 64
+_NOTE = struct.Struct("<QQ112s")  # number, what it is as a number, what it is in words
+NOTE_BYTES = _NOTE.size
+CALLS_KEPT = 64  # the core knows it too
 _LEFT = 2
-_BROKEN = 64  # where a byte says that some rank has declared a failure
+BROKEN = 64  # where a byte says that some rank has declared a failure
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Bytes of a group, by rank. `slot`: staging of one tile; `flags`: of all codes together; `ring`: of messages to one peer."""
+    """Of each rank. `slot`: bytes of staging for one tile; `flags`: of all codes together; `ring`: bytes of messages to one peer; `arena`: bytes for
+    `allocate`. A slot of 256 KiB stays in the cache of a core, both of them, with the user's arrays beside them; one of 1 MiB took up to twice
+    the time in the cores when other work ran on them."""
 
-    slot: int = 1 << 20
+    slot: int = 1 << 18
     flags: int = 2048
     ring: int = 1 << 17
     arena: int = 1 << 28
@@ -58,7 +71,7 @@ class Layout:
         return _PAGE + rank * _STATUS_BYTES
 
     def call(self, rank: int, number: int) -> int:
-        return self.status(self.ranks) + (rank * CALLS_KEPT + number % CALLS_KEPT) * _CALL.size
+        return self.status(self.ranks) + (rank * CALLS_KEPT + number % CALLS_KEPT) * _NOTE.size
 
     @property
     def doorbells(self) -> int:
@@ -113,18 +126,12 @@ class Segment:
     def declare(self, failure: RuntimeFailure) -> None:
         """Tell all ranks that the group is broken, and why."""
         at = self.layout.status(self.rank)
-        said = {"what": failure.what, "cause": failure.cause.value, "ranks": failure.ranks, "where": failure.where}
-        text = json.dumps(said).encode()
-        while len(text) > _STATUS_BYTES - 32:  # texts of other ranks may be in it
-            said["what"], said["where"] = str(said["what"])[:1000], str(said["where"])[:1000]
-            text = json.dumps(said).encode()[: _STATUS_BYTES - 32]
+        what, where = failure.what[:800], (failure.where or "")[:800]  # texts of other ranks may be in it
+        said = {"what": what, "cause": failure.cause.value, "ranks": failure.ranks, "where": where}
+        text = json.dumps(said).encode()[: _STATUS_BYTES - 32]
         self.memory[at + 32 : at + 32 + len(text)] = text
         struct.pack_into("<I", self.memory, at + 4, len(text))  # after the text: who sees the length sees the text
-        self.memory[_BROKEN] = 1
-
-    @property
-    def is_broken(self) -> bool:
-        return self.memory[_BROKEN] != 0
+        self.memory[BROKEN] = 1
 
     def failure(self) -> tuple[int, dict[str, object]] | None:
         """The first rank that declared one, and what it said."""
@@ -136,18 +143,23 @@ class Segment:
                 return rank, said
         return None
 
-    # ---- calls: what each rank has begun, for messages when they differ
+    # ---- calls: what each rank has begun, noted by its machine, for messages when they differ
 
-    def begin_call(self, number: int, identity: int, words: bytes) -> None:
-        _CALL.pack_into(self.memory, self.layout.call(self.rank, number), number, identity, words)
-        struct.pack_into("<Q", self.memory, self.layout.status(self.rank) + 8, number)
+    @property
+    def own_notes(self) -> int:
+        """The address of the notes of this rank's calls."""
+        return self.address + self.layout.call(self.rank, 0)
+
+    @property
+    def own_calls_begun(self) -> int:
+        return self.address + self.layout.status(self.rank) + 8
 
     def calls_begun(self, rank: int) -> int:
         return int(struct.unpack_from("<Q", self.memory, self.layout.status(rank) + 8)[0])
 
     def call_of(self, rank: int, number: int) -> tuple[int, str] | None:
         """What a rank's call of this number is; None where it has not begun, or is long past."""
-        found, identity, words = _CALL.unpack_from(self.memory, self.layout.call(rank, number))
+        found, identity, words = _NOTE.unpack_from(self.memory, self.layout.call(rank, number))
         return (identity, words.rstrip(b"\0").decode(errors="replace")) if found == number else None
 
 
@@ -159,11 +171,11 @@ def describe_call(collective: str, elements: int, dtype: str, reduction: str | N
 def open_segment(rank: int, layout: Layout, exchange: Exchange) -> Segment:
     """Rank 0 makes it, all open it; nothing with a name is left when this returns or raises."""
     named: str | None = None
-    for attempt in (_make_nameless, _make_named):
+    for attempt in _makers():
         descriptor, path, token = attempt(layout.size) if rank == 0 else (-1, "", "")
         try:
             path, token = json.loads(exchange(json.dumps([path, token]).encode())[0])
-            named = path if attempt is _make_named else None
+            named = path if path.startswith("/dev/shm/") else None
             fault = ""
             if rank != 0:
                 try:
@@ -186,6 +198,11 @@ def open_segment(rank: int, layout: Layout, exchange: Exchange) -> Segment:
         where=f"a group of {layout.ranks} ranks",
         fix="shared memory joins ranks of one host and one user; use another backend between hosts or containers",
     )
+
+
+def _makers() -> tuple[Callable[[int], tuple[int, str, str]], ...]:
+    """Ways to make a segment of a size: they return its descriptor, the path to open it by, and its token."""
+    return _make_nameless, _make_named
 
 
 def _make_nameless(size: int) -> tuple[int, str, str]:
