@@ -36,6 +36,10 @@ __all__ = [
 ]
 
 GroupBase: Any = dist.ProcessGroup
+_REDUCTIONS = {
+    getattr(dist.ReduceOp, name): name.lower()
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+}
 
 
 def register_backend(name: str, create: Callable[..., Any]) -> None:
@@ -61,10 +65,8 @@ def time_limit(options: Any, default: float) -> float:
 def reduction_of(options: Any) -> tuple[str, float | Tensor | None]:
     """The name of the reduction in lower case, and the factor of PREMUL_SUM. Options carry a `ReduceOp`; some callers pass one itself."""
     reduce_op = getattr(options, "reduceOp", options)
-    kind = getattr(reduce_op, "op", reduce_op)
-    name = str(kind).rsplit(".", 1)[-1].lower()
-    factor = reduce_op.__getstate__()[1] if name == "premul_sum" else None  # `factor` is an attribute from 2.13 on
-    return name, factor
+    name = _REDUCTIONS.get(getattr(reduce_op, "op", reduce_op), "no reduction")
+    return name, reduce_op.__getstate__()[1] if name == "premul_sum" else None  # `factor` is an attribute from 2.13 on
 
 
 def store_host(store: Store) -> str | None:

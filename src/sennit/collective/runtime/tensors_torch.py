@@ -24,6 +24,8 @@ __all__ = ["Flat", "average", "check_place", "check_reducible", "flat_of", "join
 
 _BITS = ("band", "bor", "bxor")
 _LINEAR = ("sum", "avg", "premul_sum")
+_FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.complex128)
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
 class Flat:
@@ -48,9 +50,12 @@ class Flat:
 
 def flat_of(tensor: Tensor) -> Flat:
     """One tensor."""
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.dim() == 1 and tensor.stride() == (1,):
+        return Flat(tensor, ())
     if tensor.is_contiguous():
         return Flat(tensor.as_strided((tensor.numel(),), (1,)), ())  # a view of one element may keep another stride
     return Flat(tensor.contiguous().view(-1), (tensor,))
@@ -101,12 +106,12 @@ def check_place(tensor: Tensor) -> None:
 def check_reducible(tensor: Tensor, reduction: str) -> None:
     """Raise on a reduction that has no meaning for the type of the tensor."""
     kind = tensor.dtype
-    known = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
-    whole = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
     fault = None
-    if kind not in known and kind not in whole:
+    if kind in _FLOATING and reduction in _LINEAR:
+        return
+    if kind not in _FLOATING and kind not in _WHOLE:
         fault = "convert it to a type that the CPU computes with"
-    elif reduction in _BITS and kind not in whole:
+    elif reduction in _BITS and kind not in _WHOLE:
         fault = "use integers or bools"
     elif kind.is_complex and reduction not in _LINEAR:
         fault = "of complex numbers there are sums and averages"
