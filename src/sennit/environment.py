@@ -46,7 +46,7 @@ class Environment:
     debug: bool
     log_level: int
     cache_dir: Path
-    interface: str | None
+    interface: str | None = None
 
 
 def current_environment() -> Environment:

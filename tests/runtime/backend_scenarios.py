@@ -120,6 +120,28 @@ def other_call(folder: Path, rank: int, size: int) -> dict[str, Any]:
     return {"error": error, "seconds": seconds}
 
 
+def forks(folder: Path, rank: int, size: int) -> dict[str, Any]:
+    """A child made by fork, as data loaders make them: it has no part in the group, and the group goes on."""
+    start(folder, "first", rank, size)
+    x = torch.ones(10)
+    dist.all_reduce(x)
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        error, _ = caught(lambda: dist.all_reduce(x))
+        os.write(write, error.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    said = os.read(read, 1000).decode()
+    dist.all_reduce(x)
+    message = torch.zeros(1)
+    if rank == 0:
+        dist.send(x[:1], 1)
+    if rank == 1:
+        dist.recv(message, 0)
+    dist.destroy_process_group()
+    return {"error": said, "sum": float(x[0])}
+
+
 def play(scenario: str, rank: int, size: int, folder: str, hosts: tuple[str, ...], pipe: Any) -> None:
     """The process of one rank."""
     if hosts:

@@ -270,6 +270,8 @@ class _Maker:
             gets = [rows] * self.size if form != "splits" else [table[rank][me] for rank in range(self.size)]
             x = place(self.values(me, kind, sum(sends) * width).view(-1, width))
             out = place(torch.zeros(sum(gets), width, dtype=kind))
+            if form == "list" and self.plain:  # gloo has this form from torch 2.13 on
+                return list(out.split(gets)), dist.all_to_all_single(out, x, group=handle, async_op=asynchronous)
             if form == "list":
                 outs, ins = list(out.split(gets)), list(x.split(sends))
                 return outs, dist.all_to_all(outs, ins, handle, asynchronous)

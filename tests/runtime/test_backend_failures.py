@@ -87,3 +87,10 @@ def test_ranks_that_call_different_things_are_told(tmp_path: Path, hosts: tuple[
         assert found is not None
         assert "broadcast" in found["error"] or "all_reduce" in found["error"]
         assert found["seconds"] < LIMIT / 2
+
+
+def test_a_forked_child_has_no_part_in_the_group(tmp_path: Path) -> None:
+    for found in run("forks", tmp_path, 2):
+        assert found is not None
+        assert "forked" in found["error"]
+        assert found["sum"] == 4.0

@@ -16,85 +16,28 @@ This file translates: it checks and flattens tensors and reads options. A `Commu
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from sennit.collective.runtime.communicator_torch import Communicator
+from sennit.collective.runtime.calls_torch import CallingGroup
 from sennit.collective.runtime.linked_torch import bytes_of
 from sennit.collective.runtime.p2p_links import Label, Links
 from sennit.collective.runtime.p2p_ticket import Ticket
-from sennit.collective.runtime.private_torch import GroupBase, Store, is_asynchronous, reduction_of, time_limit
+from sennit.collective.runtime.private_torch import reduction_of
 from sennit.collective.runtime.tensors_torch import Flat, average, check_place, check_reducible, flat_of, joined, scale
-from sennit.collective.runtime.work_torch import CallQueue, SennitWork
-from sennit.errors import CollectiveError, PeerError
+from sennit.collective.runtime.work_torch import SennitWork
+from sennit.errors import CollectiveError
 
 __all__ = ["SennitGroup"]
 
 _USER = 0  # the kind of messages that programs send with their own tags
 
 
-class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depends on the torch
-    """One rank's end of a group. Methods bear the names that c10d calls them by. `members` are the ranks of the world, by rank of the group."""
-
-    def __init__(
-        self,
-        store: Store,
-        communicator: Communicator,
-        links: Links | None,
-        members: Sequence[int],
-        *,
-        name: str,
-        timeout: float,
-    ) -> None:
-        super().__init__(communicator.rank, communicator.size)
-        self._store = store
-        self._group_name, self._group_description = name, "undefined"
-        self._rank, self._size = communicator.rank, communicator.size
-        self._communicator, self._links = communicator, links
-        self._members = tuple(members)
-        self._timeout = timeout
-        self._calls = CallQueue(f"sennit-{name}")
-        self._failure: BaseException | None = None
-        self._closed = False
-        self._coalesced: list[Ticket] | None = None
-        self._pid = os.getpid()
-        self._nothing_left = SennitWork((), [], None)
-
-    def getBackendName(self) -> str:  # noqa: N802
-        return "sennit"
-
-    def name(self) -> str:
-        return "sennit"
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
-
-    # torch's own keeps these in the backends that it holds, and has none here
-    def _set_group_name(self, name: str) -> None:
-        self._group_name = name
-
-    @property
-    def group_name(self) -> str:
-        return self._group_name
-
-    def _set_group_desc(self, description: str) -> None:
-        self._group_description = description
-
-    @property
-    def group_desc(self) -> str:
-        return self._group_description
-
-    def get_group_store(self) -> Store:
-        return self._store
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout.total_seconds()
+class SennitGroup(CallingGroup):
+    """Methods bear the names that c10d calls them by."""
 
     # ---- one tensor ------------------------------------------------------------------------------------------------------
 
@@ -326,13 +269,6 @@ class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depe
         works = [self.allgather([column], [input], opts) for column, input in zip(columns, inputs, strict=True)]
         return _all_of(works, [tensor for tensors in output_lists for tensor in tensors])
 
-    def _start_coalescing(self, device: torch.device) -> None:
-        self._coalesced = []
-
-    def _end_coalescing(self, device: torch.device) -> SennitWork:
-        tickets, self._coalesced = self._coalesced or [], None
-        return SennitWork(tickets, [], None)
-
     # the names that torch gives to the same calls from 2.13 on
     all_gather_single = _allgather_base
     reduce_scatter_single = _reduce_scatter_base
@@ -370,79 +306,7 @@ class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depe
             self._coalesced += tickets
         return SennitWork(tickets, tensors, self._timeout)
 
-    # ---- the end ---------------------------------------------------------------------------------------------------------
-
-    def shutdown(self) -> None:
-        """Called by `destroy_process_group`: after what is under way, give everything back."""
-        if self._closed or os.getpid() != self._pid:
-            return
-        self._closed = True
-        self._calls.close()
-        self._communicator.close()
-        if self._links is not None:
-            self._links.close()
-
-    def abort(self) -> None:
-        """Called by a watchdog: end what is under way with an error, on this rank and on all that wait for it."""
-        self._break(PeerError(f"rank {self._rank} aborted the group"))
-
-    # ---- running ---------------------------------------------------------------------------------------------------------
-
-    def _call(self, job: Callable[[], None], outputs: list[Tensor], opts: Any) -> SennitWork:
-        """Run a collective, now or in its turn."""
-        self._check_usable()
-
-        def guarded() -> None:
-            self._check_usable()
-            try:
-                job()
-            except PeerError as error:
-                told = self._in_words_of_the_world(error)
-                self._break(told)
-                raise told from error
-            except BaseException as error:  # whatever it is, the other ranks wait for this one in vain
-                self._break(error)
-                raise
-
-        if not is_asynchronous(opts) and self._calls.run_here(guarded):
-            return self._nothing_left
-        ticket = Ticket("a collective")
-        if self._coalesced is not None:
-            self._coalesced.append(ticket)
-        self._calls.submit(guarded, ticket)
-        return SennitWork((ticket,), outputs, None)  # the call itself has a time limit
-
-    def _break(self, error: BaseException) -> None:
-        if self._failure is None:
-            self._failure = error
-            self._communicator.abort(getattr(error, "what", str(error)))
-
-    def _in_words_of_the_world(self, error: PeerError) -> PeerError:
-        """Messages number the ranks of the group; say which these are."""
-        if self._members == tuple(range(self._size)):
-            return error
-        listed = ", ".join(map(str, self._members))
-        where = f"{error.where or f'rank {self._rank}'}; ranks 0 to {self._size - 1} of this group are {listed} of the world"
-        return PeerError(error.what, where=where, fix=error.fix)
-
-    def _check_usable(self) -> None:
-        if self._failure is not None:
-            raise PeerError(
-                f"the group is broken since an earlier call failed: {self._failure}",
-                where=f"rank {self._rank} of {self._size}",
-                fix="destroy the group, and make a new one of the ranks that are left",
-            )
-        if self._closed:
-            raise PeerError("the group is closed", where=f"rank {self._rank} of {self._size}")
-        if os.getpid() != self._pid:
-            raise PeerError(
-                "this process was forked from a rank and is not one",
-                where=f"rank {self._rank} of {self._size}",
-                fix="make a new group in the child, or start it with spawn",
-            )
-
-    def _limit(self, opts: Any) -> float:
-        return time_limit(opts, self._timeout)
+    # ---- shared by several ------------------------------------------------------------------------------------------------
 
     def _all_reduce(self, flat: Flat, name: str, timeout: float) -> None:
         self._communicator.all_reduce(flat.tensor, _plain(name), timeout)

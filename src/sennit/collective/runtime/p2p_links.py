@@ -4,9 +4,6 @@
     ticket = links.receive(peer, label, buffer)      # returns at once; `buffer` is filled when the ticket is done
     links.send(peer, label, buffer).wait(30.0)
 
-    message := header payload
-    header  := label kind (u8) note (u32) label tag (i64) bytes (u64)
-
 **Connections.** One in each direction of a pair, opened by the sender at its first message: a Unix socket (abstract, so no file is left) where both
 ranks are on one host, TCP between hosts. Nobody answers on a connection, so the end of it means that the peer is gone: killed, or gone from the
 group. A receive opens one towards its peer too, to see this even if the peer has never sent anything.
@@ -27,99 +24,38 @@ import contextlib
 import os
 import select
 import socket
-import struct
 import threading
 import uuid
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 from sennit.collective.runtime.p2p_note import Note
 from sennit.collective.runtime.p2p_ticket import Ticket, wait_for
+from sennit.collective.runtime.p2p_wire import (
+    FAREWELL,
+    HEADER,
+    HELLO,
+    MAGIC,
+    Address,
+    Early,
+    Incoming,
+    Label,
+    Outgoing,
+    Receive,
+    Send,
+)
 from sennit.errors import PeerError
 
 __all__ = ["Address", "Label", "Links"]
 
-_HEADER = struct.Struct("<BxxxIqQ")
-_HELLO = struct.Struct("<8sI")
-_MAGIC = b"sennit-1"
-_FAREWELL = 255  # the kind of a message that says why its sender leaves
 _PER_EVENT = 1 << 20  # bytes read from one peer before the others get their turn
 _SOCKET_BUFFER = 1 << 20
 _QUIET = select.EPOLLIN | select.EPOLLRDHUP  # on a connection to a peer, which never answers: its end
 
 Exchange = Callable[[bytes], list[bytes]]
 _Ends = list[tuple[Ticket, BaseException | None]]  # tickets that are done, to be told outside of the lock
-
-
-class Label(NamedTuple):
-    """What a message is: `kind` keeps users' tags apart from the library's own."""
-
-    kind: int
-    tag: int
-
-
-class Address(NamedTuple):
-    """Where a rank listens: `unix` for ranks of the same `host`, TCP for others."""
-
-    host: str
-    unix: str
-    tcp: str
-    port: int
-
-    def encode(self) -> bytes:
-        return "\n".join((self.host, self.unix, self.tcp, str(self.port))).encode()
-
-    @classmethod
-    def decode(cls, text: bytes) -> Address:
-        host, unix, tcp, port = text.decode().split("\n")
-        return cls(host, unix, tcp, int(port))
-
-
-@dataclass(slots=True, eq=False)
-class _Send:
-    ticket: Ticket
-    parts: list[memoryview]  # what is not sent yet
-
-
-@dataclass(slots=True, eq=False)
-class _Receive:
-    ticket: Ticket
-    buffer: memoryview
-    note: int | None
-
-
-@dataclass(slots=True, eq=False)
-class _Early:
-    """A message that nobody has asked for yet, perhaps still arriving; `receive` is who asked meanwhile, or asked for another size."""
-
-    note: int
-    payload: bytearray
-    complete: bool = False
-    receive: _Receive | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Outgoing:
-    socket: socket.socket
-    queue: deque[_Send] = field(default_factory=deque)
-    watched: bool = False  # whether the thread waits for the kernel to take more
-
-
-@dataclass(slots=True, eq=False)
-class _Incoming:
-    """What is being read. Only the thread touches it."""
-
-    socket: socket.socket
-    peer: int | None = None  # until its hello is read
-    head: bytearray = field(default_factory=bytearray)
-    target: memoryview | None = None  # of the payload, and how much of it is there
-    filled: int = 0
-    receive: _Receive | None = None
-    early: _Early | None = None
 
 
 class Links:
@@ -130,10 +66,10 @@ class Links:
         self.rank, self.timeout = rank, timeout
         self._pid = os.getpid()
         self._lock = threading.Lock()  # of everything below, but what only the thread touches
-        self._outgoing: dict[int, _Outgoing] = {}
-        self._posted: dict[tuple[int, Label], deque[_Receive]] = defaultdict(deque)
-        self._posted_any: dict[Label, deque[_Receive]] = defaultdict(deque)
-        self._early: dict[tuple[int, Label], deque[_Early]] = defaultdict(deque)
+        self._outgoing: dict[int, Outgoing] = {}
+        self._posted: dict[tuple[int, Label], deque[Receive]] = defaultdict(deque)
+        self._posted_any: dict[Label, deque[Receive]] = defaultdict(deque)
+        self._early: dict[tuple[int, Label], deque[Early]] = defaultdict(deque)
         self._gone: dict[int, str] = {}
         self._closed = False
         self._sockets: set[socket.socket] = set()
@@ -158,7 +94,7 @@ class Links:
     def send(self, peer: int, label: Label, buffer: memoryview, *, note: int = 0) -> Ticket:
         """Send the bytes of a buffer, which must not change before the ticket is done."""
         ticket = Ticket(f"a send of {buffer.nbytes} bytes to rank {peer}", (peer,))
-        header = _HEADER.pack(label.kind, note, label.tag, buffer.nbytes)
+        header = HEADER.pack(label.kind, note, label.tag, buffer.nbytes)
         parts = [memoryview(header), *([buffer.cast("B")] if buffer.nbytes else [])]
         outgoing = self._connect(peer)
         ends: _Ends
@@ -166,7 +102,7 @@ class Links:
             if outgoing is None or peer in self._gone:
                 ends = [(ticket, self._gone_error(peer, ticket.what))]
             else:
-                outgoing.queue.append(_Send(ticket, parts))
+                outgoing.queue.append(Send(ticket, parts))
                 ends = self._push(peer, outgoing) if len(outgoing.queue) == 1 else []
         _finish(ends)
         return ticket
@@ -174,7 +110,7 @@ class Links:
     def receive(self, peer: int, label: Label, buffer: memoryview, *, note: int | None = None) -> Ticket:
         """Receive into a buffer. With a `note`, the message must bear it."""
         ticket = Ticket(f"a receive of {buffer.nbytes} bytes from rank {peer}", (peer,))
-        receive = _Receive(ticket, _bytes(buffer), note)
+        receive = Receive(ticket, _bytes(buffer), note)
         ends: _Ends = []
         with self._lock:
             taken = self._take_early(peer, label, receive, ends)
@@ -191,7 +127,7 @@ class Links:
     def receive_any(self, label: Label, buffer: memoryview) -> Ticket:
         """Receive from whoever sends a message of this label first; `ticket.source` says who."""
         ticket = Ticket(f"a receive of {buffer.nbytes} bytes from any rank")
-        receive = _Receive(ticket, _bytes(buffer), None)
+        receive = Receive(ticket, _bytes(buffer), None)
         ends: _Ends = []
         with self._lock:
             if not any(self._take_early(peer, label, receive, ends) for peer in range(self.size)):
@@ -229,7 +165,7 @@ class Links:
 
     def _say_farewell(self, why: str) -> None:
         text = why.encode()[:4096]
-        message = _HEADER.pack(_FAREWELL, 0, 0, len(text)) + text
+        message = HEADER.pack(FAREWELL, 0, 0, len(text)) + text
         for outgoing in self._outgoing.values():
             if not outgoing.queue:  # else it would stand in the middle of a message
                 with contextlib.suppress(OSError):  # who cannot take it learns of the end alone
@@ -248,7 +184,7 @@ class Links:
             self._watch(listener, select.EPOLLIN, partial(self._accept, listener))
         return Address(host, name, address, tcp.getsockname()[1])
 
-    def _connect(self, peer: int) -> _Outgoing | None:
+    def _connect(self, peer: int) -> Outgoing | None:
         """The connection to a peer, made at its first use. None: the peer is gone."""
         if os.getpid() != self._pid:
             raise PeerError(
@@ -264,7 +200,7 @@ class Links:
             except OSError as error:
                 self._gone[peer] = f"no connection can be made to it ({error})"
                 return None
-            found = self._outgoing[peer] = _Outgoing(made)
+            found = self._outgoing[peer] = Outgoing(made)
             self._watch(made, _QUIET, partial(self._outgoing_ready, peer))
             return found
 
@@ -277,7 +213,7 @@ class Links:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
             made.settimeout(self.timeout)
             made.connect(there.unix if near else (there.tcp, there.port))
-            made.sendall(_HELLO.pack(_MAGIC, self.rank))
+            made.sendall(HELLO.pack(MAGIC, self.rank))
             made.setblocking(False)
         except OSError:
             made.close()
@@ -323,7 +259,7 @@ class Links:
         with contextlib.suppress(BlockingIOError):
             made, _ = listener.accept()
             made.setblocking(False)
-            incoming = _Incoming(made)
+            incoming = Incoming(made)
             with self._lock:
                 self._watch(made, select.EPOLLIN, partial(self._incoming_ready, incoming))
 
@@ -335,7 +271,7 @@ class Links:
                 ends = self._push(peer, self._outgoing[peer])
         _finish(ends)
 
-    def _push(self, peer: int, outgoing: _Outgoing) -> _Ends:
+    def _push(self, peer: int, outgoing: Outgoing) -> _Ends:
         """Send what the kernel takes; the sends that are done. The rest waits for the kernel."""
         ends: _Ends = []
         waited = bool(outgoing.queue) and outgoing.watched
@@ -359,13 +295,13 @@ class Links:
             self._epoll.modify(outgoing.socket, _QUIET | (select.EPOLLOUT if outgoing.watched else 0))
         return ends
 
-    def _incoming_ready(self, incoming: _Incoming, _events: int) -> None:
+    def _incoming_ready(self, incoming: Incoming, _events: int) -> None:
         """Read up to a limit: a hello, then headers and payloads."""
         left = _PER_EVENT
         try:
             while left > 0:
                 if incoming.target is None:
-                    want = _HELLO.size if incoming.peer is None else _HEADER.size
+                    want = HELLO.size if incoming.peer is None else HEADER.size
                     got = incoming.socket.recv(want - len(incoming.head))
                     incoming.head += got
                     count = len(got)
@@ -391,26 +327,26 @@ class Links:
                 )
             _finish(ends)
 
-    def _headed(self, incoming: _Incoming) -> None:
+    def _headed(self, incoming: Incoming) -> None:
         """A hello or a header is complete."""
         head = bytes(incoming.head)
         incoming.head.clear()
         if incoming.peer is None:
-            magic, peer = _HELLO.unpack(head)
-            if magic != _MAGIC or not 0 <= peer < self.size:
+            magic, peer = HELLO.unpack(head)
+            if magic != MAGIC or not 0 <= peer < self.size:
                 raise ConnectionAbortedError("a stranger")
             incoming.peer = peer
             return
-        kind, note, tag, size = _HEADER.unpack(head)
+        kind, note, tag, size = HEADER.unpack(head)
         label = Label(kind, tag)
         with self._lock:
             receive = self._take_posted(incoming.peer, label)
             early = None
-            if kind == _FAREWELL:
+            if kind == FAREWELL:
                 incoming.early, incoming.target, incoming.filled = None, memoryview(bytearray(size)), 0
                 return
             if receive is None or receive.buffer.nbytes != size or receive.note not in (None, note):
-                early = _Early(note, bytearray(size), receive=receive)
+                early = Early(note, bytearray(size), receive=receive)
                 if receive is None:
                     self._early[incoming.peer, label].append(early)
         incoming.receive, incoming.early = receive, early
@@ -419,7 +355,7 @@ class Links:
         if size == 0:
             self._filled(incoming)
 
-    def _filled(self, incoming: _Incoming) -> None:
+    def _filled(self, incoming: Incoming) -> None:
         """A payload is complete."""
         ends: _Ends = []
         early, receive = incoming.early, incoming.receive
@@ -440,13 +376,13 @@ class Links:
 
     # ---- matching, all under the lock ------------------------------------------------------------------------------------
 
-    def _take_posted(self, peer: int, label: Label) -> _Receive | None:
+    def _take_posted(self, peer: int, label: Label) -> Receive | None:
         for queue in (self._posted.get((peer, label)), self._posted_any.get(label)):
             if queue:
                 return queue.popleft()
         return None
 
-    def _take_early(self, peer: int, label: Label, receive: _Receive, ends: _Ends) -> bool:
+    def _take_early(self, peer: int, label: Label, receive: Receive, ends: _Ends) -> bool:
         queue = self._early.get((peer, label))
         if not queue:
             return False
@@ -482,7 +418,7 @@ def _bytes(buffer: memoryview) -> memoryview:
     return buffer.cast("B") if buffer.nbytes else memoryview(bytearray())
 
 
-def _deliver(early: _Early, receive: _Receive, peer: int) -> tuple[Ticket, BaseException | None]:
+def _deliver(early: Early, receive: Receive, peer: int) -> tuple[Ticket, BaseException | None]:
     """Hand a message from memory to its receiver, or say why it is not what was asked for."""
     receive.ticket.source = peer
     size, wanted = len(early.payload), receive.buffer.nbytes
