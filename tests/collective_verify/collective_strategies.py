@@ -61,6 +61,9 @@ instructions = st.builds(
     st.none() | places,
     st.lists(st.builds(Wait, small, small), max_size=3).map(tuple),
 )
+instructions |= st.builds(
+    Instruction, st.just(Opcode.REDUCE), places, places, st.just(()), st.lists(places, max_size=3).map(tuple)
+)
 blocks = st.builds(Block, st.none() | small, st.none() | small, small, st.lists(instructions, max_size=4).map(tuple))
 
 

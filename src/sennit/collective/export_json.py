@@ -13,7 +13,7 @@ every message, which needs the most scratch and the fewest operations. More slot
 | receive_reduce | wait; re target += place; signal |
 | receive_reduce_send | wait; res place, and the next rank's place, = source + place; signal both |
 | receive_reduce_copy_send | wait; res target, and the next rank's place, = target + place; signal both |
-| copy, reduce | copy, re |
+| copy, reduce | copy, re with all sources |
 
 - The receiver's first act is a signal, and the sender's a wait for it: the run before has ended, the places are free. After it every
   signal is waited for by the end of the run, so that channels start the next one balanced.
@@ -67,7 +67,7 @@ class PlanOptions:
 def mscclpp_json(schedule: Schedule, options: PlanOptions | None = None) -> str:
     """The plan as JSON text. Raises CollectiveError where it exceeds what the executor holds."""
     options = options or PlanOptions()
-    lowering = _Lowering(normal_form(schedule), options)
+    lowering = _Lowering(normal_form(schedule, single_reduces=False), options)
     plan = {
         "name": schedule.name,
         "collective": _collective(schedule.collective),
@@ -257,7 +257,7 @@ class _BlockLowering:
             case Opcode.COPY:
                 self._data("copy", [_local(source)], [_local(target)])
             case Opcode.REDUCE:
-                self._data("re", [_local(target), _local(source)], [_local(target)])
+                self._data("re", [_local(target), *map(_local, instruction.sources)], [_local(target)])
             case Opcode.SEND:
                 self._send(_local(source), _count(instruction))
             case _:

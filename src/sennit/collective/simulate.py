@@ -10,8 +10,9 @@ occupies the sending thread block and the wires; shares are max-min fair among a
 **A thread block** does its instructions one after another, all of them for a tile, then all for the next. An instruction that receives
 waits for its message; one that sends waits for a free slot: message n of a connection for the end of the receive of n - slots, with
 the slots of the protocol, or those that the schedule was proved with where they are more; and all wait for the steps that they come
-`after`. A receive that does not send on takes b / rate to copy from the slot, and so does a local copy or reduction. A fused
-instruction is one pass over the data: what it sends sets its time.
+`after`. A receive that does not send on takes b / rate to copy from the slot, and so does a local copy or reduction. A reduction of k
+sources at once moves k + 2 times b through memory where a single one moves 3, and takes (k + 2) / 3 as long. A fused instruction is one
+pass over the data: what it sends sets its time.
 
 **Tiles and slices.** Chunks are run in tiles so small that the longest message of the schedule fits a slot. (MSCCL's executor keeps the
 tiles long and cuts messages of several chunks instead; `export_xml.py` says what that can lead to.) A message is passed on in the
@@ -204,7 +205,8 @@ class _Build:
                 assert send is not None
                 task = self._send((rank, send, channel), size / slices)
             else:
-                task = self._task(len(self.steps), 0.0, size / slices / self.rate)
+                passes = (len(instruction.further) + 3) / 3
+                task = self._task(len(self.steps), 0.0, passes * size / slices / self.rate)
             if opcode.receives:
                 assert receive is not None
                 self.received.setdefault((receive, rank, channel), []).append(task)
