@@ -2,7 +2,8 @@
 
 2 to 8 ranks, buffers of random sizes, scratch, in place or not, up to 60 moves of random ranges. The collective is whatever the program
 computes; some output chunks are left open ("any"), so that a compiler may drop what only they need. To make programs that a
-compiler can fuse, a move often goes on from where the last one ended, and few pairs of ranks talk in one program.
+compiler can fuse, a move often goes on from where the last one ended, and few pairs of ranks talk in one program. Sometimes a reduce is
+followed by others into the same chunks, so that it can be joined with them.
 """
 
 from __future__ import annotations
@@ -53,7 +54,12 @@ class _Draft:
         if target is not None and draw.random() < 0.4:  # the same range there, as in most collectives
             found = self.cells[target.rank].find(source.buffer, source.start, source.count)
             target = Chunks(target.rank, source.buffer, source.start, source.count) if found else target
-        if target is None:
+        chained = bool(self.moves) and self.moves[-1].kind is MoveKind.REDUCE and draw.random() < 0.3
+        if chained:
+            target = self.moves[-1].target
+            near = draw.random() < 0.6
+            source = self.place(target.rank if near else draw.randrange(len(self.cells)), target.count)
+        if source is None or target is None:
             return False
         (a, b), (c, d) = self.span(source), self.span(target)
         if source.rank == target.rank and a < d and c < b:
@@ -62,7 +68,9 @@ class _Draft:
         sums = [None if x is None or y is None else add_values(x, y) for x, y in zip(moved, old, strict=True)]
         if any(value is None for value in moved):
             return False
-        reduce = None not in sums and draw.random() < 0.6
+        if chained and None in sums:
+            return False
+        reduce = chained or (None not in sums and draw.random() < 0.6)
         self.values[target.rank][c:d] = sums if reduce else moved
         channel = draw.randrange(3) if draw.random() < 0.1 else None
         kind = MoveKind.REDUCE if reduce else MoveKind.COPY
