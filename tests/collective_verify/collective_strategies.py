@@ -46,7 +46,7 @@ def customs(draw: st.DrawFn) -> CustomCollective:
 collectives = specs() | customs()
 chunks = st.builds(Chunks, small, names, small, st.integers(1, 4))
 places = st.builds(Place, names, small, st.integers(1, 4))
-moves = st.builds(Move, st.sampled_from(MoveKind), chunks, chunks, st.none() | small, small, titles)
+moves = st.builds(Move, st.sampled_from(MoveKind), chunks, chunks, st.none() | small, small, titles, st.none() | small)
 algorithms = st.builds(
     Algorithm,
     titles,

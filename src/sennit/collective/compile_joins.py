@@ -1,4 +1,4 @@
-"""Which reduces are done in one pass over memory.
+"""Which moves are done at once: reduces in one pass over memory, and the moves of a switch.
 
 Reduces one after another into the same chunks must keep their order anyway, and each would read and write the target. Joined they read every
 source and the target once and write once. A reduce joins those before it if
@@ -10,6 +10,8 @@ source and the target once and write once. A reduce joins those before it if
 By 3 they can all stand where the last one stands: nothing in between needed the earlier ones. So if what is joined is numbered by its last
 move, everything waits for smaller numbers only, and joining never makes a cycle. One pass over the moves decides it: a group is closed as
 soon as a move that does not join it waits for it.
+
+The moves of one multicast or reduction of a switch (`ir/collective.py`) stand together in the program, so nothing lies between them.
 """
 
 from __future__ import annotations
@@ -27,13 +29,22 @@ def moves_before(chunks: ChunkDag, move: int) -> set[int]:
 
 
 def joined_moves(chunks: ChunkDag, *, local_only: bool) -> list[list[int]]:
-    """All moves, in groups that are done at once, by the last move of each. `local_only`: a group stays within a rank."""
+    """All moves, in groups that are done at once, by the last move of each. `local_only`: a group stays within a rank, and
+    there is no switch."""
     groups: list[list[int]] = []
     of: list[list[int]] = []  # by move
     open_groups: set[int] = set()  # by their first move
     for number, move in enumerate(chunks.moves):
-        joins = move.kind is MoveKind.REDUCE and not (local_only and move.source.rank != move.target.rank)
-        group = _group_to_join(chunks, number, of, open_groups) if joins else None
+        group = None
+        joins = move.kind is MoveKind.REDUCE
+        if local_only:
+            joins = joins and move.source.rank == move.target.rank
+        elif move.switch is not None:
+            joins = False
+            if number and chunks.moves[number - 1].switch == move.switch:
+                group = of[number - 1]
+        if joins:
+            group = _group_to_join(chunks, number, of, open_groups)
         for other in moves_before(chunks, number):
             if of[other] is not group:
                 open_groups.discard(of[other][0])

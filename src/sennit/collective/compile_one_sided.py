@@ -32,7 +32,7 @@ __all__ = ["compile_one_sided"]
 
 @collector_paused()
 def compile_one_sided(algorithm: Algorithm) -> OneSided:
-    graph = operation_graph(chunk_dag(algorithm))
+    graph = operation_graph(chunk_dag(algorithm, switch=True))
     order = _order(graph)
     home, peers = _blocks(graph.operations, order)
     waits, order, home = _with_gates(graph.waits, order, home, peers, algorithm.collective.ranks)
