@@ -3,7 +3,7 @@
     python benchmarks/collective/fuzz.py --count 100000 --jobs 16
 
 Program number i is made from seed `--seed` + i, so a failure can be repeated alone with `--seed THAT --count 1`. The programs are those of
-`tests/collective_verify/random_programs.py`: 2 to 8 ranks, up to 60 moves. A failing program is shrunk and printed in its text form, and written
+`tests/collective_verify/random_programs.py`: 2 to 8 ranks, up to 60 moves; every fourth is of `random_switch_programs.py`, for a multicast switch. A failing program is shrunk and printed in its text form, and written
 to `--keep` if given. Ends with status 1 if any program fails or a mutant is missed.
 """
 
@@ -17,10 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "collective_verify"))
 
-from fuzz_round import Findings, fault_of, fuzz_round, shrink
+from fuzz_round import Findings, fault_of, fuzz_round, program_of, shrink
 from mutants import KINDS as SCHEDULE_KINDS
 from one_sided_mutants import ONE_SIDED_KINDS
-from random_programs import random_program
 
 KINDS = (*SCHEDULE_KINDS, *ONE_SIDED_KINDS)
 BATCH = 50  # programs that a worker does at a time
@@ -70,7 +69,7 @@ def report(total: Findings, seconds: float) -> None:
 
 def report_failure(seed: int, fault: str, keep: Path | None) -> None:
     print(f"\nprogram {seed}: {fault}")
-    algorithm = random_program(seed)
+    algorithm = program_of(seed)
     if fault_of(algorithm):
         algorithm = shrink(algorithm)
         print(f"shrunk to {len(algorithm.moves)} moves: {fault_of(algorithm)}\n{algorithm}")

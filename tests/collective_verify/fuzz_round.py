@@ -18,6 +18,7 @@ from mutants import KINDS, mutate
 from numpy.typing import NDArray
 from one_sided_mutants import ONE_SIDED_KINDS, mutate_one_sided
 from random_programs import random_program
+from random_switch_programs import random_switch_program
 
 from sennit.collective.compile import CompileOptions, compile_algorithm
 from sennit.collective.compile_one_sided import compile_one_sided
@@ -31,7 +32,7 @@ from sennit.ir.one_sided_numpy import run_one_sided
 from sennit.ir.schedule import Schedule
 from sennit.ir.schedule_numpy import run_schedule
 
-__all__ = ["Findings", "fault_of", "fuzz_round", "shrink"]
+__all__ = ["Findings", "fault_of", "fuzz_round", "program_of", "shrink"]
 
 Arrays = list[NDArray[np.int64]]
 ELEMENTS = 3
@@ -55,9 +56,14 @@ class Findings:
         self.mutants += other.mutants
 
 
+def program_of(seed: int) -> Algorithm:
+    """Every fourth program is one for a multicast switch."""
+    return random_switch_program(seed) if seed % 4 == 3 else random_program(seed)
+
+
 def fuzz_round(seed: int, mutants: int = 1) -> Findings:
     """The program of this seed, and some mutants of its schedule. Every fourth program is compiled without fusion too."""
-    algorithm = random_program(seed)
+    algorithm = program_of(seed)
     found = Findings(1, len(algorithm.moves))
     if fault := fault_of(algorithm, (True, False) if seed % 4 == 0 else (True,)):
         found.failures.append((seed, fault))

@@ -14,15 +14,17 @@ from dataclasses import dataclass, field
 from sennit.ir.cells import RankCells, lay_out_cells
 from sennit.ir.collective import Algorithm, Chunks, CustomCollective, Move, MoveKind, Scratch, Value, add_values
 
-__all__ = ["random_program"]
+__all__ = ["Draft", "finish", "random_program", "start"]
 
 MOST_MOVES = 60
 ATTEMPTS = 20  # to find one more move
 
 
 @dataclass
-class _Draft:
+class Draft:
     draw: random.Random
+    collective: CustomCollective
+    scratch: tuple[Scratch, ...]
     cells: tuple[RankCells, ...]
     values: list[list[Value | None]]
     roads: dict[int, list[int]]  # by rank, where it sends to
@@ -79,6 +81,17 @@ class _Draft:
 
 
 def random_program(seed: int) -> Algorithm:
+    draft = start(seed)
+    wanted_moves = draft.draw.randint(1, MOST_MOVES)
+    for _ in range(wanted_moves * ATTEMPTS):
+        if len(draft.moves) == wanted_moves:
+            break
+        draft.try_move()
+    return finish(draft)
+
+
+def start(seed: int) -> Draft:
+    """Buffers of random sizes that hold their inputs."""
     draw = random.Random(seed)
     ranks = draw.randint(2, 8)
     most = draw.choice([2, 4, 8])
@@ -100,19 +113,19 @@ def random_program(seed: int) -> Algorithm:
         for index in range(inputs[rank]):
             values[rank][held.extents["input"].first + index] = empty.before(rank, index)
     roads = {rank: draw.sample(range(ranks), draw.randint(1, min(3, ranks))) for rank in range(ranks)}
-    draft = _Draft(draw, cells, values, roads, draw.randint(1, most))
-    wanted_moves = draw.randint(1, MOST_MOVES)
-    for _ in range(wanted_moves * ATTEMPTS):
-        if len(draft.moves) == wanted_moves:
-            break
-        draft.try_move()
+    return Draft(draw, empty, scratch, cells, values, roads, draw.randint(1, most))
+
+
+def finish(draft: Draft) -> Algorithm:
+    """The program with a collective that asks for what it computes, or for a part of that."""
+    draw, empty = draft.draw, draft.collective
     open_share = draw.choice([0.0, 0.0, 0.3])
     wanted = tuple(
         tuple(
-            None if draw.random() < open_share else values[rank][held.extents["output"].first + index]
-            for index in range(outputs[rank])
+            None if draw.random() < open_share else draft.values[rank][held.extents["output"].first + index]
+            for index in range(empty.outputs[rank])
         )
-        for rank, held in enumerate(cells)
+        for rank, held in enumerate(draft.cells)
     )
-    collective = CustomCollective(empty.title, inputs, outputs, wanted, empty.aliases)
-    return Algorithm(f"random{seed}", collective, tuple(draft.moves), scratch)
+    collective = CustomCollective(empty.title, empty.inputs, empty.outputs, wanted, empty.aliases)
+    return Algorithm(empty.title, collective, tuple(draft.moves), draft.scratch)

@@ -19,6 +19,7 @@ Every wait points backwards in one order, and a put needs no slot; so nothing ca
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from sennit.collective.collector import collector_paused
 from sennit.collective.compile_chunks import chunk_dag
@@ -31,8 +32,12 @@ __all__ = ["compile_one_sided"]
 
 
 @collector_paused()
-def compile_one_sided(algorithm: Algorithm) -> OneSided:
-    graph = operation_graph(chunk_dag(algorithm, switch=True))
+def compile_one_sided(algorithm: Algorithm, *, switch: bool = True) -> OneSided:
+    """`switch=False` does the moves of a switch one by one, for machines without one."""
+    if not switch:
+        moves = tuple(replace(move, switch=None) if move.switch is not None else move for move in algorithm.moves)
+        algorithm = replace(algorithm, moves=moves)
+    graph = operation_graph(chunk_dag(algorithm, switch=switch))
     order = _order(graph)
     home, peers = _blocks(graph.operations, order)
     waits, order, home = _with_gates(graph.waits, order, home, peers, algorithm.collective.ranks)

@@ -21,6 +21,7 @@ from sennit.collective.library.all_pairs import (
 from sennit.collective.library.all_to_all import three_step_all_to_all, two_step_all_to_all
 from sennit.collective.library.all_to_next import direct_all_to_next, spread_all_to_next
 from sennit.collective.library.hierarchical import hierarchical_all_gather, hierarchical_all_reduce
+from sennit.collective.library.nvls import nvls_all_gather, nvls_all_reduce, nvls_reduce_scatter
 from sennit.collective.library.recursive import halving_doubling_all_reduce
 from sennit.collective.library.rings import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from sennit.collective.library.trees import chain_broadcast, double_tree_all_reduce, tree_broadcast
@@ -44,7 +45,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`build(nodes, per_node, options)`. `across`: only for more than one node."""
+    """`build(nodes, per_node, options)`. `across`: only for more than one node. `switch`: made for a multicast switch; a selection
+    for machines without one does not try it."""
 
     name: str
     collective: CollectiveName
@@ -52,6 +54,7 @@ class Recipe:
     build: Callable[[int, int, Options], Algorithm]
     worth_trying: tuple[Options, ...] = (Options(),)
     across: bool = False
+    switch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +197,28 @@ def recipes() -> tuple[Recipe, ...]:
             cut,
             across=True,
         ),
+        Recipe(
+            "nvls_all_reduce",
+            reduce,
+            "summed and multicast by the switch, in two steps",
+            lambda m, g, o: nvls_all_reduce(m * g, pieces=o.pieces, instances=o.instances),
+            piped,
+            switch=True,
+        ),
+        Recipe(
+            "nvls_all_gather",
+            gather,
+            "multicast by the switch",
+            lambda m, g, o: nvls_all_gather(m * g, instances=o.instances),
+            switch=True,
+        ),
+        Recipe(
+            "nvls_reduce_scatter",
+            scatter,
+            "summed by the switch",
+            lambda m, g, o: nvls_reduce_scatter(m * g, instances=o.instances),
+            switch=True,
+        ),
     )
 
 
@@ -209,6 +234,6 @@ def recipe(name: str) -> Recipe:
 def candidates(collective: CollectiveName, nodes: int) -> Iterator[Candidate]:
     """What is worth trying for a collective on so many nodes."""
     for item in recipes():
-        if item.collective is collective and (nodes > 1 or not item.across):
+        if item.collective is collective and (nodes > 1 or not item.across) and not item.switch:
             for options in item.worth_trying:
                 yield Candidate(item, options)

@@ -34,7 +34,9 @@ def nvls_all_reduce(ranks: int, *, pieces: int = 1, instances: int = 1, in_place
                 for rank in everyone:
                     part = b.input(rank).split(ranks)[rank].split(pieces)[piece]
                     with b.channel(SUM):
-                        total = part.reduce_in_switch(everyone, into=b.chunk(rank, "output", part.place.start, part.place.count))
+                        total = part.reduce_in_switch(
+                            everyone, into=b.chunk(rank, "output", part.place.start, part.place.count)
+                        )
                     with b.channel(SPREAD):
                         total.multicast(everyone)
 
