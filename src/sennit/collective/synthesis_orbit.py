@@ -97,6 +97,8 @@ class _Packer:
                     while path[-1] != device:
                         path.append(came[path[-1]])
                     path.reverse()
+                    if self._leaves_its_node(path):
+                        continue
                     use = Counter(self.orbits[ends] for ends in pairwise(path))
                     found.setdefault((vertex, tuple(sorted(use.items()))), tuple(path))
                     continue
@@ -105,6 +107,12 @@ class _Packer:
                         came[head] = vertex
                         todo.append(head)
         return [(target, use, path) for (target, use), path in found.items()]
+
+    def _leaves_its_node(self, path: list[int]) -> bool:
+        """From a node to itself through a NIC and the network: no cluster routes like that."""
+        node, names = self.network.node, self.network.names
+        inside = {names[vertex].startswith("node ") for vertex in path[1:-1]}
+        return bool(node) and node[path[0]] == node[path[-1]] and len(inside) == 2
 
     def pack(self, ratio: Fraction, counts: list[int]) -> list[_Grown] | None:
         """Trees from each representative, so many alike; None where the budgets do not allow it."""
