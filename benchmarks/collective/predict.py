@@ -3,6 +3,7 @@
     python benchmarks/collective/predict.py            # all: about two minutes on one core
     python benchmarks/collective/predict.py --calibrate
     python benchmarks/collective/predict.py --switch       # NVLS alone
+    python benchmarks/collective/predict.py --many         # AllToAll on up to 256 devices alone
 
 First the calibration: large all-reduces on five systems, simulated, against the bus bandwidth that others published, with the signed error.
 Nothing is fitted here: link efficiencies come from the presets, thread-block rates and latencies from `collective/protocol.py`.
@@ -14,6 +15,7 @@ are calibrated with. All times are simulated. The claims of the paper (arXiv 220
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +25,7 @@ from sennit.cluster import Algorithm as LibraryAlgorithm
 from sennit.cluster import Cluster, Topology, load
 from sennit.collective.baseline import (
     Baseline,
+    direct_all_to_all,
     fastest,
     nccl_all_reduce,
     nccl_all_to_all,
@@ -41,6 +44,7 @@ from sennit.collective.library import (
 )
 from sennit.collective.protocol import Protocol
 from sennit.collective.simulate import Machine, simulate_schedule
+from sennit.collective.simulate_fold import fold
 from sennit.collective.simulate_one_sided import simulate_one_sided
 from sennit.cost.transfer import collective
 from sennit.ir.program import CollectiveKind
@@ -205,6 +209,31 @@ def claims() -> None:
     print("| the paper, measured | 1.48x, 1.9x | 1.48x, 1.9x | 1.2x, 1.3x | 1.2x, 1.3x | 14.5x |")
 
 
+def many_devices(names: Sequence[str]) -> None:
+    """All-to-all on as many devices as the paper's largest system: one rank stands for all, which is exact here."""
+    print("### AllToAll on many devices: speed-up of the best of ours over send and receive, both simulated\n")
+    print(f"| size | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
+    clusters = [load(name) for name in names]
+    rows: list[list[str]] = [[] for _ in SIZES]
+    took: list[str] = []
+    for cluster in clusters:
+        started = time.perf_counter()
+        direct = direct_all_to_all(cluster.devices)
+        (two_step,) = compiled(["two_step_all_to_all"], cluster)
+        folds = {schedule.name: fold(schedule, cluster) for schedule in (direct, two_step)}
+        assert None not in folds.values(), "these schedules treat all ranks alike"
+        for row, size in zip(rows, SIZES, strict=True):
+            theirs, ours = (
+                fastest(schedule, cluster, size, (1, 2), QUICK, (Protocol.SIMPLE, Protocol.LL), folds[schedule.name])
+                for schedule in (direct, two_step)
+            )
+            row.append(f"{theirs.seconds / min(theirs.seconds, ours.seconds):.2f}x")
+        took.append(f"{time.perf_counter() - started:.0f} s")
+    for row, size in zip(rows, SIZES, strict=True):
+        print(f"| {show(size)} | {' | '.join(row)} |")
+    print(f"\nSeconds that the column took, on one core: {', '.join(took)}.\n")
+
+
 def closed_form(cluster: Cluster, size: int, *algorithms: LibraryAlgorithm) -> float:
     """An all-reduce over all devices, where the vendor's library knows these algorithms alone."""
     topology = Topology.of(msgspec.structs.replace(cluster, algorithms=algorithms))
@@ -240,12 +269,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calibrate", action="store_true", help="only the calibration")
     parser.add_argument("--switch", action="store_true", help="only the multicast switch")
+    parser.add_argument("--many", action="store_true", help="only the all-to-all on many devices")
     arguments = parser.parse_args()
-    if not arguments.switch:
+    whole = not (arguments.calibrate or arguments.switch or arguments.many)
+    if whole or arguments.calibrate:
         calibrate()
-    if not arguments.calibrate and not arguments.switch:
+    if whole:
         claims()
-    if not arguments.calibrate:
+    if whole or arguments.many:
+        many_devices(("ndv4:4", "ndv4:8", "ndv4:16", "ndv4:32"))
+    if whole or arguments.switch:
         in_the_switch("dgx-h100", (1, 4, 16))
         in_the_switch("gb200-nvl72", (1, 4))
 

@@ -25,10 +25,10 @@ Permutation = tuple[int, ...]  # where each vertex goes
 class Symmetries:
     """A group of automorphisms, by its elements; the identity first. Only the identity leaves any device in its place."""
 
-    __slots__ = ("elements", "representatives", "to_representative")
+    __slots__ = ("elements", "generators", "representatives", "to_representative")
 
-    def __init__(self, devices: int, elements: list[Permutation]) -> None:
-        self.elements = elements
+    def __init__(self, devices: int, elements: list[Permutation], generators: list[Permutation]) -> None:
+        self.elements, self.generators = elements, generators
         self.representatives: list[int] = []
         self.to_representative: dict[
             int, tuple[int, Permutation]
@@ -55,18 +55,20 @@ def symmetries(network: Network) -> Symmetries:
     """The largest group that the candidates give, one generator after another."""
     identity = tuple(range(len(network.names)))
     elements = [identity]
+    generators: list[Permutation] = []
     for candidate in _candidates(network):
         if any(element[: network.devices] == candidate for element in elements):
             continue
         generator = _extended(network, candidate)
         if generator is None:
             continue
-        larger = _with_generator(elements, generator, network.devices)
+        larger = _with_generator(elements, [*generators, generator], network.devices)
         if larger is not None:
             elements = larger
+            generators.append(generator)
         if len(elements) == network.devices:
             break
-    return Symmetries(network.devices, elements)
+    return Symmetries(network.devices, elements, generators)
 
 
 def _candidates(network: Network) -> Iterator[tuple[int, ...]]:
@@ -85,11 +87,12 @@ def _candidates(network: Network) -> Iterator[tuple[int, ...]]:
         bit *= 2
 
 
-def _with_generator(elements: list[Permutation], generator: Permutation, devices: int) -> list[Permutation] | None:
-    """The group with one more generator; None where some element then keeps a device in its place."""
+def _with_generator(
+    elements: list[Permutation], generators: list[Permutation], devices: int
+) -> list[Permutation] | None:
+    """The group of these generators, `elements` being that of all but the last; None where some element keeps a device in place."""
     found = dict.fromkeys(elements)
-    fresh = [generator]
-    generators = [*elements[1:], generator]
+    fresh = [tuple(generators[-1][vertex] for vertex in element) for element in elements]
     while fresh:
         element = fresh.pop()
         if element in found:
@@ -97,7 +100,7 @@ def _with_generator(elements: list[Permutation], generator: Permutation, devices
         if len(found) >= devices or any(element[device] == device for device in range(devices)):
             return None
         found[element] = None
-        fresh += [tuple(other[vertex] for vertex in element) for other in (generator, *generators[:4])]
+        fresh += [tuple(other[vertex] for vertex in element) for other in generators]
     return list(found)
 
 
