@@ -62,9 +62,7 @@ def test_an_all_reduce_has_two_data_steps_a_rank_and_waits_for_nothing_else() ->
         "switch_reduce ranks {0-3} input[0:1] into output[0:1]",
         "multicast output[0:1] to ranks {0-3} output[0:1]",
     ]
-    assert verify_one_sided(program).signals == 4 * (
-        3 + 1 + 3
-    )  # into the gates, from the sum to its multicast, out of them
+    assert verify_one_sided(program).signals == 4 * (3 + 3)  # in through the gates and out of them
 
 
 def sums_of_pairs(b: Builder) -> None:

@@ -9,7 +9,7 @@ With p ranks on one switch and n bytes:
 | reduce-scatter | a | n up, n/p down |
 
 against 2 (p-1)/p n each way for any all-reduce whose sums are made at the ranks. In an all-reduce, rank i has the switch add up part i of all and
-multicasts the sum. Summing fills the way up, multicasting the way down: `pieces` lets the one run beside the other, on channels of their own.
+multicasts the sum. Summing fills the way up, multicasting the way down: several `pieces` let the one run beside the other, on channels of their own.
 
 On a topology without such a switch the same algorithms run as the copies and reduces that they stand for (`ir/collective.py`).
 """
@@ -37,7 +37,7 @@ def nvls_all_reduce(ranks: int, *, pieces: int = 1, instances: int = 1, in_place
                         total = part.reduce_in_switch(
                             everyone, into=b.chunk(rank, "output", part.place.start, part.place.count)
                         )
-                    with b.channel(SPREAD):
+                    with b.channel(SPREAD if pieces > 1 else SUM):
                         total.multicast(everyone)
 
     spec = CollectiveSpec(CollectiveName.ALL_REDUCE, ranks, ranks * pieces * instances, None, in_place)
