@@ -9,16 +9,16 @@
 | signal, wait between ranks | signal, wait on a memory channel, one for each pair of blocks that signal each other |
 | signal, wait within a rank | sem_release, sem_acquire on a semaphore for each pair of blocks |
 
-The executor's wait takes one signal and knows no number, so the k-th wait of a block for another must be for k; the compiler's are. Every signal is waited
-for once, so that channels start the next run balanced; the gates keep two runs apart. A data operation names a channel to its peer too: one that the
-block has, or else one to the peer's gate.
+The executor's wait takes one signal and knows no number, so the k-th wait of a block for another must be for k; the compiler's
+are. Every signal is waited for once, so that channels start the next run balanced; the gates keep two runs apart. A data
+operation names a channel to its peer too: one that the block has, or else one to the peer's gate.
 
-**Switch channels.** A multicast object covers one buffer of some ranks, and a rank uses those that it belongs to: a multicast or reduction must name the rank
-that does it. The plan format has no reduction in the switch whose result stays with one rank: a lone switch_reduce is refused, and so `nvls_reduce_scatter` is.
-`nvls_all_reduce` with one piece becomes glres.
+**Switch channels.** A multicast object covers one buffer of some ranks, and a rank uses those that it belongs to: a multicast or
+reduction must name the rank that does it. The plan format has no reduction in the switch whose result stays with one rank: a lone
+switch_reduce is refused, and so `nvls_reduce_scatter` is. `nvls_all_reduce` with one piece becomes glres.
 
-Field names are those of mscclpp's parser (src/core/executor/execution_plan.cc). All ranks are within reach of each other's loads and stores (one node). Not run on
-the executor by us; the tests interpret its operations.
+Field names are those of mscclpp's parser (src/core/executor/execution_plan.cc). All ranks are within reach of each other's loads
+and stores (one node). Not run on the executor by us; the tests interpret its operations.
 """
 
 from __future__ import annotations

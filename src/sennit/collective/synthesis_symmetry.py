@@ -1,13 +1,15 @@
 """Symmetries of a network: permutations of its vertices that keep every link and its capacity.
 
-Clusters are made of identical nodes of identical devices, so the candidates are few: every node becomes the next one, every device the next in its
-node (or the next but one, ...), or devices change places in pairs (i becomes i xor 1, xor 2, xor 4: the corners of a cube). `symmetries` keeps
-those that are automorphisms, and of these as many generators as still make a group in which only the identity keeps a device where it is. Then each
-device has as many images as the group has members, and what is made for one device can be copied to all of them.
+Clusters are made of identical nodes of identical devices, so the candidates are few: every node becomes the next one, every
+device the next in its node (or the next but one, ...), or devices change places in pairs (i becomes i xor 1, xor 2, xor 4: the
+corners of a cube). `symmetries` keeps those that are automorphisms, and of these as many generators as still make a group in
+which only the identity keeps a device where it is. Then each device has as many images as the group has members, and what is made
+for one device can be copied to all of them.
 
-**A candidate moves devices; where do switches go?** (`_extended`) By colour refinement on two copies of the network at once, in one of which device d has the
-colour d, in the other the colour of the device that it comes from. A switch goes to one of the same colour; twins, which have the same links, go in order. Then
-every link is checked: what is returned is an automorphism, whatever the colours said.
+**A candidate moves devices; where do switches go?** (`_extended`) By colour refinement on two copies of the network at once, in
+one of which device d has the colour d, in the other the colour of the device that it comes from. A switch goes to one of the same
+colour; twins, which have the same links, go in order. Then every link is checked: what is returned is an automorphism, whatever
+the colours said.
 """
 
 from __future__ import annotations
