@@ -15,6 +15,7 @@ from sennit.collective.library.hierarchical import (
     level_all_reduce,
 )
 from sennit.collective.library.nvls import nvls_all_gather, nvls_all_reduce, nvls_reduce_scatter
+from sennit.collective.library.reads import one_shot_all_reduce, read_all_reduce, read_reduce_scatter
 from sennit.collective.library.recursive import (
     halving_doubling_all_reduce,
     recursive_doubling,
@@ -58,6 +59,9 @@ __all__ = [
     "nvls_all_gather",
     "nvls_all_reduce",
     "nvls_reduce_scatter",
+    "one_shot_all_reduce",
+    "read_all_reduce",
+    "read_reduce_scatter",
     "recipe",
     "recipes",
     "recursive_doubling",
