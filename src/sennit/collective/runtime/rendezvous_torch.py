@@ -91,7 +91,7 @@ def _interface_address(interface: str) -> str:
             names = ", ".join(name for _, name in socket.if_nameindex())
             raise RunError(
                 f"the network interface {interface!r} has no IPv4 address ({error.strerror})",
-                where="SENNIT_INTERFACE",
+                where="the environment: the interface to other hosts",
                 fix=f"name one of {names}",
             ) from None
     return socket.inet_ntoa(answer[20:24])
