@@ -220,7 +220,8 @@ class ShmEndpoint:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
             plan = make_plan(self.load(code), elements, dtype, reduction, self._layout.capacity.slot, title)
-            self._plans[code.fingerprint, elements, dtype, reduction] = plan
+            if title is None:
+                self._plans[code.fingerprint, elements, dtype, reduction] = plan
             return plan
 
     def _aim(self, plan: Plan, source: int, target: int) -> tuple[int, int, int, object]:
@@ -228,10 +229,11 @@ class ShmEndpoint:
         inward, outward = plan.touched[INPUT] and not self._has(source), plan.touched[OUTPUT] and not self._has(target)
         loaded = plan.loaded
         kept: NDArray[np.uint8] | None = None
-        if not target and loaded.used[OUTPUT] and not outward:
-            kept = np.empty(
-                max(1, plan.sizes[OUTPUT]), dtype=np.uint8
-            )  # the code writes an output that nobody asked for
+        if not source and loaded.used_at_all(INPUT) and plan.sizes[INPUT]:
+            raise CollectiveError(f"{plan.text} without an input", where=self._where(), fix="pass the address of one")
+        if not target and loaded.used[OUTPUT] and not outward and plan.sizes[OUTPUT]:
+            # the code writes an output that nobody asked for
+            kept = np.empty(plan.sizes[OUTPUT], dtype=np.uint8)
             target = kept.ctypes.data
         if loaded.in_place:
             inward = outward = inward or outward
