@@ -178,6 +178,7 @@ def test_names_are_of_no_use_to_other_groups_and_unlinked(monkeypatch: pytest.Mo
         (lambda g: g.all_reduce(np.ones(4, dtype=bool), Reduction.AVG), "average of bool"),
         (lambda g: g.send_array(np.ones(4), 0), "between rank 0 and rank 0"),
         (lambda g: g.run(encode_pull(build("all_gather", 2)), 0, 0, 1, DType.F32), "for 2 ranks"),
+        (lambda g: g.run(encode_pull(build("all_gather", 1)), 0, 0, 1, DType.F32), "without an input"),
         (lambda g: g.exchange([], []), "0 and 0 buffers for 1 ranks"),
         (lambda g: g.table.choose(CollectiveName.ALL_TO_NEXT, 5), "no code for all_to_next"),
         (lambda g: build("all_reduce rings", 2), "no shared-memory algorithm"),

@@ -45,6 +45,8 @@ class Reduction(Enum):
     BXOR = "bxor"
     AVG = "avg"
 
+    __hash__ = object.__hash__  # members are singletons, and every call looks one up
+
 
 # the numbers of the core
 DTYPES = (
@@ -75,6 +77,7 @@ class Status(IntEnum):
     WAITING = 1
     OTHER_CALL = 2
     UNEXPECTED = 3
+    UNUSABLE = 4
 
 
 class PlaceRecord(Structure):
@@ -95,6 +98,8 @@ class GroupRecord(Structure):
         ("peers", POINTER(PlaceRecord)),
         ("notes", c_void_p),
         ("calls_begun", c_void_p),
+        ("owned", c_void_p),
+        ("broken", c_void_p),
         ("flags_per_slot", c_int64),
         ("staging_step", c_int64),
         ("slot_bytes", c_int64),
@@ -143,6 +148,7 @@ class CallRecord(Structure):
         ("reduction", c_int32),
         ("itemsize", c_int32),
         ("divide", c_int32),
+        ("large", c_int32),
         ("elements", c_int64),
         ("tile", c_int64),
         ("source", c_void_p),

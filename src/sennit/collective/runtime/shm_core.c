@@ -25,12 +25,15 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
 /* ---- what Python fills in: the same fields stand in shm_abi.py ------------------------------------------------------- */
 
 enum { COPY, REDUCE, PUT, GET, READ_REDUCE, MULTI_REDUCE, MULTICAST, SWITCH_REDUCE, SIGNAL, WAIT };
 enum { INPUT, OUTPUT, FIRST_SCRATCH };
-enum { DONE, WAITING, OTHER_CALL, UNEXPECTED };
+enum { DONE, WAITING, OTHER_CALL, UNEXPECTED, UNUSABLE };
 #define STRIDE (1 << 20)
 #define LINE 64
 
@@ -85,6 +88,8 @@ typedef struct {
     Place *peers;        /* by rank, two each: where their input and output lie, as their flags said */
     CallNote *notes;     /* the last calls of this rank, in the segment: for messages when ranks differ */
     _Atomic uint64_t *calls_begun; /* of this rank, in the segment */
+    const volatile char *owned;    /* not 0 in the process that made the group; a page that a fork wipes */
+    const volatile char *broken;   /* not 0 when a rank has declared a failure */
     int64_t flags_per_slot, staging_step, slot_bytes, ring_bytes;
     int32_t rank, ranks;
     int32_t spin_limit, yields;
@@ -115,6 +120,7 @@ typedef struct {
     int32_t only_read;            /* peers only read here: a gate may be left before they are done */
     int32_t alias; /* in place: the part of the larger buffer at which the smaller begins; else -1 */
     int32_t dtype, reduction, itemsize, divide;
+    int32_t large; /* the output does not fit a cache */
     int64_t elements, tile; /* of a part: in all, and at a time */
     char *source, *target;
     int32_t staged[2]; /* whether input and output are copied through staging */
@@ -319,6 +325,9 @@ static void relax(void)
 #endif
 }
 
+/* After so many nanoseconds others have the core whom yielding does not speed up: a sleeper that is woken comes before them. */
+#define YIELD_LIMIT 300000
+
 typedef struct {
     int rounds, asleep;
     uint32_t bell;
@@ -344,7 +353,7 @@ static int idle_once(Group *group, Idle *idle)
     int64_t now = nanoseconds();
     if (!idle->since)
         idle->since = now;
-    if (idle->rounds < spin + group->yields) {
+    if (idle->rounds < spin + group->yields && now - idle->since < YIELD_LIMIT) {
         sched_yield();
         /* a yield that took long let others run: there are fewer cores than ranks, and spinning takes their time */
         if (nanoseconds() - now > 3000 && spin)
@@ -385,6 +394,30 @@ static void wake(Group *group, int rank)
         syscall(SYS_futex, &door->bell, FUTEX_WAKE, INT_MAX, 0, 0, 0);
     }
 }
+
+/* ---- copies ---------------------------------------------------------------------------------------------------------- */
+
+#if defined(__x86_64__)
+/* Past the cache: what is written is not fetched before, and does not push out what is still needed. For outputs larger than a cache. */
+static void copy_past_cache(char *to, const char *from, size_t bytes)
+{
+    size_t head = -(uintptr_t)to % 16, i;
+    head = head < bytes ? head : bytes;
+    memcpy(to, from, head);
+    for (i = head; i + LINE <= bytes; i += LINE) {
+        __m128i a = _mm_loadu_si128((const __m128i *)(from + i)), b = _mm_loadu_si128((const __m128i *)(from + i + 16));
+        __m128i c = _mm_loadu_si128((const __m128i *)(from + i + 32)), d = _mm_loadu_si128((const __m128i *)(from + i + 48));
+        _mm_stream_si128((__m128i *)(to + i), a);
+        _mm_stream_si128((__m128i *)(to + i + 16), b);
+        _mm_stream_si128((__m128i *)(to + i + 32), c);
+        _mm_stream_si128((__m128i *)(to + i + 48), d);
+    }
+    memcpy(to + i, from + i, bytes - i);
+    _mm_sfence();
+}
+#else
+#define copy_past_cache memcpy
+#endif
 
 /* ---- the interpreter ------------------------------------------------------------------------------------------------- */
 
@@ -441,7 +474,11 @@ static void move_data(const Group *group, const Call *call, const Instruction *s
     if (step->op == REDUCE || step->op == READ_REDUCE) {
         const char *sources[2] = {target, source};
         reduce_all(call, target, sources, 2, size / call->itemsize);
-    } else if (target != source) {
+    } else if (target == source) {
+        return;
+    } else if (call->large && step->target_buffer == OUTPUT && !call->staged[OUTPUT]) {
+        copy_past_cache(target, source, size);
+    } else {
         memcpy(target, source, size);
     }
 }
@@ -629,9 +666,11 @@ int sennit_run(Group *group, Call *call)
     return call->phase == 2 ? DONE : WAITING;
 }
 
-/* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. */
+/* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. A closed group is none. */
 int sennit_start(Group *group, Call *call, char *source, char *target, int32_t staged)
 {
+    if (!group || !*group->owned || *group->broken)
+        return UNUSABLE;
     call->source = source;
     call->target = target;
     call->staged[INPUT] = staged & 1;

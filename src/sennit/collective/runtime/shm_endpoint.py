@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import ctypes
 import json
-import logging
+import mmap
 import os
 import threading
 import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -46,12 +46,11 @@ from sennit.ir.layout import Reduction as LayoutReduction
 
 __all__ = ["Buffer", "ShmEndpoint"]
 
-_logger = logging.getLogger(__name__)
-
 _PATIENCE = 20_000_000  # nanoseconds: how often a waiting rank looks around
 _SPIN_LIMIT = 2_000  # rounds, some 50 microseconds
-_YIELDS = 400
+_YIELDS = 100  # a few rounds of the ranks that share a core
 _PLANS_KEPT = 512
+_WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which the mmap module does not name
 _MESSAGES, _EXCHANGES = 0, 1  # the two sets of rings
 
 
@@ -86,6 +85,10 @@ class ShmEndpoint:
         weakref.finalize(self, self._liveness.close)  # of a group that was dropped
         self._arena = Arena(segment.address + layout.arena(self.rank), layout.capacity.arena)
         self._pid = os.getpid()
+        self._owned = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._owned[0] = 1
+        with suppress(OSError):  # an old kernel: then only calls that wait find out
+            self._owned.madvise(_WIPE_ON_FORK)
         self._lock = threading.Lock()
         self._codes: dict[str, LoadedCode] = {}
         self._plans: dict[tuple[str, int, DType, Reduction | None], Plan] = {}
@@ -135,6 +138,7 @@ class ShmEndpoint:
         record.staging, record.rings = base + layout.staging, base + layout.rings
         record.peers = self._peers
         record.notes, record.calls_begun = segment.own_notes, segment.own_calls_begun
+        record.owned, record.broken = ctypes.addressof(ctypes.c_char.from_buffer(self._owned)), base + BROKEN
         record.flags_per_slot, record.staging_step = layout.capacity.flags, layout.staging_step
         record.slot_bytes, record.ring_bytes = layout.capacity.slot, layout.capacity.ring
         record.rank, record.ranks = self.rank, self.size
@@ -164,15 +168,24 @@ class ShmEndpoint:
         self.run_plan(plan, source, target, timeout)
 
     def run_plan(self, plan: Plan, source: int, target: int, timeout: float | None = None) -> None:
-        """`run`, for who keeps the plan: what is left is one call of the machine."""
+        """`run`, for who keeps the plan: what is left is one call of the machine, which also looks whether the group may be used."""
         with self._lock:
-            segment = self._usable()
-            source, target, staged, kept = self._aim(plan, source, target)
+            kept: object = None
+            apart = source == target or not _overlap(source, target, plan.sizes)
+            if plan.simple and source and target and apart and not self._has(source):
+                staged = 1  # the common case: private memory, and peers only read
+            else:
+                source, target, staged, kept = self._aim(plan, source, target)
             status = self.machine.start(self._record, self._address, plan, source, target, staged)
             if status:
+                segment = self._usable()
                 with self._unfinished(segment, plan.text):
                     self._wait_for_call(segment, plan, status, self.timeout if timeout is None else timeout)
             del kept
+
+    def _has(self, address: int) -> bool:
+        """Does it lie in memory of `allocate`?"""
+        return self._arena.first <= address < self._arena.last
 
     def load(self, code: Code) -> LoadedCode:
         """Make room for the flags of a code. All ranks load the same codes in the same order, as they run them."""
@@ -207,24 +220,20 @@ class ShmEndpoint:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
             plan = make_plan(self.load(code), elements, dtype, reduction, self._layout.capacity.slot, title)
-            self._plans[code.fingerprint, elements, dtype, reduction] = plan
+            if title is None:
+                self._plans[code.fingerprint, elements, dtype, reduction] = plan
             return plan
 
     def _aim(self, plan: Plan, source: int, target: int) -> tuple[int, int, int, object]:
         """The addresses of a call; what is copied through staging, as bits; and what must live as long as the call."""
-        inward, outward = plan.touched
-        if inward:
-            inward = not self._arena.first <= source < self._arena.last
-        if inward and target and not outward and (source == target or not _overlap(source, target, plan.sizes)):
-            return source, target, 1, None  # the common case: private memory, and peers only read
-        if outward:
-            outward = not self._arena.first <= target < self._arena.last
+        inward, outward = plan.touched[INPUT] and not self._has(source), plan.touched[OUTPUT] and not self._has(target)
         loaded = plan.loaded
         kept: NDArray[np.uint8] | None = None
-        if not target and loaded.used[OUTPUT] and not outward:
-            kept = np.empty(
-                max(1, plan.sizes[OUTPUT]), dtype=np.uint8
-            )  # the code writes an output that nobody asked for
+        if not source and loaded.used_at_all(INPUT) and plan.sizes[INPUT]:
+            raise CollectiveError(f"{plan.text} without an input", where=self._where(), fix="pass the address of one")
+        if not target and loaded.used[OUTPUT] and not outward and plan.sizes[OUTPUT]:
+            # the code writes an output that nobody asked for
+            kept = np.empty(plan.sizes[OUTPUT], dtype=np.uint8)
             target = kept.ctypes.data
         if loaded.in_place:
             inward = outward = inward or outward
@@ -514,7 +523,7 @@ class ShmEndpoint:
         if segment is None or os.getpid() != self._pid:
             return
         with self._lock:
-            self._segment = None
+            self._segment, self._address = None, 0
             segment.leave()
             self._liveness.close()
 

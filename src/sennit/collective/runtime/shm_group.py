@@ -54,7 +54,7 @@ class ShmGroup(ShmEndpoint):
     ) -> Array:
         """Into `out`, or into `array` itself."""
         out = array if out is None else out
-        self._start(CollectiveName.ALL_REDUCE, array, out, array.size, dtype, reduction, timeout=timeout)
+        self._start("all_reduce", array, out, array.size, dtype, reduction, timeout=timeout)
         return out
 
     def reduce_scatter(
@@ -67,25 +67,25 @@ class ShmGroup(ShmEndpoint):
         timeout: float | None = None,
     ) -> Array:
         """Part r of the sum of all arrays, at rank r."""
-        self._start(CollectiveName.REDUCE_SCATTER, array, out, out.size, dtype, reduction, timeout=timeout)
+        self._start("reduce_scatter", array, out, out.size, dtype, reduction, timeout=timeout)
         return out
 
     def all_gather(
         self, array: Array, out: Array, *, dtype: DType | None = None, timeout: float | None = None
     ) -> Array:
-        self._start(CollectiveName.ALL_GATHER, array, out, array.size, dtype, None, timeout=timeout)
+        self._start("all_gather", array, out, array.size, dtype, None, timeout=timeout)
         return out
 
     def all_to_all(
         self, array: Array, out: Array, *, dtype: DType | None = None, timeout: float | None = None
     ) -> Array:
         """Part q of `array` to rank q; part q of `out` from rank q."""
-        self._start(CollectiveName.ALL_TO_ALL, array, out, array.size // self.size, dtype, None, timeout=timeout)
+        self._start("all_to_all", array, out, array.size // self.size, dtype, None, timeout=timeout)
         return out
 
     def broadcast(self, array: Array, root: int, *, dtype: DType | None = None, timeout: float | None = None) -> Array:
         """The root's array to all."""
-        self._start(CollectiveName.BROADCAST, array, array, array.size, dtype, None, root, timeout)
+        self._start("broadcast", array, array, array.size, dtype, None, root, timeout)
         return array
 
     def reduce(
@@ -100,7 +100,7 @@ class ShmGroup(ShmEndpoint):
     ) -> Array | None:
         """At the root into `out`, or into `array` itself; None elsewhere."""
         target = (array if out is None else out) if self.rank == root else None
-        self._start(CollectiveName.REDUCE, array, target, array.size, dtype, reduction, root, timeout)
+        self._start("reduce", array, target, array.size, dtype, reduction, root, timeout)
         return target
 
     def gather(
@@ -112,7 +112,7 @@ class ShmGroup(ShmEndpoint):
         dtype: DType | None = None,
         timeout: float | None = None,
     ) -> Array | None:
-        self._start(CollectiveName.GATHER, array, out, array.size, dtype, None, root, timeout)
+        self._start("gather", array, out, array.size, dtype, None, root, timeout)
         return out
 
     def scatter(
@@ -124,7 +124,7 @@ class ShmGroup(ShmEndpoint):
         dtype: DType | None = None,
         timeout: float | None = None,
     ) -> Array:
-        self._start(CollectiveName.SCATTER, array, out, out.size, dtype, None, root, timeout)
+        self._start("scatter", array, out, out.size, dtype, None, root, timeout)
         return out
 
     def barrier(self, *, timeout: float | None = None) -> None:
@@ -156,7 +156,7 @@ class ShmGroup(ShmEndpoint):
 
     def _start(
         self,
-        collective: CollectiveName,
+        collective: str,
         array: Array | None,
         out: Array | None,
         elements: int,
@@ -167,11 +167,13 @@ class ShmGroup(ShmEndpoint):
     ) -> None:
         given = array if array is not None else out
         if given is None:
-            raise CollectiveError(f"{collective.value} without an array", fix="pass one")
-        key = collective.value, elements, given.dtype.num if dtype is None else dtype, reduction, root
+            raise CollectiveError(f"{collective} without an array", fix="pass one")
+        key = collective, elements, given.dtype.num if dtype is None else dtype, reduction, root
         plan = self._ready.get(key)
         if plan is None:
-            plan = self._ready[key] = self._make_ready(collective, elements, dtype or dtype_of(given), reduction, root)
+            plan = self._ready[key] = self._make_ready(
+                CollectiveName(collective), elements, dtype or dtype_of(given), reduction, root
+            )
         source = 0 if array is None else self._address_of(array, plan.sizes[INPUT], "input", plan)
         if out is array:
             target = source

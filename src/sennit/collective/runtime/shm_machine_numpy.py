@@ -10,7 +10,7 @@ import ctypes
 import threading
 import time
 from ctypes import Array as CArray
-from ctypes import c_uint64
+from ctypes import c_uint8, c_uint64
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,8 @@ class NumpyMachine:
         return "python"
 
     def start(self, group: GroupRecord, group_address: int, plan: Plan, source: int, target: int, staged: int) -> int:
+        if not group_address or not c_uint8.from_address(group.owned).value or c_uint8.from_address(group.broken).value:
+            return Status.UNUSABLE
         call = plan.record
         call.source, call.target, call.phase, call.ahead, call.entered = source, target, 0, 0, 0
         call.staged[INPUT], call.staged[OUTPUT] = staged & 1, staged >> 1

@@ -28,6 +28,8 @@ from sennit.ir.dtype import DType
 
 __all__ = ["LoadedCode", "Plan", "make_plan"]
 
+_LARGE = 1 << 22  # bytes of an output: it passes the caches of a core
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedCode:
@@ -132,6 +134,7 @@ class Plan:
     sizes: tuple[int, int]  # bytes of input and output
     part_bytes: int
     touched: tuple[bool, bool]  # as the record says
+    simple: bool  # peers read the input and do not touch the output, and both are used: no choices but where they lie
     kept: tuple[object, ...]
 
     @property
@@ -181,5 +184,7 @@ def make_plan(
     sizes = code.parts(rank, INPUT) * part, code.parts(rank, OUTPUT) * part
     note = np.frombuffer(words.ljust(112, b"\0"), dtype=np.uint8)
     record.words = note.ctypes.data
+    record.large = sizes[OUTPUT] >= _LARGE
     touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
-    return Plan(loaded, record, ctypes.addressof(record), identity, words, sizes, part, touched, (at, note))
+    simple = touched == (True, False) and loaded.used[OUTPUT] and not loaded.in_place
+    return Plan(loaded, record, ctypes.addressof(record), identity, words, sizes, part, touched, simple, (at, note))
