@@ -139,10 +139,10 @@ def special_forms(rank: int) -> list[str]:
 
     if rank == 0:
         found = torch.zeros(1)
-        sources = [dist.recv(found, group=group) for _ in range(size - 1)]
+        sources = [dist.recv(found, group=group, tag=3) for _ in range(size - 1)]
         check("sources", torch.tensor(sorted(sources)), torch.arange(1, size))
     else:
-        dist.send(torch.ones(1), 0, group)
+        dist.send(torch.ones(1), 0, group, tag=3)
 
     after, before = (rank + 1) % size, (rank - 1) % size
     big = torch.zeros(1 << 20)
