@@ -1,0 +1,242 @@
+"""Collectives between virtual ranks on one GPU: every rank's buffers lie in its memory, one launch does it for all.
+
+    program = without_gates(join_blocks(compile_one_sided(algorithm)))
+    group = GpuGroup(encode(program))
+    group.run(inputs, outputs)             # lists of tensors, one for each rank; returns at once, ordered by the current stream
+    group.check()                          # waits, and raises if the kernel gave up
+
+It is how a schedule is tried at a GPU's speed without eight of them, and what several model replicas on one GPU use. `gpu_peers_torch.py` has
+the same kernel between processes and between GPUs.
+
+The kernel is compiled on the first call for each pair of element type and reduction, in about a second; `GpuKernels` keeps them, and may be shared
+by groups. How many thread blocks make a team is chosen by size, up to what the device holds at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from sennit.collective.runtime.code import INPUT, OUTPUT, Code
+from sennit.collective.runtime.gpu_call import (
+    STATUS_WORDS,
+    Shape,
+    defines,
+    explain_status,
+    kernel_source,
+)
+from sennit.collective.runtime.gpu_code import Walk, walk_of
+from sennit.collective.runtime.gpu_driver import Kernel, compile_kernel
+from sennit.errors import RunError
+from sennit.ir.dtype import DType
+from sennit.ir.layout import Reduction
+
+__all__ = ["DeviceWalk", "GpuGroup", "GpuKernels", "dtype_of"]
+
+
+def dtype_of(tensor: torch.Tensor) -> DType:
+    name = str(tensor.dtype).removeprefix("torch.")
+    for dtype in DType:
+        if dtype.torch_name == name:
+            return dtype
+    raise RunError(f"the GPU runtime has no element type {name}", fix="view the tensor as one that it has, as int32")
+
+
+@dataclass(slots=True)
+class GpuKernels:
+    """Compiled kernels of one device. `resident` thread blocks of `threads` are to fit on a multiprocessor at once."""
+
+    device: torch.device
+    threads: int = 512
+    resident: int = 2
+    system_scope: bool = False
+    made: dict[tuple[DType, Reduction], Kernel] = field(default_factory=dict)
+
+    def get(self, dtype: DType, reduction: Reduction) -> Kernel:
+        key = dtype, reduction
+        if key not in self.made:
+            torch.zeros(1, device=self.device)  # makes the context that NVRTC and the driver need
+            options = defines(dtype, reduction, self.threads, self.resident, system_scope=self.system_scope)
+            self.made[key] = compile_kernel(kernel_source(), "interpret", options, self.threads)
+        return self.made[key]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWalk:
+    """A walk in device memory."""
+
+    walk: Walk
+    tables: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def of(cls, walk: Walk, device: torch.device) -> DeviceWalk:
+        tables = (walk.workers, walk.pages, walk.steps, walk.places)
+        # one more row: an empty table has no address
+        return cls(
+            walk,
+            tuple(
+                torch.from_numpy(np.concatenate([table, np.zeros_like(table, shape=(1, table.shape[1]))])).to(device)
+                for table in tables
+            ),
+        )
+
+    def addresses(self) -> list[int]:
+        return [table.data_ptr() for table in self.tables]
+
+    def largest_team(self, kernel: Kernel) -> int:
+        """The most members a team may have with all thread blocks resident; raises where not even one fits."""
+        walk, room = self.walk, kernel.resident_blocks()
+        narrow = len(walk.workers) - walk.wide
+        if walk.blocks(1) > room:
+            raise RunError(
+                f"{walk.blocks(1)} thread blocks wait for each other and the device holds {room} at once",
+                where=f"code {walk.code.name!r}: {walk.wide} that move data, {narrow} that only signal and wait",
+                fix="use fewer channels or instances, or join_blocks: one block a rank",
+            )
+        return (room - narrow) // max(1, walk.wide)
+
+
+class GpuGroup:
+    """All ranks of `code` in one launch. `team` fixes the size of teams; `patience` is how many seconds a wait may take."""
+
+    def __init__(
+        self,
+        code: Code,
+        kernels: GpuKernels | None = None,
+        *,
+        team: int | None = None,
+        patience: float = 10.0,
+        join: bool = True,
+    ) -> None:
+        if not torch.cuda.is_available():
+            raise RunError("torch sees no CUDA device", fix="run on a machine with a GPU, or use another runtime")
+        device = torch.device("cuda", torch.cuda.current_device())
+        self.kernels = kernels if kernels is not None else GpuKernels(device)
+        self.device = self.kernels.device
+        self.code, self.team, self.patience = code, team, patience
+        self.walk = DeviceWalk.of(walk_of(code, join=join), self.device)
+        self.status = torch.zeros(STATUS_WORDS, dtype=torch.int64, device=self.device)
+        self.epoch = 0
+        self.most = 0
+        self.flags: list[torch.Tensor] = []
+        self.flag_table = torch.zeros(0)
+        self.scratch: list[list[torch.Tensor]] = []
+        self.scratch_bytes = 0
+        self.buffer_tables: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def run(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], reduction: Reduction = Reduction.SUM
+    ) -> None:
+        """`inputs` and `outputs` are contiguous, on the device, one for each rank, of as many equal parts as the collective has."""
+        dtype = dtype_of(inputs[0])
+        elements = self._elements(inputs, outputs)
+        if elements == 0:
+            return
+        kernel = self.kernels.get(dtype, reduction)
+        self._reserve_flags(kernel)
+        if self.team is not None and self.team > self.most:
+            raise RunError(
+                f"a team of {self.team}; the device holds {self.most} members at once", fix="ask for fewer, or none"
+            )
+        walk = self.walk.walk
+        shape = Shape.of(walk, elements, dtype, self.most, self.team)
+        self._reserve_scratch(shape.geometry.stride * dtype.itemsize)
+        self._check_alias(inputs, outputs, shape)
+        self.epoch += 1
+        call = shape.call(
+            walk,
+            self.walk.addresses(),
+            self._buffers(inputs, outputs).data_ptr(),
+            self.flag_table.data_ptr(),
+            self.status.data_ptr(),
+            self.epoch,
+            self.patience,
+        )
+        kernel.launch(walk.blocks(shape.team), call, torch.cuda.current_stream(self.device).cuda_stream)
+
+    def check(self) -> None:
+        """Wait for all calls; raise if one gave up."""
+        error = explain_status(self.walk.walk, self.status.tolist(), self.patience)
+        if error is not None:
+            raise error
+
+    # ---- what a call needs -------------------------------------------------------------------------------------------
+
+    def _elements(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> int:
+        code = self.code
+        if len(inputs) != code.ranks or len(outputs) != code.ranks:
+            raise RunError(
+                f"{len(inputs)} inputs and {len(outputs)} outputs for {code.ranks} ranks", fix="pass one for each rank"
+            )
+        elements = max((t.numel() // max(1, code.parts(r, INPUT)) for r, t in enumerate(inputs)), default=0)
+        for buffer, tensors, name in ((INPUT, inputs, "input"), (OUTPUT, outputs, "output")):
+            for rank, tensor in enumerate(tensors):
+                wanted = code.parts(rank, buffer) * elements
+                if tensor.numel() != wanted or not tensor.is_contiguous() or tensor.device != self.device:
+                    raise RunError(
+                        f"the {name} of rank {rank} has {tensor.numel()} elements on {tensor.device}"
+                        f"{'' if tensor.is_contiguous() else ', not contiguous'}",
+                        where=f"code {code.name!r}",
+                        fix=f"pass {wanted} contiguous elements on {self.device}",
+                    )
+                if tensor.dtype != inputs[0].dtype:
+                    raise RunError(
+                        f"the {name} of rank {rank} is {tensor.dtype}, the input of rank 0 {inputs[0].dtype}",
+                        fix="use one element type",
+                    )
+        return elements
+
+    def _check_alias(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], shape: Shape) -> None:
+        if not self.code.collective.in_place:
+            return
+        for rank, pair in enumerate(zip(inputs, outputs, strict=True)):
+            small = OUTPUT if pair[OUTPUT].numel() < pair[INPUT].numel() else INPUT
+            first = shape.geometry.span(1 - small, self.code.collective.alias_offset(rank))[0]
+            apart = pair[small].data_ptr() - pair[1 - small].data_ptr()
+            if apart != first * pair[INPUT].element_size():
+                raise RunError(
+                    f"{self.code.collective} is in place, and the smaller buffer of rank {rank} begins {apart} bytes "
+                    f"into the larger",
+                    fix=f"let it begin {first * pair[INPUT].element_size()} bytes into it",
+                )
+
+    def _reserve_flags(self, kernel: Kernel) -> None:
+        """For the largest team. A kernel of another type may hold fewer thread blocks, never use more flags than these."""
+        most = self.walk.largest_team(kernel)
+        if self.flags:
+            self.most = min(self.most, most)
+            return
+        self.most = most
+        counts = [max(1, int(count)) * most for count in self.code.flags]
+        self.flags = [torch.zeros(count, dtype=torch.int64, device=self.device) for count in counts]
+        self.flag_table = torch.tensor([flags.data_ptr() for flags in self.flags], device=self.device)
+
+    def _reserve_scratch(self, chunk_bytes: int) -> None:
+        if chunk_bytes <= self.scratch_bytes or not self.code.scratch:
+            return
+        self.scratch = [
+            [torch.empty(chunks * chunk_bytes, dtype=torch.uint8, device=self.device) for chunks in self.code.scratch]
+            for _ in range(self.code.ranks)
+        ]
+        self.scratch_bytes = chunk_bytes
+        self.buffer_tables.clear()
+
+    def _buffers(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The table of addresses, by rank and buffer; kept, since training steps use the same buffers again."""
+        key = (*(t.data_ptr() for t in inputs), *(t.data_ptr() for t in outputs))
+        if key not in self.buffer_tables:
+            if len(self.buffer_tables) > 256:
+                self.buffer_tables.clear()
+            rows = [
+                [
+                    inputs[r].data_ptr(),
+                    outputs[r].data_ptr(),
+                    *(t.data_ptr() for t in (self.scratch or [[]] * (r + 1))[r]),
+                ]
+                for r in range(self.code.ranks)
+            ]
+            self.buffer_tables[key] = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        return self.buffer_tables[key]

@@ -1,0 +1,97 @@
+"""The GPU kernel on a host that stands in for a GPU: thread blocks are threads, memory is numpy's."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+import sennit.collective.runtime.gpu_call as gpu_call
+from sennit.collective.runtime.code import INPUT, OUTPUT, Geometry
+from sennit.collective.runtime.gpu_call import STATUS_WORDS, Shape, explain_status
+from sennit.collective.runtime.gpu_code import Walk
+from sennit.ir.collective import CollectiveSpec
+from sennit.ir.dtype import DType
+from sennit.ir.layout import Reduction
+from sennit.ir.layout_numpy import Array
+
+HERE = Path(__file__).parent
+
+
+def compiler() -> str | None:
+    return shutil.which("g++") or shutil.which("c++")
+
+
+def build(folder: Path, dtype: DType, reduction: Reduction) -> ctypes.CDLL:
+    found = compiler()
+    assert found is not None
+    library = folder / f"gpu_host_{dtype.value}_{reduction.value}.so"
+    if not library.exists():
+        options = gpu_call.defines(dtype, reduction, threads=1, resident=1, system_scope=False)
+        flags = ["-std=c++17", "-O1", "-Wall", "-Werror", "-Wno-unknown-pragmas", "-shared", "-fPIC", "-pthread"]
+        paths = [f"-I{HERE}", f"-I{Path(gpu_call.__file__).parent}"]
+        macros = ["-DSENNIT_HOST", *(f"-D{name}={value}" for name, value in options.items())]
+        command = [found, *flags, *paths, *macros, str(HERE / "gpu_host.cpp"), "-o", str(library)]
+        subprocess.run(command, check=True, timeout=120)
+    return ctypes.CDLL(str(library))
+
+
+class HostGroup:
+    """All ranks of a walk; flags live from call to call, as on a device."""
+
+    def __init__(self, library: ctypes.CDLL, walk: Walk, *, most: int = 4, patience: float = 20.0) -> None:
+        self.library, self.walk, self.most, self.patience, self.epoch = library, walk, most, patience, 0
+        self.flags = [np.zeros(max(1, int(count) * most), dtype=np.uint64) for count in walk.code.flags]
+
+    def run(self, inputs: list[Array], elements: int, dtype: DType, team: int) -> list[Array]:
+        """The outputs. Memory that nobody wrote holds the byte 255."""
+        shape = Shape.of(self.walk, elements, dtype, self.most, team)
+        held = place(self.walk, inputs, elements, shape.geometry)
+        buffers = np.array([[array.ctypes.data for array in ranked] for ranked in held], dtype=np.uint64)
+        flags = np.array([array.ctypes.data for array in self.flags], dtype=np.uint64)
+        status = np.zeros(STATUS_WORDS, dtype=np.uint64)
+        self.epoch += 1
+        tables = (self.walk.workers, self.walk.pages, self.walk.steps, self.walk.places)
+        call = shape.call(
+            self.walk,
+            [table.ctypes.data for table in tables],
+            buffers.ctypes.data,
+            flags.ctypes.data,
+            status.ctypes.data,
+            self.epoch,
+            self.patience,
+        )
+        self.library.run_grid(ctypes.byref(call), self.walk.blocks(team))
+        error = explain_status(self.walk, status.tolist(), self.patience)
+        if error is not None:
+            raise error
+        return [ranked[OUTPUT] for ranked in held]
+
+
+def place(walk: Walk, inputs: list[Array], elements: int, geometry: Geometry) -> list[list[Array]]:
+    """Buffers by rank, in place where the collective is."""
+    code, held = walk.code, []
+    assert isinstance(code.collective, CollectiveSpec)
+    for rank, array in enumerate(inputs):
+        sizes = [code.parts(rank, buffer) * elements for buffer in (INPUT, OUTPUT)]
+        if code.collective.in_place:
+            whole = unwritten(max(sizes), array.dtype)
+            small = OUTPUT if sizes[OUTPUT] < sizes[INPUT] else INPUT
+            first = geometry.span(1 - small, code.collective.alias_offset(rank))[0]
+            pair = [whole, whole]
+            pair[small] = whole[first : first + sizes[small]]
+        else:
+            pair = [unwritten(size, array.dtype) for size in sizes]
+        pair[INPUT][...] = array
+        held.append(pair + [unwritten(chunks * geometry.stride, array.dtype) for chunks in code.scratch])
+    return held
+
+
+def unwritten(elements: int, dtype: np.dtype[np.generic]) -> Array:
+    """Aligned to 16 bytes, as device memory is."""
+    room = np.full(elements * dtype.itemsize + 16, 255, dtype=np.uint8)
+    first = -room.ctypes.data % 16
+    return room[first : first + elements * dtype.itemsize].view(dtype)
