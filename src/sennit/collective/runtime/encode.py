@@ -15,10 +15,23 @@ from dataclasses import dataclass
 
 from sennit.collective.runtime.code import Code, Op
 from sennit.collective.runtime.encode_writer import Home, Writer
-from sennit.ir.one_sided import Await, LocalCopy, LocalReduce, OneSided, Put, ReadReduce, Signal, Step
+from sennit.ir.one_sided import (
+    Await,
+    LocalCopy,
+    LocalReduce,
+    Multicast,
+    MultiReduce,
+    OneSided,
+    Put,
+    ReadReduce,
+    Signal,
+    Step,
+    SwitchReduce,
+)
 from sennit.ir.schedule import Place
 
 __all__ = ["encode"]
+
 
 def encode(program: OneSided, *, join: bool = True) -> Code:
     """`join=False` keeps every reduction an instruction of its own."""
@@ -103,6 +116,15 @@ def _write_step(writer: Writer, home: Home, step: Step) -> None:
             writer.transfer(
                 home, Op.READ_REDUCE, writer.operand(peer, source), writer.operand(rank, target), source.count
             )
+        case MultiReduce(sources, target):
+            operands = [writer.operand(there, place) for there, place in sources]
+            writer.reduce_many(home, operands, writer.operand(rank, target), target.count, False)
+        case Multicast(source, ranks, target):
+            goals = [writer.operand(there, target) for there in ranks]
+            writer.multicast(home, writer.operand(rank, source), goals, source.count)
+        case SwitchReduce(ranks, source, target):
+            operands = [writer.operand(there, source) for there in ranks]
+            writer.reduce_many(home, operands, writer.operand(rank, target), target.count, True, Op.SWITCH_REDUCE)
         case Signal(peer, block):
             writer.signal(home, (peer, block))
         case Await(peer, block, count):

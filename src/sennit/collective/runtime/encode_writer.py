@@ -49,13 +49,31 @@ class Writer:
             (_, buffer, chunk), (_, goal, place) = source, target
             self.blocks[home].append(Instruction(op, peer, buffer, chunk + skip, goal, place + skip, chunks))
 
-    def reduce_many(self, home: Home, sources: Sequence[Operand], target: Operand, count: int, overwrite: bool) -> None:
+    def multicast(self, home: Home, source: Operand, targets: Sequence[Operand], count: int) -> None:
+        for skip, chunks in self._cut((source, *targets), count):
+            first = len(self.operands)
+            self.operands += [Operand(rank, buffer, chunk + skip) for rank, buffer, chunk in targets]
+            self.blocks[home].append(
+                Instruction(
+                    Op.MULTICAST, len(targets), source.buffer, source.chunk + skip, count=chunks, argument=first
+                )
+            )
+
+    def reduce_many(
+        self,
+        home: Home,
+        sources: Sequence[Operand],
+        target: Operand,
+        count: int,
+        overwrite: bool,
+        op: Op = Op.MULTI_REDUCE,
+    ) -> None:
         for skip, chunks in self._cut((*sources, target), count):
             first = len(self.operands)
             self.operands += [Operand(rank, buffer, chunk + skip) for rank, buffer, chunk in sources]
             self.blocks[home].append(
                 Instruction(
-                    Op.MULTI_REDUCE,
+                    op,
                     len(sources),
                     int(overwrite),
                     0,

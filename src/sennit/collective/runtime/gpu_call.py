@@ -64,8 +64,8 @@ class Shape:
         geometry = Geometry.of(walk.code, elements, width)
         if team is None:
             team = min(most, max(1, -(-geometry.stride * dtype.itemsize // MEMBER_BYTES)))
-        slice_ = -(-(-(-geometry.stride // team)) // width) * width
-        return cls(geometry, slice_, team, most)
+        vectors = geometry.stride // width
+        return cls(geometry, -(-vectors // team) * width, team, most)
 
     def call(
         self, walk: Walk, tables: Sequence[int], buffers: int, flags: int, status: int, epoch: int, patience: float

@@ -77,11 +77,10 @@ def block_items(code: Code, rank: int, block: int) -> list[Item]:
 
 
 def _item(code: Code, rank: int, i: Instruction) -> Item:
-    source, target = (
-        Operand(rank, i.source_buffer, i.source_chunk),
-        Operand(rank, i.target_buffer, i.target_chunk),
-    )
+    source = Operand(rank, i.source_buffer, i.source_chunk)
+    target = Operand(rank, i.target_buffer, i.target_chunk)
     there = source._replace(rank=i.peer)
+    ends: tuple[tuple[Operand, ...], tuple[Operand, ...]]
     match i.op:
         case Op.SIGNAL | Op.WAIT:
             return Flag(i.op is Op.WAIT, i.peer, i.argument, i.count)
@@ -100,7 +99,8 @@ def _item(code: Code, rank: int, i: Instruction) -> Item:
             ends = tuple(code.operands_of(i)), (target,)
         case Op.MULTICAST:
             ends = (source,), tuple(code.operands_of(i))
-    return Transfer(*ends, i.count, _clip(code, (*ends[0], *ends[1])))
+    sources, targets = ends
+    return Transfer(sources, targets, i.count, _clip(code, (*sources, *targets)))
 
 
 def _clip(code: Code, places: Sequence[Operand]) -> int:

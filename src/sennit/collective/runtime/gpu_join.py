@@ -38,9 +38,9 @@ def join_blocks(program: OneSided) -> OneSided:
     for ranked in program.ranks:
         rank = ranked.rank
         guests = [other for other, met in enumerate(peers) if rank in met]
-        gate = (*(Signal(guest, 1) for guest in guests), *(Await(guest, 1, 1) for guest in guests))
+        gate: list[Step] = [*(Signal(guest, 1) for guest in guests), *(Await(guest, 1, 1) for guest in guests)]
         enter, leave = (Await(peer, 0, 1) for peer in peers[rank]), (Signal(peer, 0) for peer in peers[rank])
-        ranks.append(OneSidedRank(rank, (gate, (*enter, *joined[rank], *leave)), ranked.scratch))
+        ranks.append(OneSidedRank(rank, (tuple(gate), (*enter, *joined[rank], *leave)), ranked.scratch))
     return OneSided(program.name, program.collective, tuple(ranks))
 
 

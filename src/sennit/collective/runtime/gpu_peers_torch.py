@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code
 from sennit.collective.runtime.gpu_call import STATUS_WORDS, Shape, explain_status
@@ -81,7 +82,7 @@ def ipc_memory(arena: Arena, rank: int, exchange: Exchange, device: torch.device
 
     local = torch.zeros(arena.bytes, dtype=torch.uint8, device=device)
     torch.cuda.synchronize(device)
-    handles = exchange(pickle.dumps(reduce_tensor(local)))
+    handles = exchange(pickle.dumps(reduce_tensor(local)))  # type: ignore[no-untyped-call]
     opened: list[torch.Tensor] = []
     for other, handle in enumerate(handles):
         if other == rank:
@@ -93,8 +94,8 @@ def ipc_memory(arena: Arena, rank: int, exchange: Exchange, device: torch.device
     return PeerMemory(local, tuple(t.data_ptr() for t in opened), at_once=False, kept=tuple(opened))
 
 
-def symmetric_memory(arena: Arena, rank: int, group: str, device: torch.device) -> PeerMemory:
-    """`group` is the name of a torch process group with one GPU a rank."""
+def symmetric_memory(arena: Arena, rank: int, group: dist.ProcessGroup, device: torch.device) -> PeerMemory:
+    """`group` has one GPU a rank."""
     import torch.distributed._symmetric_memory as symmetric
 
     local = symmetric.empty(arena.bytes, dtype=torch.uint8, device=device)
@@ -188,11 +189,11 @@ class GpuRank:
             stream.wait_event(events[phase])
 
     def _share_events(self, phases: int) -> None:
-        self.events = [torch.cuda.Event(interprocess=True) for _ in range(phases + 1)]
+        self.events = [torch.cuda.Event(interprocess=True) for _ in range(phases + 1)]  # type: ignore[no-untyped-call]
         for event in self.events:
             event.record(torch.cuda.current_stream(self.device))  # makes the event: it has no handle before
-        handles = self.exchange(pickle.dumps([event.ipc_handle() for event in self.events]))
+        handles = self.exchange(pickle.dumps([event.ipc_handle() for event in self.events]))  # type: ignore[no-untyped-call]
         for rank, told in enumerate(handles):
             if rank != self.rank:
-                opened = [torch.cuda.Event.from_ipc_handle(self.device, handle) for handle in pickle.loads(told)]
-                self.others.append(opened)
+                opened = pickle.loads(told)
+                self.others.append([torch.cuda.Event.from_ipc_handle(self.device, h) for h in opened])  # type: ignore[no-untyped-call]
