@@ -15,8 +15,8 @@ static unsigned long long nanoseconds() {
 extern "C" void run_grid(const Call *call, int blocks) {
     std::vector<std::thread> threads;
     for (int block = 0; block < blocks; ++block)
-        threads.emplace_back([call, block] {
-            blockIdx.x = block;
+        threads.emplace_back([call, block, blocks] {
+            blockIdx.x = block, gridDim.x = blocks;
             interpret(*call);
         });
     for (auto &thread : threads) thread.join();

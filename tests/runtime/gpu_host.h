@@ -13,6 +13,9 @@ struct Index {
 };
 static const Index threadIdx = {0};
 static thread_local Index blockIdx = {0};
+static thread_local struct {
+    u64 x;
+} gridDim = {0};
 
 static inline void meet() {}
 static inline Vector load(const Vector *from) { return *from; }
@@ -22,6 +25,7 @@ static inline u64 acquire(const u64 *flag) {
     return __atomic_load_n(flag, __ATOMIC_ACQUIRE);
 }
 static inline void release(u64 *flag, u64 value) { __atomic_store_n(flag, value, __ATOMIC_RELEASE); }
+static inline u64 take_ticket(u64 *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_ACQ_REL); }
 static inline bool first_to_fail(u64 *status) {
     u64 none = 0;
     return __atomic_compare_exchange_n(status, &none, 1ull, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);

@@ -1,17 +1,19 @@
-"""The GPU kernel on a host that stands in for a GPU: thread blocks are threads, memory is numpy's."""
+"""The GPU kernel on a host that stands in for a GPU: thread blocks are threads, device memory is the host's."""
 
 from __future__ import annotations
 
 import ctypes
 import shutil
 import subprocess
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import sennit.collective.runtime.gpu_call as gpu_call
 from sennit.collective.runtime.code import INPUT, OUTPUT, Geometry
-from sennit.collective.runtime.gpu_call import STATUS_WORDS, Shape, explain_status
+from sennit.collective.runtime.gpu_call import STATUS, Shape, explain_status
 from sennit.collective.runtime.gpu_code import Walk
 from sennit.ir.collective import CollectiveSpec
 from sennit.ir.dtype import DType
@@ -43,7 +45,8 @@ class HostGroup:
     """All ranks of a walk; flags live from call to call, as on a device."""
 
     def __init__(self, library: ctypes.CDLL, walk: Walk, *, most: int = 4, patience: float = 20.0) -> None:
-        self.library, self.walk, self.most, self.patience, self.epoch = library, walk, most, patience, 0
+        self.library, self.walk, self.most, self.patience = library, walk, most, patience
+        self.status = np.array(STATUS, dtype=np.uint64)
         self.flags = [np.zeros(max(1, int(count) * most), dtype=np.uint64) for count in walk.code.flags]
 
     def run(self, inputs: list[Array], elements: int, dtype: DType, team: int) -> list[Array]:
@@ -52,20 +55,17 @@ class HostGroup:
         held = place(self.walk, inputs, elements, shape.geometry)
         buffers = np.array([[array.ctypes.data for array in ranked] for ranked in held], dtype=np.uint64)
         flags = np.array([array.ctypes.data for array in self.flags], dtype=np.uint64)
-        status = np.zeros(STATUS_WORDS, dtype=np.uint64)
-        self.epoch += 1
         tables = (self.walk.workers, self.walk.pages, self.walk.steps, self.walk.places)
         call = shape.call(
             self.walk,
             [table.ctypes.data for table in tables],
             buffers.ctypes.data,
             flags.ctypes.data,
-            status.ctypes.data,
-            self.epoch,
+            self.status.ctypes.data,
             self.patience,
         )
         self.library.run_grid(ctypes.byref(call), self.walk.blocks(team))
-        error = explain_status(self.walk, status.tolist(), self.patience)
+        error = explain_status(self.walk, self.status.tolist(), self.patience)
         if error is not None:
             raise error
         return [ranked[OUTPUT] for ranked in held]
@@ -95,3 +95,32 @@ def unwritten(elements: int, dtype: np.dtype[np.generic]) -> Array:
     room = np.full(elements * dtype.itemsize + 16, 255, dtype=np.uint8)
     first = -room.ctypes.data % 16
     return room[first : first + elements * dtype.itemsize].view(dtype)
+
+
+@dataclass(frozen=True)
+class HostKernel:
+    """Has what `gpu_torch.py` uses of a `Kernel`."""
+
+    library: ctypes.CDLL
+    room: int
+
+    def resident_blocks(self) -> int:
+        return self.room
+
+    def launch(self, blocks: int, argument: ctypes.Structure, stream: int) -> None:
+        self.library.run_grid(ctypes.byref(argument), blocks)
+
+
+@dataclass
+class HostKernels:
+    """Has what `gpu_torch.py` uses of `GpuKernels`."""
+
+    folder: Path
+    room: int = 32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def get(self, dtype: DType, reduction: Reduction) -> HostKernel:
+        return HostKernel(build(self.folder, dtype, reduction), self.room)
+
+    def stream(self) -> int:
+        return 0

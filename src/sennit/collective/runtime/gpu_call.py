@@ -19,11 +19,12 @@ from sennit.errors import RunError
 from sennit.ir.dtype import DType
 from sennit.ir.layout import Reduction
 
-__all__ = ["MEMBER_BYTES", "STATUS_WORDS", "Call", "Shape", "defines", "explain_status", "kernel_source"]
+__all__ = ["MEMBER_BYTES", "STATUS", "STATUS_WORDS", "Call", "Shape", "defines", "explain_status", "kernel_source"]
 
 VECTOR_BYTES = 16
 MEMBER_BYTES = 8192  # a vector for each of 512 threads
 STATUS_WORDS = 8
+STATUS = (*(0,) * STATUS_WORDS, 1, 0)  # before the first call: no failure, the first epoch, no thread block at its end
 
 
 class Call(ctypes.Structure):
@@ -37,7 +38,7 @@ class Call(ctypes.Structure):
         ("buffers", ctypes.c_uint64),
         ("flags", ctypes.c_uint64),
         ("status", ctypes.c_uint64),
-        ("base", ctypes.c_uint64),
+        ("epoch", ctypes.c_uint64),
         ("patience", ctypes.c_uint64),
         ("n", ctypes.c_int64),
         ("stride", ctypes.c_int64),
@@ -67,16 +68,15 @@ class Shape:
         vectors = geometry.stride // width
         return cls(geometry, -(-vectors // team) * width, team, most)
 
-    def call(
-        self, walk: Walk, tables: Sequence[int], buffers: int, flags: int, status: int, epoch: int, patience: float
-    ) -> Call:
-        """`tables` are the addresses of workers, pages, steps and places; `buffers` and `flags` of tables of addresses."""
+    def call(self, walk: Walk, tables: Sequence[int], buffers: int, flags: int, status: int, patience: float) -> Call:
+        """`tables` are the addresses of workers, pages, steps and places; `buffers` and `flags` of tables of addresses;
+        `status` of `STATUS_WORDS` zeros and the epoch."""
         return Call(
             *tables,
             buffers,
             flags,
             status,
-            epoch * STRIDE,
+            status + 8 * STATUS_WORDS,
             int(patience * 1e9),
             self.geometry.elements,
             self.geometry.stride,
@@ -104,6 +104,7 @@ def defines(dtype: DType, reduction: Reduction, threads: int, resident: int, *, 
         "THREADS": threads,
         "RESIDENT": resident,
         "SYSTEM_SCOPE": int(system_scope),
+        "FLAG_STRIDE": STRIDE,
     }
 
 

@@ -5,8 +5,8 @@
 //   page     a run of steps and the places they name; it is brought to shared memory at once, so that no step waits for its own text
 //   step     8 words, at an index that 8 divides:
 //              MOVE    sources, targets, first place, chunks, clip     every target = the sources combined, in the order of the list
-//              SIGNAL  rank, flag, value, run                          the flag of that rank = base + value
-//              WAIT    flag, value, run                                until the flag of this rank has reached base + value
+//              SIGNAL  rank, flag, value, run                          the flag of that rank = epoch * FLAG_STRIDE + value
+//              WAIT    flag, value, run                                until the flag of this rank has reached that
 //            `run` is how many steps of the same kind follow, this one counted: they are done at once, by as many threads
 //   place    rank, buffer, part, chunk: element part * n + chunk * stride of that buffer
 //
@@ -21,9 +21,12 @@
 // then its CTA meets. So what stands before a signal is seen after the wait, in this scope: the GPU, or the system where ranks are in
 // several processes. The order in which sources are combined is the order of the list: results do not depend on timing.
 //
+// The epoch lies in device memory and the last CTA to end raises it: so nothing is reset between calls, and a launch may be captured in a
+// CUDA graph and replayed.
+//
 // A wait ends at the deadline. It then says where in `status`, all CTAs leave, and the host raises.
 //
-// Compiled by NVRTC with ELEMENT, REDUCTION, THREADS and SYSTEM_SCOPE defined; and as C++ (SENNIT_HOST) for tests, where a CTA is one thread
+// Compiled by NVRTC with ELEMENT, REDUCTION, THREADS, RESIDENT, FLAG_STRIDE and SYSTEM_SCOPE defined; and as C++ (SENNIT_HOST) for tests, where a CTA is one thread
 // of the host. No header is used, so that none has to be found.
 
 typedef unsigned int u32;
@@ -115,6 +118,8 @@ DEVICE u64 nanoseconds() {
     return value;
 }
 
+DEVICE u64 take_ticket(u64 *counter) { return atomicAdd(counter, 1ull); }
+
 DEVICE bool first_to_fail(u64 *status) { return atomicCAS(status, 0ull, 1ull) == 0ull; }
 
 DEVICE float f16_to_f32(unsigned short bits) {
@@ -194,15 +199,21 @@ DEVICE Element narrow(Total t) {
 #endif
 }
 
+#if ELEMENT <= F64
+#define IS_NAN(x) ((x) != (x))  // a NaN wins in min and max, as in numpy and torch
+#else
+#define IS_NAN(x) false
+#endif
+
 DEVICE Total combine(Total a, Total b) {
 #if REDUCTION == SUM
     return a + b;
 #elif REDUCTION == PROD
     return a * b;
 #elif REDUCTION == MIN
-    return (a < b || a != a) ? a : b;  // a NaN wins, as in numpy and torch
+    return (a < b || IS_NAN(a)) ? a : b;
 #else
-    return (a > b || a != a) ? a : b;
+    return (a > b || IS_NAN(a)) ? a : b;
 #endif
 }
 
@@ -310,6 +321,7 @@ DEVICE void move_slice(const u64 *at, int sources, int targets, i64 shift, i64 e
 struct Shared {
     Step steps[PAGE_STEPS];
     u64 at[PAGE_PLACES];  // the address of each place
+    u64 base;             // of the values of this call's signals
     int failed;
 };
 
@@ -321,7 +333,7 @@ struct Call {
     const u64 *buffers;  // by rank and buffer: its address
     const u64 *flags;    // by rank: the address of its flags
     u64 *status;         // 0, or where a wait ended at the deadline: 1, rank, block, step, flag, wanted, found
-    u64 base;            // of the values of this call's signals
+    u64 *epoch;          // how many calls there were, this one counted; and how many CTAs of this one have ended
     u64 patience;        // nanoseconds
     i64 n;               // elements of a part
     i64 stride;          // elements of a chunk
@@ -342,18 +354,18 @@ DEVICE void turn_page(const Call &call, const Page &page, Shared &shared) {
     }
 }
 
-DEVICE void send_signals(const Call &call, const Step *steps, int run, int member, int members) {
+DEVICE void send_signals(const Call &call, u64 base, const Step *steps, int run, int member, int members) {
     for (int i = threadIdx.x; i < run * members; i += THREADS) {
         const Step &step = steps[i / members];
         u64 *flags = (u64 *)call.flags[step.a];
-        release(flags + (u64)step.b * call.most + member + i % members, call.base + (u64)step.c);
+        release(flags + (u64)step.b * call.most + member + i % members, base + (u64)step.c);
     }
 }
 
-DEVICE void report(const Call &call, const Step &step, const Worker &worker, int at, u64 found) {
+DEVICE void report(const Call &call, const Step &step, const Worker &worker, int at, u64 wanted, u64 found) {
     if (!first_to_fail(call.status)) return;
     call.status[1] = worker.rank, call.status[2] = worker.block, call.status[3] = at;
-    call.status[4] = step.a, call.status[5] = call.base + (u64)step.b, call.status[6] = found;
+    call.status[4] = step.a, call.status[5] = wanted, call.status[6] = found;
 }
 
 DEVICE void await_signals(const Call &call, const Step *steps, int run, int member, int members, const Worker &worker,
@@ -362,14 +374,14 @@ DEVICE void await_signals(const Call &call, const Step *steps, int run, int memb
     for (int i = threadIdx.x; i < run * members; i += THREADS) {
         const Step &step = steps[i / members];
         const u64 *flag = flags + (u64)step.a * call.most + member + i % members;
-        u64 wanted = call.base + (u64)step.b, found = acquire(flag);
+        u64 wanted = shared.base + (u64)step.b, found = acquire(flag);
         if (found >= wanted) continue;
         u64 deadline = nanoseconds() + call.patience;
         for (int polls = 0; (found = acquire(flag)) < wanted; ++polls) {
             if (polls % 256 != 255) continue;
             if (acquire(call.status) == 0) {
                 if (nanoseconds() < deadline) continue;
-                report(call, step, worker, at + i / members, found);
+                report(call, step, worker, at + i / members, wanted, found);
             }
             shared.failed = 1;
             return;
@@ -397,7 +409,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) interpret(Call c
     int index = solo ? call.wide + cta - teams : cta % call.wide;
     int member = solo ? 0 : cta / call.wide, members = solo ? call.team : 1;
     Worker worker = call.workers[index];
-    if (threadIdx.x == 0) shared.failed = 0;
+    if (threadIdx.x == 0) shared.failed = 0, shared.base = call.epoch[0] * FLAG_STRIDE;
     for (int p = 0, done = 0; p < worker.pages; ++p) {
         Page page = call.pages[worker.page + p];
         meet();  // all have left the page before
@@ -412,7 +424,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) interpret(Call c
             } else if (step.kind == SIGNAL) {
                 run = step.d;
                 meet();
-                send_signals(call, &step, run, member, members);
+                send_signals(call, shared.base, &step, run, member, members);
             } else {
                 run = step.c;
                 await_signals(call, &step, run, member, members, worker, done + at, shared);
@@ -422,5 +434,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) interpret(Call c
             moved = step.kind == MOVE;
         }
         done += page.steps;
+    }
+    meet();  // all have read the epoch
+    if (threadIdx.x == 0 && take_ticket(call.epoch + 1) == gridDim.x - 1) {
+        call.epoch[1] = 0;
+        call.epoch[0] += 1;
     }
 }

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code
-from sennit.collective.runtime.gpu_call import STATUS_WORDS, Shape, explain_status
+from sennit.collective.runtime.gpu_call import STATUS, Shape, explain_status
 from sennit.collective.runtime.gpu_code import Walk, walk_of
 from sennit.collective.runtime.gpu_phases import phases_of
 from sennit.collective.runtime.gpu_torch import DeviceWalk, GpuKernels
@@ -123,7 +123,7 @@ class GpuRank:
         patience: float = 10.0,
     ) -> None:
         device = memory.local.device
-        self.code, self.rank, self.exchange, self.patience, self.epoch = code, rank, exchange, patience, 0
+        self.code, self.rank, self.exchange, self.patience = code, rank, exchange, patience
         self.memory, self.device = memory, device
         kernels = GpuKernels(device, system_scope=True)
         self.kernel = kernels.get(dtype, reduction)
@@ -136,7 +136,7 @@ class GpuRank:
         rows = [[base + offset for offset in (arena.input, arena.output, *arena.scratch)] for base in memory.addresses]
         self.buffers = torch.tensor(rows, dtype=torch.int64, device=device)
         self.flags = torch.tensor(memory.addresses, dtype=torch.int64, device=device)
-        self.status = torch.zeros(STATUS_WORDS, dtype=torch.int64, device=device)
+        self.status = torch.tensor(STATUS, dtype=torch.int64, device=device)
         kind: torch.dtype = getattr(torch, dtype.torch_name)
         self.input, self.output = (
             memory.local[first : first + code.parts(rank, buffer) * elements * dtype.itemsize].view(kind)
@@ -149,7 +149,6 @@ class GpuRank:
 
     def run(self) -> None:
         """All ranks call it. Returns when this rank's work is on its stream; what it needs of others is waited for there."""
-        self.epoch += 1
         if self.memory.at_once:
             self._launch(0)
             return
@@ -174,7 +173,6 @@ class GpuRank:
             self.buffers.data_ptr(),
             self.flags.data_ptr(),
             self.status.data_ptr(),
-            self.epoch,
             self.patience,
         )
         self.kernel.launch(blocks, call, torch.cuda.current_stream(self.device).cuda_stream)

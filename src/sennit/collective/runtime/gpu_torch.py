@@ -22,7 +22,7 @@ import torch
 
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code
 from sennit.collective.runtime.gpu_call import (
-    STATUS_WORDS,
+    STATUS,
     Shape,
     defines,
     explain_status,
@@ -55,6 +55,13 @@ class GpuKernels:
     system_scope: bool = False
     made: dict[tuple[DType, Reduction], Kernel] = field(default_factory=dict)
 
+    @classmethod
+    def here(cls) -> GpuKernels:
+        """Of torch's current device."""
+        if not torch.cuda.is_available():
+            raise RunError("torch sees no CUDA device", fix="run on a machine with a GPU, or use another runtime")
+        return cls(torch.device("cuda", torch.cuda.current_device()))
+
     def get(self, dtype: DType, reduction: Reduction) -> Kernel:
         key = dtype, reduction
         if key not in self.made:
@@ -62,6 +69,10 @@ class GpuKernels:
             options = defines(dtype, reduction, self.threads, self.resident, system_scope=self.system_scope)
             self.made[key] = compile_kernel(kernel_source(), "interpret", options, self.threads)
         return self.made[key]
+
+    def stream(self) -> int:
+        """The current one, as the driver knows it."""
+        return int(torch.cuda.current_stream(self.device).cuda_stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +122,11 @@ class GpuGroup:
         patience: float = 10.0,
         join: bool = True,
     ) -> None:
-        if not torch.cuda.is_available():
-            raise RunError("torch sees no CUDA device", fix="run on a machine with a GPU, or use another runtime")
-        device = torch.device("cuda", torch.cuda.current_device())
-        self.kernels = kernels if kernels is not None else GpuKernels(device)
+        self.kernels = kernels if kernels is not None else GpuKernels.here()
         self.device = self.kernels.device
         self.code, self.team, self.patience = code, team, patience
         self.walk = DeviceWalk.of(walk_of(code, join=join), self.device)
-        self.status = torch.zeros(STATUS_WORDS, dtype=torch.int64, device=self.device)
-        self.epoch = 0
+        self.status = torch.tensor(STATUS, dtype=torch.int64, device=self.device)
         self.most = 0
         self.flags: list[torch.Tensor] = []
         self.flag_table = torch.zeros(0)
@@ -145,17 +152,15 @@ class GpuGroup:
         shape = Shape.of(walk, elements, dtype, self.most, self.team)
         self._reserve_scratch(shape.geometry.stride * dtype.itemsize)
         self._check_alias(inputs, outputs, shape)
-        self.epoch += 1
         call = shape.call(
             walk,
             self.walk.addresses(),
             self._buffers(inputs, outputs).data_ptr(),
             self.flag_table.data_ptr(),
             self.status.data_ptr(),
-            self.epoch,
             self.patience,
         )
-        kernel.launch(walk.blocks(shape.team), call, torch.cuda.current_stream(self.device).cuda_stream)
+        kernel.launch(walk.blocks(shape.team), call, self.kernels.stream())
 
     def check(self) -> None:
         """Wait for all calls; raise if one gave up."""
