@@ -5,13 +5,8 @@
 | tables | of the shape that `code.py` gives; blocks follow one another and cover all instructions |
 | places | ranks, buffers and chunks exist; a place lies in one part; source and target of one instruction do not overlap |
 | flags | a flag exists, one block writes it and one block of its rank waits for it; its counts grow by one |
-| end | the code runs to its end. A step that may run stays so until it has run: if one order of execution reaches the end, all do |
-| lengths | no value passes a place that is shorter than itself: then every size runs right, also where no chunk count divides it |
 
-Whether results are right and nothing races is proved on the one-sided program (`verify_one_sided.py`); what encoding adds is the rules above.
-
-**Lengths.** In part p of n elements chunk i is no longer than chunk j <= i. So a chunk keeps a value of index j whole if it is scratch or has an
-index <= j. Values are followed by their index alone, in one run of the code.
+What the code does (its end, races, the result) is a matter of `code_verify.py`.
 """
 
 from __future__ import annotations
@@ -21,23 +16,23 @@ from dataclasses import dataclass, field
 from sennit.collective.runtime.code import FIRST_SCRATCH, INPUT, OUTPUT, Code, Instruction, Op, Operand
 from sennit.errors import CollectiveError
 
-__all__ = ["check_code"]
+__all__ = ["CheckedCode", "Home", "check_code"]
 
 Home = tuple[int, int]
 
 
-def check_code(code: Code) -> None:
-    """Raise `CollectiveError` for the first rule that the code breaks."""
-    check = _Check(code)
+def check_code(code: Code) -> CheckedCode:
+    """Raise `CollectiveError` for the first rule that the code breaks; return the code, read."""
+    check = CheckedCode(code)
     check.tables()
     for home, steps in check.steps.items():
         for number, step in enumerate(steps):
             check.step(home, number, step)
-    check.run()
+    return check
 
 
 @dataclass(slots=True)
-class _Check:
+class CheckedCode:
     code: Code
     steps: dict[Home, list[Instruction]] = field(default_factory=dict)
     writers: dict[tuple[int, int], tuple[Home, int]] = field(default_factory=dict)  # (rank, flag): by whom, how often
@@ -88,6 +83,8 @@ class _Check:
         flag = rank, step.argument
         if not 0 <= step.argument < self.code.flags[rank]:
             raise self.fault(f"rank {rank} has no flag {step.argument}", home, number)
+        if step.count < 1:
+            raise self.fault(f"{step.op.name} with count {step.count}", home, number)
         if step.op is Op.WAIT:
             if self.waiters.setdefault(flag, home) != home:
                 raise self.fault(f"two blocks wait for flag {step.argument} of rank {rank}", home, number)
@@ -137,49 +134,3 @@ class _Check:
     def overlap(self, left: Operand, right: Operand, count: int) -> bool:
         one, other = self.cell(left), self.cell(right)
         return one[:2] == other[:2] and abs(one[2] - other[2]) < count
-
-    def run(self) -> None:
-        """One run, in any order: does it end, and is every value kept whole?"""
-        lengths: dict[tuple[int, int, int], int] = {}  # by cell: the index of the value that it holds
-        for rank in range(self.code.ranks):
-            for chunk in range(self.code.buffer_chunks(rank, INPUT)):
-                lengths[self.cell(Operand(rank, INPUT, chunk))] = chunk % self.code.chunks
-        raised: dict[tuple[int, int], int] = {}
-        at = dict.fromkeys(self.steps, 0)
-        ready = list(self.steps)
-        while ready:
-            home = ready.pop()
-            steps = self.steps[home]
-            while at[home] < len(steps):
-                step = steps[at[home]]
-                if step.op is Op.WAIT and raised.get((home[0], step.argument), 0) < step.count:
-                    break
-                if step.op is Op.SIGNAL:
-                    raised[step.peer, step.argument] = step.count
-                    waiter = self.waiters.get((step.peer, step.argument))
-                    ready += [waiter] if waiter is not None else []
-                elif step.op.moves_data:
-                    self.follow(lengths, home, at[home], step)
-                at[home] += 1
-        for home, number in at.items():
-            if number < len(self.steps[home]):
-                raise self.fault("it waits for a signal that never comes", home, number)
-
-    def follow(self, lengths: dict[tuple[int, int, int], int], home: Home, number: int, step: Instruction) -> None:
-        sources, targets = self.ends(home[0], step)
-        adds = step.op in (Op.REDUCE, Op.READ_REDUCE) or (step.op is Op.MULTI_REDUCE and not step.overwrites)
-        for skip in range(step.count):
-            read = [*sources, *targets] if adds else sources
-            found = {lengths.get(self.cell(place._replace(chunk=place.chunk + skip))) for place in read}
-            if None in found or len(found) > 1:
-                raise self.fault(f"{step.op.name} of chunks of different indices, or that nobody wrote", home, number)
-            index = next(i for i in found if i is not None)
-            for place in targets:
-                chunk = place.chunk + skip
-                if place.buffer < FIRST_SCRATCH and chunk % self.code.chunks > index:
-                    raise self.fault(
-                        f"{step.op.name} puts chunk {index} of a part into {place._replace(chunk=chunk)}, which is shorter",
-                        home,
-                        number,
-                    )
-                lengths[self.cell(place._replace(chunk=chunk))] = index

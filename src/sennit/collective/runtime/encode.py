@@ -86,6 +86,9 @@ def _run_of_reductions(rank: int, steps: Sequence[Step]) -> _Run | None:
             case ReadReduce() if target in (None, step.target):
                 target = step.target
                 sources.append((step.rank, step.source))
+            case MultiReduce() if target in (None, step.target):
+                target = step.target
+                sources += step.sources
             case _:
                 break
         awaits += between
@@ -117,14 +120,14 @@ def _write_step(writer: Writer, home: Home, step: Step) -> None:
                 home, Op.READ_REDUCE, writer.operand(peer, source), writer.operand(rank, target), source.count
             )
         case MultiReduce(sources, target):
-            operands = [writer.operand(there, place) for there, place in sources]
-            writer.reduce_many(home, operands, writer.operand(rank, target), target.count, False)
+            many = [writer.operand(peer, place) for peer, place in sources]
+            writer.reduce_many(home, many, writer.operand(rank, target), target.count, overwrite=False)
         case Multicast(source, ranks, target):
-            goals = [writer.operand(there, target) for there in ranks]
-            writer.multicast(home, writer.operand(rank, source), goals, source.count)
+            many = [writer.operand(peer, target) for peer in ranks]
+            writer.through_switch(home, Op.MULTICAST, many, writer.operand(rank, source), source.count)
         case SwitchReduce(ranks, source, target):
-            operands = [writer.operand(there, source) for there in ranks]
-            writer.reduce_many(home, operands, writer.operand(rank, target), target.count, True, Op.SWITCH_REDUCE)
+            many = [writer.operand(peer, source) for peer in ranks]
+            writer.through_switch(home, Op.SWITCH_REDUCE, many, writer.operand(rank, target), target.count)
         case Signal(peer, block):
             writer.signal(home, (peer, block))
         case Await(peer, block, count):

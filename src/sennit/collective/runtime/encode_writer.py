@@ -49,40 +49,23 @@ class Writer:
             (_, buffer, chunk), (_, goal, place) = source, target
             self.blocks[home].append(Instruction(op, peer, buffer, chunk + skip, goal, place + skip, chunks))
 
-    def multicast(self, home: Home, source: Operand, targets: Sequence[Operand], count: int) -> None:
-        for skip, chunks in self._cut((source, *targets), count):
-            first = len(self.operands)
-            self.operands += [Operand(rank, buffer, chunk + skip) for rank, buffer, chunk in targets]
-            self.blocks[home].append(
-                Instruction(
-                    Op.MULTICAST, len(targets), source.buffer, source.chunk + skip, count=chunks, argument=first
-                )
-            )
-
-    def reduce_many(
-        self,
-        home: Home,
-        sources: Sequence[Operand],
-        target: Operand,
-        count: int,
-        overwrite: bool,
-        op: Op = Op.MULTI_REDUCE,
-    ) -> None:
+    def reduce_many(self, home: Home, sources: Sequence[Operand], target: Operand, count: int, overwrite: bool) -> None:
         for skip, chunks in self._cut((*sources, target), count):
-            first = len(self.operands)
-            self.operands += [Operand(rank, buffer, chunk + skip) for rank, buffer, chunk in sources]
-            self.blocks[home].append(
-                Instruction(
-                    op,
-                    len(sources),
-                    int(overwrite),
-                    0,
-                    target.buffer,
-                    target.chunk + skip,
-                    chunks,
-                    first,
-                )
-            )
+            first = self._add_operands(sources, skip)
+            ends = int(overwrite), 0, target.buffer, target.chunk + skip
+            self.blocks[home].append(Instruction(Op.MULTI_REDUCE, len(sources), *ends, chunks, first))
+
+    def through_switch(self, home: Home, op: Op, many: Sequence[Operand], here: Operand, count: int) -> None:
+        """MULTICAST from here to many, or SWITCH_REDUCE of many to here."""
+        for skip, chunks in self._cut((*many, here), count):
+            first, place = self._add_operands(many, skip), (here.buffer, here.chunk + skip)
+            ends = (*place, 0, 0) if op is Op.MULTICAST else (0, 0, *place)
+            self.blocks[home].append(Instruction(op, len(many), *ends, chunks, first))
+
+    def _add_operands(self, operands: Sequence[Operand], skip: int) -> int:
+        """The number of the first."""
+        self.operands += [Operand(rank, buffer, chunk + skip) for rank, buffer, chunk in operands]
+        return len(self.operands) - len(operands)
 
     def _cut(self, places: Sequence[Operand], count: int) -> Iterable[tuple[int, int]]:
         """The pieces of a transfer, each within one part at every end: how many chunks to skip, and how many it has."""

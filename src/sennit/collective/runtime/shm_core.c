@@ -97,6 +97,7 @@ typedef struct {
     int32_t chunks, alignment; /* of a part; in elements */
     int32_t parts[2], touched[2]; /* of input and output: how many parts, and whether peers touch it */
     int32_t only_read;            /* peers only read here: a gate may be left before they are done */
+    int32_t alias; /* in place: the part of the larger buffer at which the smaller begins; else -1 */
     int32_t dtype, reduction, itemsize, divide;
     int64_t elements, tile; /* of a part: in all, and at a time */
     char *source, *target;
@@ -415,6 +416,9 @@ static void move_data(const Group *group, const Call *call, const Instruction *s
         }
         return;
     }
+    if (step->op == COPY && call->source == call->target && step->source_buffer == INPUT && step->target_buffer == OUTPUT &&
+        step->source_chunk == step->target_chunk && !call->staged[OUTPUT])
+        return; /* the user's input is the user's output: it is there */
     int to = step->op == PUT ? step->peer : group->rank;
     char *target = locate(group, call, to, step->target_buffer, step->target_chunk, step->count, &other);
     size = other < size ? other : size;
@@ -501,6 +505,11 @@ static void enter_tile(Group *group, Call *call)
         call->mine[buffer].offset = here - group->base;
         call->mine[buffer].step = call->staged[buffer] ? length[buffer] : call->elements * item;
         free += call->staged[buffer] ? (call->parts[buffer] * length[buffer] + LINE - 1) / LINE * LINE : 0;
+    }
+    if (call->alias >= 0 && call->staged[INPUT]) { /* in place the two are one in staging too: the smaller lies in the larger */
+        int small = call->parts[OUTPUT] < call->parts[INPUT] ? OUTPUT : INPUT;
+        call->mine[small] = call->mine[1 - small];
+        call->mine[small].offset += call->alias * length[small];
     }
     for (int part = 0; call->staged[INPUT] && part < call->parts[INPUT]; part++)
         memcpy(group->base + call->mine[INPUT].offset + part * length[INPUT],

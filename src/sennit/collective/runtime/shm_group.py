@@ -1,0 +1,184 @@
+"""`ShmGroup`: collectives of numpy arrays between the ranks of one host.
+
+Each picks a `Code` by its size from the group's table and runs it. Arrays are contiguous; outputs are written in place; input and output may be the
+same array. numpy has no bf16: pass it as uint16 with `dtype=DType.BF16`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sennit.collective.runtime.code import Code
+from sennit.collective.runtime.shm_abi import Reduction
+from sennit.collective.runtime.shm_endpoint import Buffer, ShmEndpoint
+from sennit.collective.runtime.shm_table import CodeTable, default_table
+from sennit.errors import CollectiveError
+from sennit.ir.collective import CollectiveName
+from sennit.ir.dtype import DType
+
+__all__ = ["ShmGroup"]
+
+Array = NDArray[np.generic]
+
+
+class ShmGroup(ShmEndpoint):
+    """`table` may be replaced by one that was tuned; all ranks must have the same."""
+
+    table: CodeTable | None = None
+
+    def code(self, collective: CollectiveName, nbytes: int, root: int | None = None) -> Code:
+        """The code for a collective whose part (see `code.py`) has so many bytes."""
+        if self.table is None:
+            self.table = default_table(self.size)
+        return self.table.code(collective, nbytes, root)
+
+    def all_reduce(
+        self,
+        array: Array,
+        reduction: Reduction = Reduction.SUM,
+        *,
+        out: Array | None = None,
+        dtype: DType | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """Into `out`, or into `array` itself."""
+        out = array if out is None else out
+        self._start(CollectiveName.ALL_REDUCE, array, out, array.size, dtype, reduction, timeout=timeout)
+        return out
+
+    def reduce_scatter(
+        self,
+        array: Array,
+        out: Array,
+        reduction: Reduction = Reduction.SUM,
+        *,
+        dtype: DType | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        """Part r of the sum of all arrays, at rank r."""
+        self._start(CollectiveName.REDUCE_SCATTER, array, out, out.size, dtype, reduction, timeout=timeout)
+        return out
+
+    def all_gather(
+        self, array: Array, out: Array, *, dtype: DType | None = None, timeout: float | None = None
+    ) -> Array:
+        self._start(CollectiveName.ALL_GATHER, array, out, array.size, dtype, None, timeout=timeout)
+        return out
+
+    def all_to_all(
+        self, array: Array, out: Array, *, dtype: DType | None = None, timeout: float | None = None
+    ) -> Array:
+        """Part q of `array` to rank q; part q of `out` from rank q."""
+        self._start(CollectiveName.ALL_TO_ALL, array, out, array.size // self.size, dtype, None, timeout=timeout)
+        return out
+
+    def broadcast(
+        self, array: Array, root: int, *, dtype: DType | None = None, timeout: float | None = None
+    ) -> Array:
+        """The root's array to all."""
+        self._start(CollectiveName.BROADCAST, array, array, array.size, dtype, None, root, timeout)
+        return array
+
+    def reduce(
+        self,
+        array: Array,
+        root: int,
+        reduction: Reduction = Reduction.SUM,
+        *,
+        out: Array | None = None,
+        dtype: DType | None = None,
+        timeout: float | None = None,
+    ) -> Array | None:
+        """At the root into `out`, or into `array` itself; None elsewhere."""
+        target = (array if out is None else out) if self.rank == root else None
+        self._start(CollectiveName.REDUCE, array, target, array.size, dtype, reduction, root, timeout)
+        return target
+
+    def gather(
+        self,
+        array: Array,
+        root: int,
+        out: Array | None = None,
+        *,
+        dtype: DType | None = None,
+        timeout: float | None = None,
+    ) -> Array | None:
+        self._start(CollectiveName.GATHER, array, out, array.size, dtype, None, root, timeout)
+        return out
+
+    def scatter(
+        self,
+        array: Array | None,
+        root: int,
+        out: Array,
+        *,
+        dtype: DType | None = None,
+        timeout: float | None = None,
+    ) -> Array:
+        self._start(CollectiveName.SCATTER, array, out, out.size, dtype, None, root, timeout)
+        return out
+
+    def barrier(self, *, timeout: float | None = None) -> None:
+        """Nobody leaves before all have come."""
+        self.run(self.code(CollectiveName.ALL_GATHER, 0), 0, 0, 0, DType.U8, None, timeout=timeout)
+
+    # ---- sizes that differ by rank
+
+    def all_to_all_v(self, parts: Sequence[Array], outs: Sequence[Array], *, timeout: float | None = None) -> None:
+        """`parts[q]` to rank q; `outs[q]` from rank q."""
+        sends, receives = [Buffer.of(part) for part in parts], [Buffer.of(out) for out in outs]
+        self.exchange(sends, receives, what="all_to_all_v", timeout=timeout)
+
+    def all_gather_v(self, array: Array, outs: Sequence[Array], *, timeout: float | None = None) -> None:
+        """`outs[q]` is the array of rank q, of the size that it has there."""
+        receives = [Buffer.of(out) for out in outs]
+        self.exchange([Buffer.of(array)] * self.size, receives, what="all_gather_v", timeout=timeout)
+
+    def send_array(self, array: Array, to: int, tag: int = 0, *, timeout: float | None = None) -> None:
+        self.send(Buffer.of(array), to, tag, timeout=timeout)
+
+    def receive_array(self, out: Array, source: int, tag: int = 0, *, timeout: float | None = None) -> Array:
+        self.receive(Buffer.of(out), source, tag, timeout=timeout)
+        return out
+
+    def _start(
+        self,
+        collective: CollectiveName,
+        array: Array | None,
+        out: Array | None,
+        elements: int,
+        dtype: DType | None,
+        reduction: Reduction | None,
+        root: int | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        given = array if array is not None else out
+        if given is None:
+            raise CollectiveError(f"{collective.value} without an array", fix="pass one")
+        kind = dtype_of(given) if dtype is None else dtype
+        code = self.code(collective, elements * kind.itemsize, root)
+        for buffer, held in enumerate((array, out)):
+            wanted = code.parts(self.rank, buffer) * elements
+            if held is not None and (held.size != wanted or held.itemsize != kind.itemsize):
+                raise CollectiveError(
+                    f"{collective.value} of {elements} {kind.value} a part: the {('input', 'output')[buffer]} of rank "
+                    f"{self.rank} has {held.size} elements of {held.itemsize} bytes",
+                    fix=f"pass {wanted} elements of {kind.itemsize} bytes",
+                )
+        source = 0 if array is None else Buffer.of(array).address
+        target = 0 if out is None else Buffer.of(out).address
+        self.run(code, source, target, elements, kind, reduction, timeout=timeout)
+
+
+def dtype_of(array: Array) -> DType:
+    """The element type of a numpy array."""
+    letter = array.dtype.kind
+    name = "bool" if letter == "b" else f"{letter}{8 * array.itemsize}"
+    try:
+        return DType(name)
+    except ValueError:
+        names = ", ".join(dtype.value for dtype in DType)
+        raise CollectiveError(f"an array of {array.dtype}", fix=f"use one of {names}") from None

@@ -1,0 +1,67 @@
+"""Who interprets: the compiled core, or the interpreter in Python where there is none."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from ctypes import Array, CDLL
+from functools import cache
+from typing import Protocol
+
+from sennit.collective.runtime.shm_abi import CallRecord, GroupRecord, TransferRecord, load_core
+
+__all__ = ["CompiledMachine", "Machine", "choose_machine"]
+
+_logger = logging.getLogger(__name__)
+
+
+class Machine(Protocol):
+    """Both go on where they stood when they are called again, and return a `Status`. Addresses are those of the records."""
+
+    @property
+    def name(self) -> str: ...
+
+    def run(self, group: GroupRecord, group_address: int, call: CallRecord, call_address: int) -> int: ...
+
+    def exchange(
+        self, group: GroupRecord, group_address: int, rings: int, transfers: Array[TransferRecord], count: int
+    ) -> int: ...
+
+
+class CompiledMachine:
+    __slots__ = ("_exchange", "_run", "library")
+
+    def __init__(self, library: CDLL) -> None:
+        self.library = library
+        self._run, self._exchange = library.sennit_run, library.sennit_exchange
+
+    @property
+    def name(self) -> str:
+        return "compiled"
+
+    def run(self, group: GroupRecord, group_address: int, call: CallRecord, call_address: int) -> int:
+        return int(self._run(group_address, call_address))
+
+    def exchange(
+        self, group: GroupRecord, group_address: int, rings: int, transfers: Array[TransferRecord], count: int
+    ) -> int:
+        return int(self._exchange(group_address, rings, ctypes.addressof(transfers), count))
+
+
+def choose_machine(compiled: bool) -> Machine:
+    library = load_core() if compiled else None
+    if library is not None:
+        return CompiledMachine(library)
+    if compiled:
+        _warn_once()
+    from sennit.collective.runtime.shm_machine_numpy import NumpyMachine
+
+    return NumpyMachine()
+
+
+@cache
+def _warn_once() -> None:
+    _logger.warning(
+        "the compiled core of the shared-memory runtime is missing: collectives run in Python, right but slow. "
+        "Install sennit where a C compiler is present to build it."
+    )
