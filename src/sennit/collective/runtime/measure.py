@@ -34,7 +34,7 @@ from sennit.collective.runtime.gpu_join import join_blocks, without_gates
 from sennit.collective.verify import verify_algorithm, verify_schedule
 from sennit.collective.verify_one_sided import verify_one_sided
 from sennit.errors import CollectiveError
-from sennit.ir.collective import Algorithm, CollectiveSpec, CustomCollective, contributors
+from sennit.ir.collective import Algorithm, contributors
 from sennit.ir.one_sided import OneSided
 from sennit.ir.schedule import Schedule
 
@@ -43,6 +43,7 @@ __all__ = [
     "Runtime",
     "Subject",
     "Times",
+    "buffers_for",
     "code_for",
     "elements_of",
     "expected_outputs",
@@ -154,8 +155,6 @@ def schedule_for(subject: Subject) -> Schedule:
 
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
-Spec = CollectiveSpec | CustomCollective
-
 
 def elements_of(code: Code, nbytes: int, itemsize: int = 4) -> int:
     """Elements of a part where the larger buffer of a rank has about `nbytes`; at least one."""
@@ -168,6 +167,20 @@ def random_inputs(code: Code, elements: int, seed: int) -> list[Floats]:
     draw = np.random.default_rng(seed)
     sizes = [code.parts(rank, INPUT) * elements for rank in range(code.ranks)]
     return [draw.integers(-999, 1000, size).astype(np.float32) for size in sizes]
+
+
+def buffers_for(code: Code, rank: int, given: Floats, elements: int) -> tuple[Floats, Floats]:
+    """A rank's input, a copy of `given`, and its output, NaN: apart, or in place one inside the other."""
+    sizes = [code.parts(rank, buffer) * elements for buffer in (INPUT, OUTPUT)]
+    if not code.collective.in_place:
+        return given.copy(), np.full(sizes[OUTPUT], np.nan, dtype=np.float32)
+    whole = np.full(max(sizes), np.nan, dtype=np.float32)
+    small = OUTPUT if sizes[OUTPUT] < sizes[INPUT] else INPUT
+    first = Geometry.of(code, elements).span(1 - small, code.collective.alias_offset(rank))[0]
+    pair = [whole, whole]
+    pair[small] = whole[first : first + sizes[small]]
+    pair[INPUT][...] = given
+    return pair[INPUT], pair[OUTPUT]
 
 
 def expected_outputs(code: Code, inputs: Sequence[Floats], elements: int) -> list[Floats]:

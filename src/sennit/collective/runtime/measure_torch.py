@@ -9,14 +9,14 @@ Ranks are processes held by `GlooRanks`; one call of it measures all sizes of a 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from sennit.cluster.ranks_torch import GlooRanks
-from sennit.collective.runtime.code import OUTPUT, Code
+from sennit.collective.runtime.code import Code
 from sennit.collective.runtime.code_numpy import run_code
 from sennit.collective.runtime.gpu_torch import GpuGroup, GpuKernels
 from sennit.collective.runtime.measure import (
@@ -24,6 +24,7 @@ from sennit.collective.runtime.measure import (
     Request,
     Runtime,
     Times,
+    buffers_for,
     code_for,
     elements_of,
     expected_outputs,
@@ -31,7 +32,8 @@ from sennit.collective.runtime.measure import (
     schedule_for,
     wrong_ranks,
 )
-from sennit.collective.runtime.p2p_torch import run_schedule_p2p
+from sennit.collective.runtime.p2p_plan import plan_p2p
+from sennit.collective.runtime.p2p_torch import run_plan_p2p
 from sennit.collective.runtime.shm_group import ShmGroup
 from sennit.ir.dtype import DType
 from sennit.ir.layout import Reduction
@@ -113,9 +115,7 @@ def _on_gpu(request: Request, kernels: GpuKernels) -> list[Times]:
     for nbytes in request.sizes:
         elements = elements_of(code, nbytes)
         given = random_inputs(code, elements, SEED)
-        inputs = [torch.from_numpy(array).to(kernels.device) for array in given]
-        sizes = [code.parts(rank, OUTPUT) * elements for rank in range(code.ranks)]
-        outputs = [torch.full((size,), float("nan"), device=kernels.device) for size in sizes]
+        inputs, outputs = _on_device(code, given, elements, kernels.device)
         group.run(inputs, outputs)
         group.check()
         host = [output.cpu().numpy() for output in outputs]
@@ -126,15 +126,33 @@ def _on_gpu(request: Request, kernels: GpuKernels) -> list[Times]:
     return found
 
 
+def _on_device(
+    code: Code, given: list[Floats], elements: int, device: torch.device
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    inputs, outputs = [], []
+    for rank, array in enumerate(given):
+        source, target = buffers_for(code, rank, array, elements)
+        if not code.collective.in_place:
+            inputs.append(torch.from_numpy(source).to(device))
+            outputs.append(torch.from_numpy(target).to(device))
+            continue
+        whole = torch.from_numpy(max(source, target, key=len)).to(device)
+        first = abs(target.ctypes.data - source.ctypes.data) // source.itemsize
+        larger, smaller = whole, whole[first : first + min(len(source), len(target))]
+        inputs.append(larger if len(source) >= len(target) else smaller)
+        outputs.append(larger if len(target) >= len(source) else smaller)
+    return inputs, outputs
+
+
 def _time_on_gpu(call: Callable[[], None], nbytes: int) -> float:
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     batch = batch_of(nbytes)
-    first.record()  # type: ignore[no-untyped-call]
+    first.record()
     for _ in range(batch):
         call()
-    last.record()  # type: ignore[no-untyped-call]
-    last.synchronize()  # type: ignore[no-untyped-call]
-    return float(first.elapsed_time(last)) / 1e3 / batch  # type: ignore[no-untyped-call]
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last)) / 1e3 / batch
 
 
 # ---- a process a rank ------------------------------------------------------------------------------------------------
@@ -155,10 +173,10 @@ def shm_rank(rank: int, request: Request) -> list[Times]:
 def p2p_rank(rank: int, request: Request) -> list[Times]:
     """On each rank: run the request's schedule with messages."""
     schedule = schedule_for(request.subject)
-    code = code_for(schedule, Runtime.P2P)
+    code, plan = code_for(schedule, Runtime.P2P), plan_p2p(schedule, rank)
 
     def call(source: Floats, target: Floats, elements: int) -> None:
-        run_schedule_p2p(schedule, torch.from_numpy(source), torch.from_numpy(target))
+        run_plan_p2p(plan, torch.from_numpy(source), torch.from_numpy(target))
 
     return [_on_rank(rank, code, nbytes, request, call, dist.barrier) for nbytes in request.sizes]
 
@@ -179,20 +197,18 @@ def _on_rank(
 ) -> Times:
     elements = elements_of(code, nbytes)
     inputs = random_inputs(code, elements, SEED)
-    output = np.full(code.parts(rank, OUTPUT) * elements, np.nan, dtype=np.float32)
-    call(inputs[rank], output, elements)
+    source, target = buffers_for(code, rank, inputs[rank], elements)
+    call(source, target, elements)
     wrong: tuple[int, ...] = ()
     if request.check:
         goal = expected_outputs(code, inputs, elements)[rank]
-        wrong = (rank,) if wrong_ranks([output], [goal]) else ()
+        wrong = (rank,) if wrong_ranks([target], [goal]) else ()
     batch = batch_of(nbytes)
     seconds = []
     for _ in range(request.repeat):
         barrier()
         start = time.perf_counter()
         for _ in range(batch):
-            call(inputs[rank], output, elements)
+            call(source, target, elements)
         seconds.append((time.perf_counter() - start) / batch)
     return Times(nbytes, tuple(seconds), wrong)
-
-
