@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from math import ceil, floor, log2, log10
 
 from sennit.errors import SennitError
@@ -16,7 +17,8 @@ from sennit.report.canvas import document, text
 
 __all__ = ["Series", "bandwidth_svg"]
 
-MARGIN, LEFT, TOP, BOTTOM, NAMES = 14, 64, 62, 44, 190
+MARGIN, LEFT, TOP, BOTTOM = 14, 64, 78, 44
+LETTER = 6.7  # width of a letter of a name, on average
 LINE = 15  # room for a name
 TONES = ("best", "forward", "backward", "collective", "send", "compute", "optimizer", "receive")
 
@@ -51,9 +53,9 @@ class _Scale:
         sizes, rates = [log2(size) for size, _ in points], [log10(rate) for _, rate in points]
         return cls(
             LEFT + MARGIN,
-            width - LEFT - NAMES - 2 * MARGIN,
+            width,
             TOP,
-            height - TOP - BOTTOM,
+            height,
             floor(min(sizes)),
             max(ceil(max(sizes)), floor(min(sizes)) + 1),
             floor(min(rates)),
@@ -73,12 +75,14 @@ def bandwidth_svg(
     series: Sequence[Series],
     *,
     quantity: str = "bus bandwidth",
-    width: float = 860,
-    height: float = 430,
+    width: float = 560,
+    height: float = 310,
     standalone: bool = True,
 ) -> str:
-    """The picture. `quantity` names the upward axis."""
+    """The picture. `quantity` names the upward axis; `width` and `height` are those of the plot alone."""
     scale = _Scale.of(series, width, height)
+    names = max(len(item.name) * (1.2 if item.main else 1.0) for item in series) * LETTER + 26
+    whole = max(LEFT + 2 * MARGIN + width + names, len(caption) * 6 + 2 * MARGIN)
     elements = [
         text(f"{MARGIN}", MARGIN + 12, title, "title"),
         text(f"{MARGIN}", MARGIN + 28, caption, "faint"),
@@ -86,7 +90,8 @@ def bandwidth_svg(
         *(_line(item, number, scale) for number, item in enumerate(series)),
         *_names(series, scale),
     ]
-    return document(width, height, elements, f"{quantity} over size: {title}", standalone=standalone)
+    label = f"{quantity} over size: {title}"
+    return document(whole, TOP + height + BOTTOM, elements, label, standalone=standalone)
 
 
 def _grid(scale: _Scale, quantity: str) -> list[str]:
@@ -135,8 +140,6 @@ def _line(series: Series, number: int, scale: _Scale) -> str:
 
 
 def _label(series: Series, size: int, rate: float) -> str:
-    from html import escape
-
     return escape(f"{series.name}: {rate / 1e9:.3g} GB/s at {units.size(size)}")
 
 
@@ -149,8 +152,10 @@ def _names(series: Sequence[Series], scale: _Scale) -> list[str]:
     spots: list[float] = []
     for y, *_ in ends:
         spots.append(max(y, spots[-1] + LINE) if spots else y)
-    over = max(0.0, (spots[-1] if spots else 0.0) - lowest)
-    spots = [spot - over for spot in spots]
+    pushed = (spots[-1] - ends[-1][0]) / 2  # half of the push goes upwards
+    highest = min(max(spots[0] - pushed, scale.top - LINE), max(scale.top, lowest - LINE * len(spots)))
+    for position, (y, *_) in enumerate(ends):
+        spots[position] = max(y - pushed, highest if not position else spots[position - 1] + LINE)
     found = []
     right = scale.left + scale.width
     for spot, (y, x, number, item) in zip(spots, ends, strict=True):
