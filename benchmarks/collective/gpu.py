@@ -17,20 +17,32 @@ import argparse
 import ctypes
 import json
 import platform
-import statistics
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
+from gpu_cases import (
+    MIB,
+    Data,
+    code_of,
+    data_for,
+    data_of,
+    in_turn,
+    must_move,
+    poisoned,
+    program_of,
+    rotation,
+    size,
+    timed,
+    timed_graph,
+    verify,
+)
 
-from sennit.collective.compile_one_sided import compile_one_sided
-from sennit.collective.library import Options, recipe, recipes
-from sennit.collective.runtime.code import INPUT, OUTPUT, Code
+from sennit.collective.library import Options, recipes
 from sennit.collective.runtime.encode import encode
 from sennit.collective.runtime.gpu_driver import Kernel, compile_kernel
 from sennit.collective.runtime.gpu_join import join_blocks, without_gates
@@ -40,7 +52,6 @@ from sennit.ir.collective import CollectiveName, CollectiveSpec
 from sennit.ir.layout import Reduction
 from sennit.ir.one_sided import Await, OneSided, OneSidedRank
 
-MIB = 1 << 20
 SIZES = [1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
 HERE = Path(__file__).parent
 
@@ -107,7 +118,7 @@ class Bench:
         if must_move not in self.copies:
             half = max(16, must_move // 2)
             pairs = [tuple(torch.randn(half // 4, device=self.device) for _ in range(2)) for _ in range(rotation(half))]
-            turn = iter_forever(pairs)
+            turn = in_turn(pairs)
 
             def copy() -> None:
                 source, target = next(turn)
@@ -117,171 +128,17 @@ class Bench:
         return self.copies[must_move]
 
 
-def iter_forever(items: list[Any]) -> Any:
-    while True:
-        yield from items
-
-
-def rotation(each: int) -> int:
-    """How many sets of buffers to take in turn, so that large ones are not found in the cache."""
-    return max(1, min(4, (256 * MIB) // max(1, each)))
-
-
-def size(value: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (MIB, "MiB"), (1 << 10, "KiB")):
-        if value >= unit:
-            return f"{value / unit:g} {name}"
-    return f"{value} B"
-
-
-def timed(work: Callable[[], None], *, seconds: float = 0.12, least: int = 5) -> float:
-    """Seconds of one call: the median of batches, each between two events."""
-    for _ in range(3):
-        work()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    torch.cuda.synchronize()
-    once = max(1e-6, time.perf_counter() - start)
-    batch = max(1, min(50, int(400e-6 / once)))
-    count = max(least, min(60, int(seconds / (once * batch))))
-    found = []
-    for _ in range(count):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        for _ in range(batch):
-            work()
-        last.record()
-        last.synchronize()
-        found.append(first.elapsed_time(last) / 1e3 / batch)
-    return statistics.median(found)
-
-
-def timed_graph(work: Callable[[], None], *, launches: int = 20) -> float:
-    """Seconds of one launch when `launches` of them are replayed as one CUDA graph: the host is not in it."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(launches):
-            work()
-    return timed(graph.replay) / launches
-
-
-# ---- programs and data -----------------------------------------------------------------------------------------------
-
-
-def program_of(name: str, ranks: int, options: Options | None = None) -> OneSided:
-    return compile_one_sided(recipe(name).build(1, ranks, options or Options()))
-
-
-def code_of(name: str, ranks: int, options: Options | None = None, *, gates: bool = False, join: bool = True) -> Code:
-    program = program_of(name, ranks, options)
-    program = join_blocks(program) if join else program
-    return encode(program if gates else without_gates(program))
-
-
-@dataclass
-class Data:
-    inputs: list[torch.Tensor]
-    outputs: list[torch.Tensor]
-    elements: int
-
-
-def data_for(bench: Bench, code: Code, nbytes: int, dtype: torch.dtype = torch.float32) -> Data:
-    """Random inputs, outputs of NaN. `nbytes` is the larger buffer of a rank."""
-    item = torch.empty(0, dtype=dtype).element_size()
-    parts = max(code.parts(0, INPUT), code.parts(0, OUTPUT))
-    elements = max(1, nbytes // item // parts)
-    return data_of(bench, code, elements, dtype)
-
-
-def data_of(bench: Bench, code: Code, elements: int, dtype: torch.dtype) -> Data:
-    inputs = [random_tensor(code.parts(r, INPUT) * elements, dtype, bench.device) for r in range(code.ranks)]
-    outputs = [poisoned(code.parts(r, OUTPUT) * elements, dtype, bench.device) for r in range(code.ranks)]
-    return Data(inputs, outputs, elements)
-
-
-def random_tensor(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if dtype.is_floating_point:
-        return torch.randn(count, device=device, dtype=torch.float32).to(dtype)
-    return torch.randint(0 if dtype is torch.uint8 else -7, 8, (count,), device=device, dtype=dtype)
-
-
-def poisoned(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.full((count,), float("nan") if dtype.is_floating_point else 77, dtype=dtype, device=device)
-
-
-def wanted(spec: CollectiveSpec, data: Data, reduction: Reduction) -> list[torch.Tensor | None]:
-    """What each rank's output must hold, by torch in f64 or i64; None where it does not matter."""
-    ranks, n = spec.ranks, data.elements
-    wide = torch.float64 if data.inputs[0].dtype.is_floating_point else torch.int64
-    inputs = [t.to(wide) for t in data.inputs]
-    combine = {
-        Reduction.SUM: lambda t: t.sum(0),
-        Reduction.PROD: lambda t: t.prod(0),
-        Reduction.MIN: lambda t: t.amin(0),
-        Reduction.MAX: lambda t: t.amax(0),
-    }[reduction]
-    match spec.name:
-        case CollectiveName.ALL_REDUCE:
-            return [combine(torch.stack(inputs))] * ranks
-        case CollectiveName.REDUCE_SCATTER:
-            total = combine(torch.stack(inputs))
-            return [total[r * n : (r + 1) * n] for r in range(ranks)]
-        case CollectiveName.ALL_GATHER:
-            return [torch.cat(inputs)] * ranks
-        case CollectiveName.ALL_TO_ALL:
-            return [torch.cat([inputs[s][r * n : (r + 1) * n] for s in range(ranks)]) for r in range(ranks)]
-        case CollectiveName.BROADCAST:
-            return [inputs[spec.root or 0]] * ranks
-        case CollectiveName.ALL_TO_NEXT:
-            return [None, *inputs[:-1]]
-        case other:
-            raise ValueError(other)
-
-
-def verify(spec: CollectiveSpec, data: Data, reduction: Reduction = Reduction.SUM) -> None:
-    tolerance = {torch.float32: 2e-5, torch.float16: 4e-2, torch.bfloat16: 3e-1, torch.float64: 1e-12}
-    for rank, goal in enumerate(wanted(spec, data, reduction)):
-        if goal is None:
-            continue
-        found = data.outputs[rank].to(goal.dtype)
-        if data.outputs[rank].dtype.is_floating_point:
-            slack = tolerance[data.outputs[rank].dtype]
-            assert torch.allclose(found, goal, rtol=slack, atol=slack), (
-                f"rank {rank} is off by {(found - goal).abs().max().item()}, {found.isnan().sum().item()} NaN"
-            )
-        else:
-            narrow = goal.to(data.outputs[rank].dtype)
-            assert torch.equal(data.outputs[rank], narrow), f"rank {rank}: {(data.outputs[rank] != narrow).sum()} wrong"
-
-
-def must_move(spec: CollectiveSpec, nbytes: int) -> int:
-    """Bytes read and written in all: every input and every output element once. `nbytes` is the larger buffer of a rank."""
-    p = spec.ranks
-    match spec.name:
-        case CollectiveName.ALL_REDUCE | CollectiveName.ALL_TO_ALL:
-            return 2 * p * nbytes
-        case CollectiveName.ALL_GATHER | CollectiveName.REDUCE_SCATTER:
-            return p * nbytes + nbytes
-        case CollectiveName.BROADCAST:
-            return (p + 1) * nbytes
-        case _:
-            return 2 * (p - 1) * nbytes
-
-
 def measured(bench: Bench, group: GpuGroup, nbytes: int, what: str, section: str, note: str = "") -> Row:
     """Check one call on random data, then time calls on sets of buffers in turn."""
     spec = group.code.collective
     assert isinstance(spec, CollectiveSpec)
-    sets = [data_for(bench, group.code, nbytes) for _ in range(rotation(2 * nbytes * bench.ranks))]
+    sets = [data_for(bench.device, group.code, nbytes) for _ in range(rotation(2 * nbytes * bench.ranks))]
     for data in sets:
         group.run(data.inputs, data.outputs)
     group.check()
     for data in sets[:2]:
         verify(spec, data)
-    turn = iter_forever(sets)
+    turn = in_turn(sets)
 
     def call() -> None:
         data = next(turn)
@@ -307,7 +164,7 @@ def check_everything(bench: Bench) -> None:
             try:
                 group = GpuGroup(code, bench.kernels)
                 for elements in (1, 37, 1000, 65536 + 3):
-                    data = data_of(bench, code, elements, torch.float32)
+                    data = data_of(bench.device, code, elements, torch.float32)
                     for _ in range(2):
                         group.run(data.inputs, data.outputs)
                     group.check()
@@ -328,7 +185,7 @@ def check_everything(bench: Bench) -> None:
             code = code_of(name, bench.ranks)
             group = GpuGroup(code, bench.kernels)
             for elements in (5, 12345):
-                data = data_of(bench, code, elements, dtype)
+                data = data_of(bench.device, code, elements, dtype)
                 group.run(data.inputs, data.outputs, reduction)
                 group.check()
                 assert isinstance(code.collective, CollectiveSpec)
@@ -343,7 +200,7 @@ def check_same_bits(bench: Bench) -> None:
     for name in ("direct_all_reduce", "ring_all_reduce", "halving_doubling_all_reduce"):
         code = code_of(name, bench.ranks)
         group = GpuGroup(code, bench.kernels)
-        data = data_for(bench, code, 4 * MIB, torch.bfloat16)
+        data = data_for(bench.device, code, 4 * MIB, torch.bfloat16)
         group.run(data.inputs, data.outputs)
         group.check()
         first = data.outputs[0].clone()
@@ -365,7 +222,7 @@ def check_failure(bench: Bench) -> None:
         ranks.append(OneSidedRank(ranked.rank, ((), steps), ranked.scratch))
     code = encode(OneSided(program.name, program.collective, tuple(ranks)))
     group = GpuGroup(code, bench.kernels, patience=0.2)
-    data = data_for(bench, code, 1 << 16)
+    data = data_for(bench.device, code, 1 << 16)
     start = time.monotonic()
     group.run(data.inputs, data.outputs)
     try:
@@ -486,7 +343,7 @@ def hand_written(bench: Bench) -> None:
         ("two_pass_all_reduce", "direct_all_reduce", False),
         ("ring_all_reduce", "ring_all_reduce", True),
     )
-    for nbytes in (MIB, 16 * MIB, 64 * MIB, 256 * MIB):
+    for nbytes in (16 * MIB, 64 * MIB, 256 * MIB):
         for kernel_name, name, join in pairs:
             best: tuple[float, str] | None = None
             spec = CollectiveSpec(CollectiveName.ALL_REDUCE, 8, 8)
@@ -547,30 +404,28 @@ def triton_candidates(bench: Bench) -> None:
         n = nbytes // 4
         inputs = torch.randn(bench.ranks, n, device=bench.device)
         outputs = torch.full_like(inputs, float("nan"))
-        data = Data(list(inputs), list(outputs), n)
+
+        def candidate(what: str, call: Callable[..., None], x=inputs, y=outputs, size=nbytes, **options: int) -> None:  # type: ignore[no-untyped-def]
+            y.fill_(float("nan"))
+            call(x, y, **options)
+            verify(spec, Data(list(x), list(y), x.shape[1]))
+            seconds = timed(lambda: call(x, y, **options))
+            bench.add(Row("triton", what, "all_reduce", size, seconds, must_move(spec, size)))
+
         for team in (8, 16, 32):
             made = gpu_triton.TritonAllReduce(bench.ranks, team, bench.device)
             for warps in (8, 16):
-                call = lambda m=made, w=warps: m.ring(inputs, outputs, warps=w)  # noqa: E731
-                call()
-                verify(spec, data)
-                what = f"Triton ring, team {team}, {warps} warps"
-                bench.add(Row("triton", what, "all_reduce", nbytes, timed(call), must_move(spec, nbytes)))
+                candidate(f"Triton ring, team {team}, {warps} warps", made.ring, warps=warps)
         made = gpu_triton.TritonAllReduce(bench.ranks, 1, bench.device)
         for block in (1024, 2048, 4096):
-            outputs.fill_(float("nan"))
-            call = lambda m=made, b=block: m.direct(inputs, outputs, block=b)  # noqa: E731
-            call()
-            verify(spec, data)
-            what = f"Triton direct, block {block}"
-            bench.add(Row("triton", what, "all_reduce", nbytes, timed(call), must_move(spec, nbytes)))
+            candidate(f"Triton direct, block {block}", made.direct, block=block)
 
 
 def launch_cost(bench: Bench) -> None:
     """What the host spends on a call."""
     code = code_of("direct_all_reduce", bench.ranks)
     group = GpuGroup(code, bench.kernels)
-    data = data_for(bench, code, 1024)
+    data = data_for(bench.device, code, 1024)
     group.run(data.inputs, data.outputs)
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -587,6 +442,8 @@ def launch_cost(bench: Bench) -> None:
 
 def processes(bench: Bench) -> None:
     """Processes that share the GPU through CUDA IPC: their kernels take turns."""
+    from gpu_processes import process_work
+
     from sennit.cluster.ranks_torch import GlooRanks
 
     for count in (2, 4):
@@ -598,41 +455,6 @@ def processes(bench: Bench) -> None:
                     spec = CollectiveSpec(CollectiveName.ALL_REDUCE, count, count)
                     what = f"{count} processes, {name}, {found[0][1]} phases"
                     bench.add(Row("processes", what, "all_reduce", nbytes, seconds, must_move(spec, nbytes)))
-
-
-def process_work(rank: int, name: str, count: int, nbytes: int) -> tuple[float, int]:
-    import torch.distributed as dist
-
-    from sennit.collective.runtime.gpu_peers_torch import GpuRank, arena_of, ipc_memory
-    from sennit.ir.dtype import DType
-
-    def exchange(told: bytes) -> list[bytes]:
-        found: list[Any] = [None] * count
-        dist.all_gather_object(found, told)
-        return found
-
-    device = torch.device("cuda", 0)
-    torch.cuda.set_device(device)
-    code, n = code_of(name, count), nbytes // 4
-    arena = arena_of(code, n, DType.F32)
-    peer = GpuRank(code, rank, n, DType.F32, arena, ipc_memory(arena, rank, exchange, device), exchange)
-    draws = [torch.Generator().manual_seed(7 * r + 1) for r in range(count)]
-    everyone = [torch.randn(n, generator=draw) for draw in draws]
-    peer.input.copy_(everyone[rank])
-    peer.output.fill_(float("nan"))
-    times = []
-    for _ in range(8):
-        torch.cuda.synchronize()
-        exchange(b"go")
-        start = time.perf_counter()
-        peer.run()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    peer.check()
-    goal = torch.stack(everyone).to(torch.float64).sum(0)
-    assert torch.allclose(peer.output.cpu().to(torch.float64), goal, rtol=2e-5, atol=2e-5)
-    exchange(b"done")
-    return statistics.median(times[2:]), len(peer.walks)
 
 
 # ---- the whole -------------------------------------------------------------------------------------------------------
@@ -664,7 +486,6 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer sizes")
     parser.add_argument("--only", help="sections whose title contains this")
     options = parser.parse_args()
-    sys.path.insert(0, str(HERE))
     if not torch.cuda.is_available():
         print("torch sees no CUDA device: nothing to measure")
         return 2
