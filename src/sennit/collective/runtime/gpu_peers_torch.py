@@ -5,11 +5,11 @@ in this process's address space, and there are two ways to come by it:
 
 - `ipc_memory`: N processes on one GPU, through CUDA's interprocess handles. Their kernels take turns, so a call is cut into phases with a barrier
   between them (`gpu_phases.py`); nothing waits inside a kernel.
-- `symmetric_memory`: a GPU each, through torch's symmetric memory. One launch a rank, with gates and flags in system scope, as in one
-  process. **Not run yet**: it needs a machine with several GPUs. The tables of addresses are all that is new in it.
+- `symmetric_memory`: a GPU each, through torch's symmetric memory. One launch a rank, with gates, and flags in system scope. **Not run on
+  GPUs yet**: that needs a machine with several. `GpuRank` itself is tested with ranks at once on a host that stands in for them.
 
-    memory = ipc_memory(arena_bytes(code, n, dtype), rank, exchange, device)
-    peer = GpuRank(code, rank, n, dtype, memory, exchange)
+    arena = arena_of(code, n, dtype)
+    peer = GpuRank(code, rank, n, dtype, arena, ipc_memory(arena, rank, exchange, device), exchange)
     peer.input.copy_(x); peer.run(); y = peer.output
 
 `exchange` gathers a few bytes of every rank, in the order of the ranks: it is also the barrier on the host.
@@ -121,12 +121,13 @@ class GpuRank:
         *,
         reduction: Reduction = Reduction.SUM,
         patience: float = 10.0,
+        kernels: GpuKernels | None = None,
     ) -> None:
         device = memory.local.device
         self.code, self.rank, self.exchange, self.patience = code, rank, exchange, patience
         self.memory, self.device = memory, device
-        kernels = GpuKernels(device, system_scope=True)
-        self.kernel = kernels.get(dtype, reduction)
+        self.kernels = kernels if kernels is not None else GpuKernels(device, system_scope=True)
+        self.kernel = self.kernels.get(dtype, reduction)
         walks: list[Walk] = (
             [walk_of(code, [rank])] if memory.at_once else [by_rank[rank] for by_rank in phases_of(code)]
         )
@@ -175,7 +176,7 @@ class GpuRank:
             self.status.data_ptr(),
             self.patience,
         )
-        self.kernel.launch(blocks, call, torch.cuda.current_stream(self.device).cuda_stream)
+        self.kernel.launch(blocks, call, self.kernels.stream())
 
     def _meet(self, phase: int) -> None:
         """What is on this stream from here on follows what is on every rank's before: an event each, and a barrier on the host, so that
