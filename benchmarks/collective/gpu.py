@@ -32,9 +32,10 @@ from gpu_cases import (
     data_for,
     data_of,
     in_turn,
+    launches_for,
     must_move,
-    poisoned,
     program_of,
+    ring_in_place,
     rotation,
     size,
     timed,
@@ -43,6 +44,7 @@ from gpu_cases import (
 )
 
 from sennit.collective.library import Options, recipes
+from sennit.collective.runtime.code import Code
 from sennit.collective.runtime.encode import encode
 from sennit.collective.runtime.gpu_driver import Kernel, compile_kernel
 from sennit.collective.runtime.gpu_join import join_blocks, without_gates
@@ -124,7 +126,7 @@ class Bench:
                 source, target = next(turn)
                 target.copy_(source)
 
-            self.copies[must_move] = timed(copy)
+            self.copies[must_move] = timed_graph(copy, launches=launches_for(must_move))
         return self.copies[must_move]
 
 
@@ -134,7 +136,7 @@ def measured(bench: Bench, group: GpuGroup, nbytes: int, what: str, section: str
     assert isinstance(spec, CollectiveSpec)
     sets = [data_for(bench.device, group.code, nbytes) for _ in range(rotation(2 * nbytes * bench.ranks))]
     for data in sets:
-        group.run(data.inputs, data.outputs)
+        group.run(data.given, data.outputs)
     group.check()
     for data in sets[:2]:
         verify(spec, data)
@@ -142,11 +144,12 @@ def measured(bench: Bench, group: GpuGroup, nbytes: int, what: str, section: str
 
     def call() -> None:
         data = next(turn)
-        group.run(data.inputs, data.outputs)
+        group.run(data.given, data.outputs)
 
-    seconds = timed(call) if nbytes >= 4 * MIB else timed_graph(call)
+    seconds = timed_graph(call, launches=launches_for(must_move(spec, nbytes)))
     group.check()
-    verify(spec, sets[0])
+    if not sets[0].in_place:
+        verify(spec, sets[0])
     return bench.add(Row(section, what, spec.name.value, nbytes, seconds, must_move(spec, nbytes), note=note))
 
 
@@ -166,7 +169,7 @@ def check_everything(bench: Bench) -> None:
                 for elements in (1, 37, 1000, 65536 + 3):
                     data = data_of(bench.device, code, elements, torch.float32)
                     for _ in range(2):
-                        group.run(data.inputs, data.outputs)
+                        group.run(data.given, data.outputs)
                     group.check()
                     assert isinstance(code.collective, CollectiveSpec)
                     verify(code.collective, data)
@@ -201,11 +204,11 @@ def check_same_bits(bench: Bench) -> None:
         code = code_of(name, bench.ranks)
         group = GpuGroup(code, bench.kernels)
         data = data_for(bench.device, code, 4 * MIB, torch.bfloat16)
-        group.run(data.inputs, data.outputs)
+        group.run(data.given, data.outputs)
         group.check()
         first = data.outputs[0].clone()
         for _ in range(20):
-            group.run(data.inputs, data.outputs)
+            group.run(data.given, data.outputs)
         group.check()
         for output in data.outputs:
             assert torch.equal(output.view(torch.int16), first.view(torch.int16)), name
@@ -224,7 +227,7 @@ def check_failure(bench: Bench) -> None:
     group = GpuGroup(code, bench.kernels, patience=0.2)
     data = data_for(bench.device, code, 1 << 16)
     start = time.monotonic()
-    group.run(data.inputs, data.outputs)
+    group.run(data.given, data.outputs)
     try:
         group.check()
     except RunError as error:
@@ -245,8 +248,8 @@ def ceilings(bench: Bench) -> None:
         source, target = torch.randn(nbytes // 4, device=bench.device), torch.empty(nbytes // 4, device=bench.device)
         arrays = Arrays()
         arrays.input[0], arrays.output[0], arrays.vectors = source.data_ptr(), target.data_ptr(), nbytes // 16
-        blocks = 4 * kernel.multiprocessors
-        took = timed(lambda k=kernel, a=arrays, b=blocks: k.launch(b, a, stream()))
+        launch = kernel.prepare(4 * kernel.multiprocessors, arrays)
+        took = timed_graph(lambda made=launch: made.start(stream()), launches=launches_for(move))
         assert torch.equal(source, target)
         print(f"   copy kernel of {size(nbytes):>7}: {took * 1e6:8.1f} us, {move / took / 1e9:6.0f} GB/s")
         bench.rows.append(Row("ceiling", "copy kernel", "copy", nbytes, took, move, seconds))
@@ -338,13 +341,14 @@ def hand_written(bench: Bench) -> None:
     if bench.ranks != 8:
         print("   only for 8 ranks")
         return
+    direct = code_of("direct_all_reduce", 8)
     pairs = (
-        ("direct_all_reduce", "direct_all_reduce", True),
-        ("two_pass_all_reduce", "direct_all_reduce", False),
-        ("ring_all_reduce", "ring_all_reduce", True),
+        ("direct_all_reduce", direct, True),
+        ("two_pass_all_reduce", direct, False),
+        ("ring_all_reduce", ring_in_place(8), True),
     )
     for nbytes in (16 * MIB, 64 * MIB, 256 * MIB):
-        for kernel_name, name, join in pairs:
+        for kernel_name, code, join in pairs:
             best: tuple[float, str] | None = None
             spec = CollectiveSpec(CollectiveName.ALL_REDUCE, 8, 8)
             for threads in (256, 512):
@@ -352,7 +356,7 @@ def hand_written(bench: Bench) -> None:
                 for team in (8, 16, 32, 33, 64):
                     if 8 * team > kernel.resident_blocks():
                         continue
-                    seconds = time_reference(bench, kernel, team, nbytes, spec)
+                    seconds = time_reference(bench, kernel, team, nbytes, code)
                     if best is None or seconds < best[0]:
                         best = seconds, f"{threads} threads, team {team}"
             assert best is not None
@@ -367,40 +371,51 @@ def hand_written(bench: Bench) -> None:
                     note=best[1],
                 )
             )
-            group = GpuGroup(code_of(name, 8), bench.kernels, join=join)
+            group = GpuGroup(code, bench.kernels, join=join)
             row = measured(bench, group, nbytes, f"interpreted {kernel_name}", "hand-written")
             print(f"      interpreted takes {row.seconds / hand.seconds:.3f} of the hand-written time")
 
 
-def time_reference(bench: Bench, kernel: Kernel, team: int, nbytes: int, spec: CollectiveSpec) -> float:
-    n = nbytes // 4
-    sets = []
-    for _ in range(rotation(2 * nbytes * 8)):
-        inputs = [torch.randn(n, device=bench.device) for _ in range(8)]
-        sets.append(Data(inputs, [poisoned(n, torch.float32, bench.device) for _ in range(8)], n))
+def time_reference(bench: Bench, kernel: Kernel, team: int, nbytes: int, code: Code) -> float:
+    sets = [data_for(bench.device, code, nbytes) for _ in range(rotation(2 * nbytes * 8))]
     flags = torch.zeros(8 * team, dtype=torch.int64, device=bench.device)
+    launches = []
+    for data in sets:
+        arrays = Arrays(flags=flags.data_ptr(), vectors=data.elements // 4, team=team)
+        for rank in range(8):
+            arrays.input[rank], arrays.output[rank] = data.given[rank].data_ptr(), data.outputs[rank].data_ptr()
+        launches.append(kernel.prepare(8 * team, arrays))
     calls = 0
 
     def call() -> None:
         nonlocal calls
-        data = sets[calls % len(sets)]
+        launch = launches[calls % len(launches)]
         calls += 1
-        arrays = Arrays()
-        for rank in range(8):
-            arrays.input[rank], arrays.output[rank] = data.inputs[rank].data_ptr(), data.outputs[rank].data_ptr()
-        arrays.flags, arrays.epoch, arrays.vectors, arrays.team = flags.data_ptr(), calls, n // 4, team
-        kernel.launch(8 * team, arrays, stream())
+        launch.argument.epoch = calls
+        launch.start(stream())
 
     call()
-    verify(spec, sets[0])
+    assert isinstance(code.collective, CollectiveSpec)
+    verify(code.collective, sets[0])
     return timed(call, seconds=0.05)
+
+
+def hints(bench: Bench) -> None:
+    """What the caches are told about data that passes once."""
+    loads = ("", ".L1::no_allocate", ".cs", ".L1::no_allocate.L2::256B")
+    for load, store in [(load, "") for load in loads] + [(".L1::no_allocate", ".cs"), (".L1::no_allocate", ".wt")]:
+        extra = (("LOAD_HINT", f'"{load}"'), ("STORE_HINT", f'"{store}"'))
+        kernels = GpuKernels(bench.device, extra=extra)
+        for name in ("direct_all_reduce", "all_pairs_all_gather"):
+            group = GpuGroup(code_of(name, bench.ranks), kernels)
+            measured(bench, group, 64 * MIB, f"ld{load or ' plain'}, st{store or ' plain'}", "hints")
 
 
 def triton_candidates(bench: Bench) -> None:
     import gpu_triton
 
     spec = CollectiveSpec(CollectiveName.ALL_REDUCE, bench.ranks, bench.ranks)
-    for nbytes in (MIB, 64 * MIB):
+    for nbytes in (64 * MIB, 256 * MIB):
         n = nbytes // 4
         inputs = torch.randn(bench.ranks, n, device=bench.device)
         outputs = torch.full_like(inputs, float("nan"))
@@ -426,11 +441,11 @@ def launch_cost(bench: Bench) -> None:
     code = code_of("direct_all_reduce", bench.ranks)
     group = GpuGroup(code, bench.kernels)
     data = data_for(bench.device, code, 1024)
-    group.run(data.inputs, data.outputs)
+    group.run(data.given, data.outputs)
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(300):
-        group.run(data.inputs, data.outputs)
+        group.run(data.given, data.outputs)
     took = (time.perf_counter() - start) / 300
     torch.cuda.synchronize()
     print(f"   {took * 1e6:.1f} us of the host for a call")
@@ -509,6 +524,7 @@ def main() -> int:
         ("variants", variants),
         ("cost of a call", launch_cost),
         ("Triton", triton_candidates),
+        ("hints", hints),
         ("teams", teams),
         ("processes", processes),
     ]

@@ -12,6 +12,7 @@ import torch
 
 from sennit.collective.compile_one_sided import compile_one_sided
 from sennit.collective.library import Options, recipe
+from sennit.collective.library.rings import ring_all_reduce
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code
 from sennit.collective.runtime.encode import encode
 from sennit.collective.runtime.gpu_join import join_blocks, without_gates
@@ -63,7 +64,12 @@ def timed(work: Callable[[], None], *, seconds: float = 0.12, least: int = 5) ->
     return statistics.median(found)
 
 
-def timed_graph(work: Callable[[], None], *, launches: int = 20) -> float:
+def launches_for(moved: int) -> int:
+    """How many launches to put into one graph, given the bytes that one moves."""
+    return max(2, min(20, (1 << 31) // max(1, moved)))
+
+
+def timed_graph(work: Callable[[], None], *, launches: int) -> float:
     """Seconds of one launch when `launches` of them are replayed as one CUDA graph: the host is not in it."""
     work()
     torch.cuda.synchronize()
@@ -87,11 +93,23 @@ def code_of(name: str, ranks: int, options: Options | None = None, *, gates: boo
     return encode(program if gates else without_gates(program))
 
 
+def ring_in_place(ranks: int) -> Code:
+    """A ring that works on the output alone, which holds the input: without the first copy."""
+    return encode(without_gates(join_blocks(compile_one_sided(ring_all_reduce(ranks, in_place=True)))))
+
+
 @dataclass
 class Data:
+    """`inputs` stay as they were. In place, the outputs hold a copy of them and are what a call is given."""
+
     inputs: list[torch.Tensor]
     outputs: list[torch.Tensor]
     elements: int
+    in_place: bool = False
+
+    @property
+    def given(self) -> list[torch.Tensor]:
+        return self.outputs if self.in_place else self.inputs
 
 
 def data_for(device: torch.device, code: Code, nbytes: int, dtype: torch.dtype = torch.float32) -> Data:
@@ -104,6 +122,8 @@ def data_for(device: torch.device, code: Code, nbytes: int, dtype: torch.dtype =
 
 def data_of(device: torch.device, code: Code, elements: int, dtype: torch.dtype) -> Data:
     inputs = [random_tensor(code.parts(r, INPUT) * elements, dtype, device) for r in range(code.ranks)]
+    if code.collective.in_place:
+        return Data(inputs, [t.clone() for t in inputs], elements, in_place=True)
     outputs = [poisoned(code.parts(r, OUTPUT) * elements, dtype, device) for r in range(code.ranks)]
     return Data(inputs, outputs, elements)
 

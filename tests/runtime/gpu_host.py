@@ -107,8 +107,20 @@ class HostKernel:
     def resident_blocks(self) -> int:
         return self.room
 
-    def launch(self, blocks: int, argument: ctypes.Structure, stream: int) -> None:
-        self.library.run_grid(ctypes.byref(argument), blocks)
+    def prepare(self, blocks: int, argument: ctypes.Structure) -> HostLaunch:
+        return HostLaunch(self.library, blocks, argument)
+
+
+@dataclass(frozen=True)
+class HostLaunch:
+    """Has what `gpu_torch.py` uses of a `Launch`."""
+
+    library: ctypes.CDLL
+    blocks: int
+    argument: ctypes.Structure
+
+    def start(self, stream: int) -> None:
+        self.library.run_grid(ctypes.byref(self.argument), self.blocks)
 
 
 @dataclass

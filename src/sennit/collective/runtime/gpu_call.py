@@ -1,9 +1,7 @@
-"""One call of the GPU interpreter: the argument of the kernel, how a chunk is shared among a team, and what the kernel says when it gives up.
+"""One call of the GPU interpreter: the argument of the kernel, how many thread blocks share a chunk, and what the kernel says when it gives up.
 
-    stride = elements of a chunk, a whole number of 16-byte vectors
-    slice  = elements of a chunk that a member takes: stride / team, rounded up to whole vectors
-
-A member that gets less than `MEMBER_BYTES` of a chunk is not worth its thread block: small arrays have small teams.
+Chunks are a whole number of 16-byte vectors long. A member of a team takes every team-th tile of a chunk, a tile being a vector for each
+thread; a chunk with fewer tiles than that has a smaller team.
 """
 
 from __future__ import annotations
@@ -42,7 +40,6 @@ class Call(ctypes.Structure):
         ("patience", ctypes.c_uint64),
         ("n", ctypes.c_int64),
         ("stride", ctypes.c_int64),
-        ("slice", ctypes.c_int64),
         ("team", ctypes.c_int32),
         ("most", ctypes.c_int32),
         ("kinds", ctypes.c_int32),
@@ -55,7 +52,6 @@ class Shape:
     """The sizes of a call, in elements; `most` is the largest team that there are flags for."""
 
     geometry: Geometry
-    slice: int
     team: int
     most: int
 
@@ -65,8 +61,7 @@ class Shape:
         geometry = Geometry.of(walk.code, elements, width)
         if team is None:
             team = min(most, max(1, -(-geometry.stride * dtype.itemsize // MEMBER_BYTES)))
-        vectors = geometry.stride // width
-        return cls(geometry, -(-vectors // team) * width, team, most)
+        return cls(geometry, team, most)
 
     def call(self, walk: Walk, tables: Sequence[int], buffers: int, flags: int, status: int, patience: float) -> Call:
         """`tables` are the addresses of workers, pages, steps and places; `buffers` and `flags` of tables of addresses;
@@ -80,7 +75,6 @@ class Shape:
             int(patience * 1e9),
             self.geometry.elements,
             self.geometry.stride,
-            self.slice,
             self.team,
             self.most,
             walk.buffers,

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sennit.errors import RunError
 
-__all__ = ["Kernel", "compile_kernel", "load_driver", "load_nvrtc"]
+__all__ = ["Kernel", "Launch", "compile_kernel", "load_driver", "load_nvrtc"]
 
 _MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
 
@@ -38,16 +38,30 @@ class Kernel:
         _check(self.driver, query(ctypes.byref(each), self.function, self.threads, ctypes.c_size_t(0)), "the occupancy")
         return each.value * self.multiprocessors
 
-    def launch(self, blocks: int, argument: ctypes.Structure, stream: int) -> None:
-        """Start it with one argument, a structure; all its blocks at once."""
-        arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.pointer(argument), ctypes.c_void_p))
-        code = self.driver.cuLaunchCooperativeKernel(
-            self.function, blocks, 1, 1, self.threads, 1, 1, 0, ctypes.c_void_p(stream), arguments
+    def prepare(self, blocks: int, argument: ctypes.Structure) -> Launch:
+        """A launch with one argument, a structure, that may be started often. What it holds may be changed between."""
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+        return Launch(self, blocks, argument, pointers)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    kernel: Kernel
+    blocks: int
+    argument: ctypes.Structure  # kept alive: `pointers` leads to it
+    pointers: ctypes.Array[ctypes.c_void_p]
+
+    def start(self, stream: int) -> None:
+        """On this stream; all blocks at once."""
+        kernel = self.kernel
+        code = kernel.driver.cuLaunchCooperativeKernel(
+            kernel.function, self.blocks, 1, 1, kernel.threads, 1, 1, 0, ctypes.c_void_p(stream), self.pointers
         )
-        _check(self.driver, code, f"a launch of {blocks} blocks of {self.threads} threads")
+        if code:
+            _check(kernel.driver, code, f"a launch of {self.blocks} blocks of {kernel.threads} threads")
 
 
-def compile_kernel(source: str, name: str, defines: dict[str, int], threads: int) -> Kernel:
+def compile_kernel(source: str, name: str, defines: Mapping[str, int | str], threads: int) -> Kernel:
     """Compile for the current device and load."""
     driver = load_driver()
     device = ctypes.c_int()

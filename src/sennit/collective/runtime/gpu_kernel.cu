@@ -10,8 +10,8 @@
 //            `run` is how many steps of the same kind follow, this one counted: they are done at once, by as many threads
 //   place    rank, buffer, part, chunk: element part * n + chunk * stride of that buffer
 //
-// A worker is a *team* of CTAs. Member m takes elements [m * slice, (m + 1) * slice) of every chunk, from the first step to the last, so
-// members never touch each other's data and need no barrier among them: each has flags of its own, member m's at flag * most + m.
+// A worker is a *team* of CTAs. A member takes the same share of every chunk, from the first step to the last, so members never touch each
+// other's data and need no barrier among them: each has flags of its own, member m's at flag * most + m.
 // A worker that moves nothing is one CTA, which signals and waits for all members of the others.
 //
 // Chunk c of a part holds elements [c * stride, (c + 1) * stride), cut at n. `clip` is one more than the largest chunk that a MOVE
@@ -79,20 +79,27 @@ struct alignas(16) Vector {
 #define DEVICE __device__ __forceinline__
 #define APART __device__ __noinline__
 
+#ifndef LOAD_HINT  // other hints can be tried from outside
+#define LOAD_HINT ".L1::no_allocate"
+#endif
+#ifndef STORE_HINT
+#define STORE_HINT ""
+#endif
+
 DEVICE void meet() { __syncthreads(); }
 
 // Data is read once: it is kept out of the first-level cache. It may have been written by others during the launch, so it is
 // never read through the read-only path.
 DEVICE Vector load(const Vector *from) {
     Vector v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+    asm volatile("ld.global" LOAD_HINT ".v4.u32 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
                  : "l"(from));
     return v;
 }
 
 DEVICE void store(Vector *to, const Vector &v) {
-    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
+    asm volatile("st.global" STORE_HINT ".v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
                  : "memory");
 }
 
@@ -219,29 +226,39 @@ DEVICE Total combine(Total a, Total b) {
 
 // ---- moving elements: every target = the sources combined -----------------------------------------------------------------
 
-// By elements: where an address is not that of a vector, and for the last ones.
-DEVICE void move_elements(const u64 *at, int sources, int targets, i64 shift, i64 first, i64 elements) {
-    for (i64 i = first + threadIdx.x; i < elements; i += THREADS) {
-        Element value = ((const Element *)at[0])[shift + i];
-        if (sources > 1) {
-            Total total = widen(value);
-            for (int s = 1; s < sources; ++s) total = combine(total, widen(((const Element *)at[s])[shift + i]));
-            value = narrow(total);
+// A share is what a member takes of a chunk: every `team`-th tile, a tile being a vector for each thread. So the CTAs of a team sweep through a
+// chunk together, and few pages of memory are in use at a time.
+struct Share {
+    int member, team;
+};
+
+// By elements: where an address is not that of a vector.
+APART void move_elements(const u64 *at, int sources, int targets, i64 shift, i64 elements, Share share) {
+    const i64 tile = THREADS * WIDTH;
+    for (i64 first = share.member * tile; first < elements; first += share.team * tile) {
+        i64 last = first + tile < elements ? first + tile : elements;
+        for (i64 i = first + threadIdx.x; i < last; i += THREADS) {
+            Element value = ((const Element *)at[0])[shift + i];
+            if (sources > 1) {
+                Total total = widen(value);
+                for (int s = 1; s < sources; ++s) total = combine(total, widen(((const Element *)at[s])[shift + i]));
+                value = narrow(total);
+            }
+            for (int t = 0; t < targets; ++t) ((Element *)at[sources + t])[shift + i] = value;
         }
-        for (int t = 0; t < targets; ++t) ((Element *)at[sources + t])[shift + i] = value;
     }
 }
 
-// One round: WAYS vectors of each source are on their way at once, THREADS apart. The last round of a move may be a part of one.
+// One round: WAYS vectors of each source are on their way at once, `step` apart. The last round of a move may be a part of one.
 template <int SOURCES, int WAYS, bool WHOLE>
-DEVICE void move_round(const u64 *at, int targets, i64 shift, i64 i, i64 vectors) {
+DEVICE void move_round(const u64 *at, int targets, i64 shift, i64 i, i64 step, i64 vectors) {
     Lanes loaded[WAYS][SOURCES];
 #pragma unroll
     for (int s = 0; s < SOURCES; ++s) {
         const Vector *from = (const Vector *)((const Element *)at[s] + shift) + i;
 #pragma unroll
         for (int w = 0; w < WAYS; ++w)
-            loaded[w][s].vector = WHOLE || i + w * THREADS < vectors ? load(from + w * THREADS) : Vector{};
+            loaded[w][s].vector = WHOLE || i + w * step < vectors ? load(from + w * step) : Vector{};
     }
     if (SOURCES > 1) {
 #pragma unroll
@@ -254,27 +271,29 @@ DEVICE void move_round(const u64 *at, int targets, i64 shift, i64 i, i64 vectors
                 loaded[w][0].element[e] = narrow(total);
             }
     }
-#pragma unroll 1
+#pragma unroll 4
     for (int t = 0; t < targets; ++t) {
         Vector *to = (Vector *)((Element *)at[SOURCES + t] + shift) + i;
 #pragma unroll
         for (int w = 0; w < WAYS; ++w)
-            if (WHOLE || i + w * THREADS < vectors) store(to + w * THREADS, loaded[w][0].vector);
+            if (WHOLE || i + w * step < vectors) store(to + w * step, loaded[w][0].vector);
     }
 }
 
 // Not inlined: the versions would keep each other's addresses in registers.
 template <int SOURCES, int WAYS>
-APART void move_vectors(const u64 *at, int targets, i64 shift, i64 vectors) {
-    i64 whole = vectors / (WAYS * THREADS) * (WAYS * THREADS);
-    for (i64 i = 0; i < whole; i += WAYS * THREADS)
-        move_round<SOURCES, WAYS, true>(at, targets, shift, i + threadIdx.x, vectors);
-    if (whole < vectors) move_round<SOURCES, WAYS, false>(at, targets, shift, whole + threadIdx.x, vectors);
+APART void move_vectors(const u64 *at, int targets, i64 shift, i64 vectors, Share share) {
+    const i64 step = (i64)share.team * THREADS;
+    i64 tile = (i64)share.member * THREADS;  // the same for all threads of the CTA
+    for (; tile + (WAYS - 1) * step + THREADS <= vectors; tile += WAYS * step)
+        move_round<SOURCES, WAYS, true>(at, targets, shift, tile + threadIdx.x, step, vectors);
+    if (tile < vectors) move_round<SOURCES, WAYS, false>(at, targets, shift, tile + threadIdx.x, step, vectors);
 }
 
 // Numbers of sources that there is no version for: four loads on their way, the total kept.
-APART void move_many(const u64 *at, int sources, int targets, i64 shift, i64 vectors) {
-    for (i64 i = threadIdx.x; i < vectors; i += THREADS) {
+APART void move_many(const u64 *at, int sources, int targets, i64 shift, i64 vectors, Share share) {
+    const i64 step = (i64)share.team * THREADS;
+    for (i64 i = (i64)share.member * THREADS + threadIdx.x; i < vectors; i += step) {
         Lanes value;
         value.vector = load((const Vector *)((const Element *)at[0] + shift) + i);
         Total total[16 / sizeof(Element)];
@@ -297,23 +316,26 @@ APART void move_many(const u64 *at, int sources, int targets, i64 shift, i64 vec
     }
 }
 
-DEVICE void move_slice(const u64 *at, int sources, int targets, i64 shift, i64 elements) {
+DEVICE void move_share(const u64 *at, int sources, int targets, i64 shift, i64 elements, Share share) {
     u64 bits = 0;
     for (int p = 0; p < sources + targets; ++p) bits |= at[p] + (u64)shift * sizeof(Element);
     if (bits & 15) {
-        move_elements(at, sources, targets, shift, 0, elements);
+        move_elements(at, sources, targets, shift, elements, share);
         return;
     }
     i64 vectors = elements / WIDTH;
     switch (sources) {  // about eight loads a thread on their way
-        case 1: move_vectors<1, 8>(at, targets, shift, vectors); break;
-        case 2: move_vectors<2, 4>(at, targets, shift, vectors); break;
-        case 3: move_vectors<3, 2>(at, targets, shift, vectors); break;
-        case 4: move_vectors<4, 2>(at, targets, shift, vectors); break;
-        case 8: move_vectors<8, 1>(at, targets, shift, vectors); break;
-        default: move_many(at, sources, targets, shift, vectors);
+        case 1: move_vectors<1, 8>(at, targets, shift, vectors, share); break;
+        case 2: move_vectors<2, 4>(at, targets, shift, vectors, share); break;
+        case 3: move_vectors<3, 2>(at, targets, shift, vectors, share); break;
+        case 4: move_vectors<4, 2>(at, targets, shift, vectors, share); break;
+        case 8: move_vectors<8, 1>(at, targets, shift, vectors, share); break;
+        default: move_many(at, sources, targets, shift, vectors, share);
     }
-    move_elements(at, sources, targets, shift, vectors * WIDTH, elements);
+    // the elements after the last vector belong to the member whose tile they are in
+    i64 whole = vectors * WIDTH;
+    if (whole < elements && vectors / THREADS % share.team == share.member)
+        move_elements(at, sources, targets, shift + whole, elements - whole, Share{0, 1});
 }
 
 // ---- the walk -------------------------------------------------------------------------------------------------------------
@@ -337,7 +359,6 @@ struct Call {
     u64 patience;        // nanoseconds
     i64 n;               // elements of a part
     i64 stride;          // elements of a chunk
-    i64 slice;           // elements of a chunk that a member takes
     int team;            // members of a worker
     int most;            // members that there are flags for
     int kinds;           // buffers of a rank
@@ -396,8 +417,7 @@ DEVICE void move_chunks(const Call &call, const Step &step, const u64 *at, int m
             i64 left = call.n - (i64)(step.e - 1 + c) * call.stride;
             length = left < 0 ? 0 : left < length ? left : length;
         }
-        i64 first = member * call.slice, last = first + call.slice < length ? first + call.slice : length;
-        if (first < last) move_slice(at, step.a, step.b, c * call.stride + first, last - first);
+        if (length) move_share(at, step.a, step.b, c * call.stride, length, Share{member, call.team});
     }
 }
 

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code
 from sennit.collective.runtime.gpu_call import STATUS, Shape, explain_status
 from sennit.collective.runtime.gpu_code import Walk, walk_of
+from sennit.collective.runtime.gpu_driver import Launch
 from sennit.collective.runtime.gpu_phases import phases_of
 from sennit.collective.runtime.gpu_torch import DeviceWalk, GpuKernels
 from sennit.errors import RunError
@@ -143,6 +144,7 @@ class GpuRank:
             memory.local[first : first + code.parts(rank, buffer) * elements * dtype.itemsize].view(kind)
             for first, buffer in ((arena.input, INPUT), (arena.output, OUTPUT))
         )
+        self.launches = [self._prepare(walk) for walk in self.walks]
         self.events: list[torch.cuda.Event] = []
         self.others: list[list[torch.cuda.Event]] = []
         if not memory.at_once:
@@ -163,11 +165,7 @@ class GpuRank:
         if error is not None:
             raise error
 
-    def _launch(self, phase: int) -> None:
-        walk = self.walks[phase]
-        blocks = walk.walk.blocks(self.shape.team)
-        if blocks == 0:
-            return
+    def _prepare(self, walk: DeviceWalk) -> Launch:
         call = self.shape.call(
             walk.walk,
             walk.addresses(),
@@ -176,7 +174,11 @@ class GpuRank:
             self.status.data_ptr(),
             self.patience,
         )
-        self.kernel.launch(blocks, call, self.kernels.stream())
+        return self.kernel.prepare(walk.walk.blocks(self.shape.team), call)
+
+    def _launch(self, phase: int) -> None:
+        if self.launches[phase].blocks:  # a rank may have nothing to do in a phase
+            self.launches[phase].start(self.kernels.stream())
 
     def _meet(self, phase: int) -> None:
         """What is on this stream from here on follows what is on every rank's before: an event each, and a barrier on the host, so that

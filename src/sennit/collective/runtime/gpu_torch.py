@@ -29,7 +29,7 @@ from sennit.collective.runtime.gpu_call import (
     kernel_source,
 )
 from sennit.collective.runtime.gpu_code import Walk, walk_of
-from sennit.collective.runtime.gpu_driver import Kernel, compile_kernel
+from sennit.collective.runtime.gpu_driver import Kernel, Launch, compile_kernel
 from sennit.errors import RunError
 from sennit.ir.dtype import DType
 from sennit.ir.layout import Reduction
@@ -47,12 +47,14 @@ def dtype_of(tensor: torch.Tensor) -> DType:
 
 @dataclass(slots=True)
 class GpuKernels:
-    """Compiled kernels of one device. `resident` thread blocks of `threads` are to fit on a multiprocessor at once."""
+    """Compiled kernels of one device. `resident` thread blocks of `threads` are to fit on a multiprocessor at once; `extra` are further
+    definitions for the compiler, to try things out."""
 
     device: torch.device
     threads: int = 512
     resident: int = 2
     system_scope: bool = False
+    extra: tuple[tuple[str, str], ...] = ()
     made: dict[tuple[DType, Reduction], Kernel] = field(default_factory=dict)
 
     @classmethod
@@ -67,7 +69,7 @@ class GpuKernels:
         if key not in self.made:
             torch.zeros(1, device=self.device)  # makes the context that NVRTC and the driver need
             options = defines(dtype, reduction, self.threads, self.resident, system_scope=self.system_scope)
-            self.made[key] = compile_kernel(kernel_source(), "interpret", options, self.threads)
+            self.made[key] = compile_kernel(kernel_source(), "interpret", {**options, **dict(self.extra)}, self.threads)
         return self.made[key]
 
     def stream(self) -> int:
@@ -130,18 +132,35 @@ class GpuGroup:
         self.most = 0
         self.flags: list[torch.Tensor] = []
         self.flag_table = torch.zeros(0)
-        self.scratch: list[list[torch.Tensor]] = []
+        self.scratch: list[list[torch.Tensor]] = [[] for _ in range(code.ranks)]
         self.scratch_bytes = 0
-        self.buffer_tables: dict[tuple[int, ...], torch.Tensor] = {}
+        self.launches: dict[tuple[object, ...], Launch] = {}
+        self.buffer_tables: list[torch.Tensor] = []  # of the launches
 
     def run(
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], reduction: Reduction = Reduction.SUM
     ) -> None:
         """`inputs` and `outputs` are contiguous, on the device, one for each rank, of as many equal parts as the collective has."""
-        dtype = dtype_of(inputs[0])
-        elements = self._elements(inputs, outputs)
-        if elements == 0:
-            return
+        tensors = (*inputs, *outputs)
+        key = (
+            reduction,
+            len(inputs),
+            *(t.data_ptr() for t in tensors),
+            *(t.numel() for t in tensors),
+            *(t.dtype for t in tensors),
+            *(t.is_contiguous() for t in tensors),
+        )
+        launch = self.launches.get(key)
+        if launch is None:
+            if len(self.launches) > 256:
+                self._forget_launches()
+            launch = self.launches[key] = self._prepare(inputs, outputs, reduction)
+        if launch.blocks:
+            launch.start(self.kernels.stream())
+
+    def _prepare(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], reduction: Reduction) -> Launch:
+        """Checked, with all that the kernel needs in place. Kept, since training steps use the same buffers again."""
+        dtype, elements = dtype_of(inputs[0]), self._elements(inputs, outputs)
         kernel = self.kernels.get(dtype, reduction)
         self._reserve_flags(kernel)
         if self.team is not None and self.team > self.most:
@@ -152,15 +171,21 @@ class GpuGroup:
         shape = Shape.of(walk, elements, dtype, self.most, self.team)
         self._reserve_scratch(shape.geometry.stride * dtype.itemsize)
         self._check_alias(inputs, outputs, shape)
+        rows = [
+            [inputs[rank].data_ptr(), outputs[rank].data_ptr(), *(t.data_ptr() for t in scratch)]
+            for rank, scratch in enumerate(self.scratch)
+        ]
+        buffers = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        self.buffer_tables.append(buffers)
         call = shape.call(
             walk,
             self.walk.addresses(),
-            self._buffers(inputs, outputs).data_ptr(),
+            buffers.data_ptr(),
             self.flag_table.data_ptr(),
             self.status.data_ptr(),
             self.patience,
         )
-        kernel.launch(walk.blocks(shape.team), call, self.kernels.stream())
+        return kernel.prepare(walk.blocks(shape.team) if elements else 0, call)
 
     def check(self) -> None:
         """Wait for all calls; raise if one gave up."""
@@ -227,21 +252,8 @@ class GpuGroup:
             for _ in range(self.code.ranks)
         ]
         self.scratch_bytes = chunk_bytes
-        self.buffer_tables.clear()
+        self._forget_launches()  # they know the old scratch
 
-    def _buffers(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The table of addresses, by rank and buffer; kept, since training steps use the same buffers again."""
-        key = (*(t.data_ptr() for t in inputs), *(t.data_ptr() for t in outputs))
-        if key not in self.buffer_tables:
-            if len(self.buffer_tables) > 256:
-                self.buffer_tables.clear()
-            rows = [
-                [
-                    inputs[r].data_ptr(),
-                    outputs[r].data_ptr(),
-                    *(t.data_ptr() for t in (self.scratch or [[]] * (r + 1))[r]),
-                ]
-                for r in range(self.code.ranks)
-            ]
-            self.buffer_tables[key] = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        return self.buffer_tables[key]
+    def _forget_launches(self) -> None:
+        self.launches.clear()
+        self.buffer_tables.clear()
