@@ -53,17 +53,11 @@ class HostGroup:
         """The outputs. Memory that nobody wrote holds the byte 255."""
         shape = Shape.of(self.walk, elements, dtype, self.most, team)
         held = place(self.walk, inputs, elements, shape.geometry)
-        buffers = np.array([[array.ctypes.data for array in ranked] for ranked in held], dtype=np.uint64)
-        flags = np.array([array.ctypes.data for array in self.flags], dtype=np.uint64)
-        tables = (self.walk.workers, self.walk.pages, self.walk.steps, self.walk.places)
-        call = shape.call(
-            self.walk,
-            [table.ctypes.data for table in tables],
-            buffers.ctypes.data,
-            flags.ctypes.data,
-            self.status.ctypes.data,
-            self.patience,
-        )
+        buffers = np.array([[array.ctypes.data for array in ranked] for ranked in held], dtype=np.int64)
+        flags = np.array([array.ctypes.data for array in self.flags], dtype=np.int64)
+        linked = self.walk.link(shape.geometry, dtype.itemsize, buffers, flags, self.most)
+        tables = (self.walk.workers, self.walk.pages, *linked)
+        call = shape.call(self.walk, [table.ctypes.data for table in tables], self.status.ctypes.data, self.patience)
         self.library.run_grid(ctypes.byref(call), self.walk.blocks(team))
         error = explain_status(self.walk, self.status.tolist(), self.patience)
         if error is not None:

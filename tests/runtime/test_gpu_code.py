@@ -53,17 +53,17 @@ def test_direct_algorithms_become_one_move(name: str, sources: int, targets: int
 def test_pages_hold_the_items_in_order(name: str, ranks: int, cut: int, join: bool) -> None:
     code = encode(joined(name, ranks, Options(instances=cut, pieces=cut)))
     walk = walk_of(code, join=join)
-    for rank, block, first, count in walk.workers.tolist():
+    for rank, block, first, count, *page in walk.workers.tolist():
         items = block_items(code, rank, block)
         items = join_transfers(code, items) if join else items
-        pages = walk.pages[first : first + count].tolist()
+        pages = [page, *walk.pages[first : first + count].tolist()]
         assert all(1 <= steps <= PAGE_STEPS and places <= PAGE_PLACES for _, steps, _, places in pages)
         kinds = [int(walk.steps[step + i][0]) for step, steps, _, _ in pages for i in range(steps)]
         # of signals that follow one another to the same flag the last is kept
         assert [kind for kind in kinds if kind != 1] == [
             0 if isinstance(i, Transfer) else 2 for i in items if isinstance(i, Transfer) or i.waits
         ]
-    assert len({(rank, block) for rank, block, _, _ in walk.workers.tolist()}) == len(walk.workers)
+    assert len({(rank, block) for rank, block, *_ in walk.workers.tolist()}) == len(walk.workers)
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
@@ -98,8 +98,8 @@ def _by_chunks(program: OneSided, code: Code, inputs: list[Array], elements: int
 
 def _run_walk(walk: Walk, buffers: list[list[Array]], geometry: Geometry) -> None:
     """What the kernel does with a walk that neither signals nor waits."""
-    for _, _, first, count in walk.workers.tolist():
-        for page in walk.pages[first : first + count].tolist():
+    for _, _, first, count, *start in walk.workers.tolist():
+        for page in (start, *walk.pages[first : first + count].tolist()):
             for kind, sources, targets, at, chunks, clip, _, _ in walk.steps[page[0] : page[0] + page[1]].tolist():
                 assert kind == 0
                 places = walk.places[page[2] + at : page[2] + at + sources + targets].tolist()
@@ -126,8 +126,8 @@ def test_signals_to_one_flag_in_a_row_are_one() -> None:
             words = walk.steps[step : step + steps].tolist()
             for position, word in enumerate(words):
                 if word[0] == 1:
-                    run = [(rank, flag) for _, rank, flag, *_ in words[position : position + word[4]]]
-                    assert len(set(run)) == len(run)
+                    run = walk.flags[step + position : step + position + word[2]].tolist()
+                    assert len({tuple(pair) for pair in run}) == len(run)
 
 
 def test_items_of_a_gate_are_flags() -> None:

@@ -33,17 +33,15 @@ class Call(ctypes.Structure):
         ("pages", ctypes.c_uint64),
         ("steps", ctypes.c_uint64),
         ("places", ctypes.c_uint64),
-        ("buffers", ctypes.c_uint64),
-        ("flags", ctypes.c_uint64),
         ("status", ctypes.c_uint64),
         ("epoch", ctypes.c_uint64),
         ("patience", ctypes.c_uint64),
         ("n", ctypes.c_int64),
         ("stride", ctypes.c_int64),
         ("team", ctypes.c_int32),
-        ("most", ctypes.c_int32),
-        ("kinds", ctypes.c_int32),
         ("wide", ctypes.c_int32),
+        ("flagged", ctypes.c_int32),
+        ("spare", ctypes.c_int32),
     )
 
 
@@ -63,22 +61,19 @@ class Shape:
             team = min(most, max(1, -(-geometry.stride * dtype.itemsize // MEMBER_BYTES)))
         return cls(geometry, team, most)
 
-    def call(self, walk: Walk, tables: Sequence[int], buffers: int, flags: int, status: int, patience: float) -> Call:
-        """`tables` are the addresses of workers, pages, steps and places; `buffers` and `flags` of tables of addresses;
-        `status` of `STATUS_WORDS` zeros and the epoch."""
+    def call(self, walk: Walk, tables: Sequence[int], status: int, patience: float) -> Call:
+        """`tables` are the addresses of workers, pages, and of the linked steps and places; `status` of a copy of `STATUS`."""
+        geometry = self.geometry
         return Call(
             *tables,
-            buffers,
-            flags,
             status,
             status + 8 * STATUS_WORDS,
             int(patience * 1e9),
-            self.geometry.elements,
-            self.geometry.stride,
+            geometry.elements,
+            geometry.stride,
             self.team,
-            self.most,
-            walk.buffers,
             walk.wide,
+            int(walk.flagged),
         )
 
 

@@ -16,7 +16,7 @@ orders more and not less. The kernel gives each thread the same elements of ever
 target may be a source, but not overlap one otherwise. Both moves must be as long: see `clip`.
 
 `walk_of` lays steps out in pages of at most 32 steps and 128 places (`gpu_kernel.cu` says what the kernel does with them). Blocks that
-move data come first, each a team; those that only signal and wait follow.
+move data come first, each a team; those that only signal and wait follow. `Walk.link` puts in the addresses of buffers and flags.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sennit.collective.runtime.code import FIRST_SCRATCH, INPUT, OUTPUT, Code, Instruction, Op, Operand, Table
+from sennit.collective.runtime.code import FIRST_SCRATCH, INPUT, OUTPUT, Code, Geometry, Instruction, Op, Operand, Table
 from sennit.errors import CollectiveError
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Flag",
     "Home",
     "Item",
+    "Longs",
     "Transfer",
     "Walk",
     "block_items",
@@ -70,6 +72,7 @@ class Flag:
 
 Item = Transfer | Flag
 Home = tuple[int, int]  # rank, block
+Longs = NDArray[np.int64]
 
 
 def block_items(code: Code, rank: int, block: int) -> list[Item]:
@@ -169,23 +172,32 @@ def _memory(code: Code, place: Operand) -> tuple[tuple[int, int], int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Walk:
-    """What goes to the device. The first `wide` workers are teams."""
+    """What a launch does, with places by name. The first `wide` workers are teams."""
 
     code: Code
-    workers: Table  # rank, block, first page, pages
+    workers: Table  # rank, block, first of the pages after the first, how many; and the first page
     pages: Table  # first step, steps, first place, places
-    steps: Table  # 8 words each
+    steps: Table  # 8 words each; the last two are free for an address
     places: Table  # rank, buffer, part, chunk
+    flags: Table  # by step: rank and flag, or zeros
     wide: int
 
     @property
-    def buffers(self) -> int:
-        """Of a rank."""
-        return FIRST_SCRATCH + len(self.code.scratch)
+    def flagged(self) -> bool:
+        return bool((self.steps[:, 0] != _MOVE).any())
 
     def blocks(self, team: int) -> int:
         """Thread blocks of a launch."""
         return self.wide * team + len(self.workers) - self.wide
+
+    def link(self, geometry: Geometry, itemsize: int, buffers: Longs, flags: Longs, most: int) -> tuple[Table, Longs]:
+        """Steps and places with the addresses in: `buffers` by rank and buffer, `flags` by rank, `most` words for each flag."""
+        rank, buffer, part, chunk = self.places.astype(np.int64).T
+        places = buffers[rank, buffer] + (part * geometry.elements + chunk * geometry.stride) * itemsize
+        steps = self.steps.copy()
+        rank, flag = self.flags.astype(np.int64).T
+        steps[:, 6:8] = (flags[rank] + flag * most * 8)[:, None].view(np.int32)
+        return steps, places
 
 
 def walk_of(code: Code, ranks: Sequence[int] | None = None, *, join: bool = True) -> Walk:
@@ -211,14 +223,15 @@ def walk_blocks(code: Code, blocks: Mapping[Home, Sequence[Item]]) -> Walk:
     workers = []
     for rank, block, items in (*wide, *narrow):
         first = len(writer.pages)
-        writer.block(items)
-        workers.append((rank, block, first, len(writer.pages) - first))
+        writer.block(rank, items)
+        workers.append((rank, block, first + 1, len(writer.pages) - first - 1, *writer.pages[first]))
     return Walk(
         code,
-        _table(workers, 4),
+        _table(workers, 8),
         _table(writer.pages, 4),
         _table(writer.steps, 8),
         _table(writer.places, 4),
+        _table(writer.flags, 2),
         len(wide),
     )
 
@@ -244,8 +257,9 @@ class _Writer:
         self.pages: list[tuple[int, int, int, int]] = []
         self.steps: list[tuple[int, ...]] = []
         self.places: list[tuple[int, int, int, int]] = []
+        self.flags: list[tuple[int, int]] = []
 
-    def block(self, items: Sequence[Item]) -> None:
+    def block(self, rank: int, items: Sequence[Item]) -> None:
         page: list[Item] = []
         places = 0
         for item in items:
@@ -255,24 +269,25 @@ class _Writer:
                     f"a step with {more} places", where=f"code {self.code.name!r}", fix=f"use {PAGE_PLACES} at most"
                 )
             if page and (len(page) == PAGE_STEPS or places + more > PAGE_PLACES):
-                self.page(page)
+                self.page(rank, page)
                 page, places = [], 0
             page.append(item)
             places += more
-        self.page(page)
+        self.page(rank, page)
 
-    def page(self, items: Sequence[Item]) -> None:
+    def page(self, here: int, items: Sequence[Item]) -> None:
         first_step, first_place = len(self.steps), len(self.places)
         for position, item in enumerate(items):
             match item:
                 case Transfer(sources, targets, count, clip):
-                    here = len(self.places) - first_place
-                    self.steps.append((_MOVE, len(sources), len(targets), here, count, clip, 0, 0))
+                    first = len(self.places) - first_place
+                    self.steps.append((_MOVE, len(sources), len(targets), first, count, clip, 0, 0))
                     self.places += [self.place(operand) for operand in (*sources, *targets)]
+                    self.flags.append((0, 0))
                 case Flag(waits, rank, flag, value):
-                    run = _run(items, position)
-                    words = (_WAIT, flag, value, run, 0) if waits else (_SIGNAL, rank, flag, value, run)
-                    self.steps.append((*words, 0, 0, 0))
+                    kind = _WAIT if waits else _SIGNAL
+                    self.steps.append((kind, value, _run(items, position), flag, 0, 0, 0, 0))
+                    self.flags.append((here if waits else rank, flag))
         self.pages.append((first_step, len(items), first_place, len(self.places) - first_place))
 
     def place(self, operand: Operand) -> tuple[int, int, int, int]:

@@ -3,15 +3,18 @@
 //   grid     one thread block (CTA) for each member of each worker; all of them must be resident at once, since they wait for each other
 //   worker   a block of a rank's program: pages, one after another
 //   page     a run of steps and the places they name; it is brought to shared memory at once, so that no step waits for its own text
-//   step     8 words, at an index that 8 divides:
+//   step     8 words:
 //              MOVE    sources, targets, first place, chunks, clip     every target = the sources combined, in the order of the list
-//              SIGNAL  rank, flag, value, run                          the flag of that rank = epoch * FLAG_STRIDE + value
-//              WAIT    flag, value, run                                until the flag of this rank has reached that
+//              SIGNAL  value, run, address                             the flag there = epoch * FLAG_STRIDE + value
+//              WAIT    value, run, address, flag                       until the flag there has reached that
 //            `run` is how many steps of the same kind follow, this one counted: they are done at once, by as many threads
-//   place    rank, buffer, part, chunk: element part * n + chunk * stride of that buffer
+//   place    the address of the first element of a chunk
+//
+// The host has put all addresses in: buffers and flags of this rank and of others look alike here.
 //
 // A worker is a *team* of CTAs. A member takes the same share of every chunk, from the first step to the last, so members never touch each
-// other's data and need no barrier among them: each has flags of its own, member m's at flag * most + m.
+// other's data and need no barrier among them: each has flags of its own, member m's m words after
+// the address of the first.
 // A worker that moves nothing is one CTA, which signals and waits for all members of the others.
 //
 // Chunk c of a part holds elements [c * stride, (c + 1) * stride), cut at n. `clip` is one more than the largest chunk that a MOVE
@@ -55,16 +58,15 @@ typedef long long i64;
 #define PAGE_PLACES 128
 
 struct alignas(32) Step {
-    int kind, a, b, c, d, e, spare, unused;
-};
-struct alignas(16) Place {
-    int rank, buffer, part, chunk;
+    int kind, a, b, c, d, e;
+    u64 address;
 };
 struct alignas(16) Page {
     int step, steps, place, places;
 };
-struct alignas(16) Worker {
-    int rank, block, page, pages;
+struct alignas(32) Worker {
+    int rank, block, page, pages;  // of the pages after the first
+    Page first;
 };
 struct alignas(16) Vector {
     u32 word[4];
@@ -342,8 +344,8 @@ DEVICE void move_share(const u64 *at, int sources, int targets, i64 shift, i64 e
 
 struct Shared {
     Step steps[PAGE_STEPS];
-    u64 at[PAGE_PLACES];  // the address of each place
-    u64 base;             // of the values of this call's signals
+    u64 at[PAGE_PLACES];
+    u64 base;  // of the values of this call's signals
     int failed;
 };
 
@@ -351,57 +353,49 @@ struct Call {
     const Worker *workers;
     const Page *pages;
     const Step *steps;
-    const Place *places;
-    const u64 *buffers;  // by rank and buffer: its address
-    const u64 *flags;    // by rank: the address of its flags
-    u64 *status;         // 0, or where a wait ended at the deadline: 1, rank, block, step, flag, wanted, found
-    u64 *epoch;          // how many calls there were, this one counted; and how many CTAs of this one have ended
-    u64 patience;        // nanoseconds
-    i64 n;               // elements of a part
-    i64 stride;          // elements of a chunk
-    int team;            // members of a worker
-    int most;            // members that there are flags for
-    int kinds;           // buffers of a rank
-    int wide;            // workers that are teams; those after them are one CTA
+    const u64 *places;
+    u64 *status;   // 0, or where a wait ended at the deadline: 1, rank, block, step, flag, wanted, found
+    u64 *epoch;    // how many calls there were, this one counted; and how many CTAs of this one have ended
+    u64 patience;  // nanoseconds
+    i64 n;         // elements of a part
+    i64 stride;    // elements of a chunk
+    int team;      // members of a worker
+    int wide;      // workers that are teams; those after them are one CTA
+    int flagged;   // whether there are signals and waits
+    int spare;
 };
 
 DEVICE void turn_page(const Call &call, const Page &page, Shared &shared) {
-    const int *from = (const int *)(call.steps + page.step);
-    for (int i = threadIdx.x; i < page.steps * 8; i += THREADS) ((int *)shared.steps)[i] = from[i];
-    for (int i = threadIdx.x; i < page.places; i += THREADS) {
-        Place place = call.places[page.place + i];
-        u64 base = call.buffers[place.rank * call.kinds + place.buffer];
-        shared.at[i] = base + (u64)(place.part * call.n + place.chunk * call.stride) * sizeof(Element);
-    }
+    const Vector *from = (const Vector *)(call.steps + page.step);
+    for (int i = threadIdx.x; i < page.steps * 2; i += THREADS) ((Vector *)shared.steps)[i] = from[i];
+    for (int i = threadIdx.x; i < page.places; i += THREADS) shared.at[i] = call.places[page.place + i];
 }
 
-DEVICE void send_signals(const Call &call, u64 base, const Step *steps, int run, int member, int members) {
+DEVICE void send_signals(u64 base, const Step *steps, int run, int member, int members) {
     for (int i = threadIdx.x; i < run * members; i += THREADS) {
         const Step &step = steps[i / members];
-        u64 *flags = (u64 *)call.flags[step.a];
-        release(flags + (u64)step.b * call.most + member + i % members, base + (u64)step.c);
+        release((u64 *)step.address + member + i % members, base + (u64)step.a);
     }
 }
 
 DEVICE void report(const Call &call, const Step &step, const Worker &worker, int at, u64 wanted, u64 found) {
     if (!first_to_fail(call.status)) return;
     call.status[1] = worker.rank, call.status[2] = worker.block, call.status[3] = at;
-    call.status[4] = step.a, call.status[5] = wanted, call.status[6] = found;
+    call.status[4] = step.c, call.status[5] = wanted, call.status[6] = found;
 }
 
 DEVICE void await_signals(const Call &call, const Step *steps, int run, int member, int members, const Worker &worker,
                           int at, Shared &shared) {
-    const u64 *flags = (const u64 *)call.flags[worker.rank];
     for (int i = threadIdx.x; i < run * members; i += THREADS) {
         const Step &step = steps[i / members];
-        const u64 *flag = flags + (u64)step.a * call.most + member + i % members;
-        u64 wanted = shared.base + (u64)step.b, found = acquire(flag);
-        if (found >= wanted) continue;
-        u64 deadline = nanoseconds() + call.patience;
+        const u64 *flag = (const u64 *)step.address + member + i % members;
+        u64 wanted = shared.base + (u64)step.a, found, deadline = 0;
         for (int polls = 0; (found = acquire(flag)) < wanted; ++polls) {
             if (polls % 256 != 255) continue;
             if (acquire(call.status) == 0) {
-                if (nanoseconds() < deadline) continue;
+                u64 now = nanoseconds();
+                if (deadline == 0) deadline = now + call.patience;
+                if (now < deadline) continue;
                 report(call, step, worker, at + i / members, wanted, found);
             }
             shared.failed = 1;
@@ -429,10 +423,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) interpret(Call c
     int index = solo ? call.wide + cta - teams : cta % call.wide;
     int member = solo ? 0 : cta / call.wide, members = solo ? call.team : 1;
     Worker worker = call.workers[index];
-    if (threadIdx.x == 0) shared.failed = 0, shared.base = call.epoch[0] * FLAG_STRIDE;
-    for (int p = 0, done = 0; p < worker.pages; ++p) {
-        Page page = call.pages[worker.page + p];
-        meet();  // all have left the page before
+    if (threadIdx.x == 0) shared.failed = 0, shared.base = call.flagged ? call.epoch[0] * FLAG_STRIDE : 0;
+    Page page = worker.first;
+    for (int p = 0, done = 0;; ++p) {
         turn_page(call, page, shared);
         meet();
         for (int at = 0, run = 1, moved = 0; at < page.steps; at += run) {
@@ -442,19 +435,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) interpret(Call c
                 if (moved) meet();  // it may read what other threads of this CTA have just written
                 move_chunks(call, step, shared.at + step.c, member);
             } else if (step.kind == SIGNAL) {
-                run = step.d;
+                run = step.b;
                 meet();
-                send_signals(call, shared.base, &step, run, member, members);
+                send_signals(shared.base, &step, run, member, members);
             } else {
-                run = step.c;
+                run = step.b;
                 await_signals(call, &step, run, member, members, worker, done + at, shared);
                 meet();
                 if (shared.failed) return;
             }
             moved = step.kind == MOVE;
         }
+        if (p == worker.pages) break;
         done += page.steps;
+        page = call.pages[worker.page + p];
+        meet();  // all have left the page
     }
+    if (!call.flagged) return;
     meet();  // all have read the epoch
     if (threadIdx.x == 0 && take_ticket(call.epoch + 1) == gridDim.x - 1) {
         call.epoch[1] = 0;

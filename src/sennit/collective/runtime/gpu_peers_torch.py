@@ -22,13 +22,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code
 from sennit.collective.runtime.gpu_call import STATUS, Shape, explain_status
 from sennit.collective.runtime.gpu_code import Walk, walk_of
-from sennit.collective.runtime.gpu_driver import Launch
 from sennit.collective.runtime.gpu_phases import phases_of
 from sennit.collective.runtime.gpu_torch import DeviceWalk, GpuKernels
 from sennit.errors import RunError
@@ -135,16 +135,17 @@ class GpuRank:
         self.walks = [DeviceWalk.of(walk, device) for walk in walks]
         room = min(walk.largest_team(self.kernel) for walk in self.walks)
         self.shape = Shape.of(walks[0], elements, dtype, min(room, arena.most))
-        rows = [[base + offset for offset in (arena.input, arena.output, *arena.scratch)] for base in memory.addresses]
-        self.buffers = torch.tensor(rows, dtype=torch.int64, device=device)
-        self.flags = torch.tensor(memory.addresses, dtype=torch.int64, device=device)
+        bases = np.array(memory.addresses, dtype=np.int64)
+        buffers = bases[:, None] + np.array([arena.input, arena.output, *arena.scratch], dtype=np.int64)
         self.status = torch.tensor(STATUS, dtype=torch.int64, device=device)
         kind: torch.dtype = getattr(torch, dtype.torch_name)
         self.input, self.output = (
             memory.local[first : first + code.parts(rank, buffer) * elements * dtype.itemsize].view(kind)
             for first, buffer in ((arena.input, INPUT), (arena.output, OUTPUT))
         )
-        self.launches = [self._prepare(walk) for walk in self.walks]
+        self.launches = [
+            walk.prepare(self.kernel, self.shape, dtype, buffers, bases, self.status, patience) for walk in self.walks
+        ]
         self.events: list[torch.cuda.Event] = []
         self.others: list[list[torch.cuda.Event]] = []
         if not memory.at_once:
@@ -164,17 +165,6 @@ class GpuRank:
         error = explain_status(self.walks[0].walk, self.status.tolist(), self.patience)
         if error is not None:
             raise error
-
-    def _prepare(self, walk: DeviceWalk) -> Launch:
-        call = self.shape.call(
-            walk.walk,
-            walk.addresses(),
-            self.buffers.data_ptr(),
-            self.flags.data_ptr(),
-            self.status.data_ptr(),
-            self.patience,
-        )
-        return self.kernel.prepare(walk.walk.blocks(self.shape.team), call)
 
     def _launch(self, phase: int) -> None:
         if self.launches[phase].blocks:  # a rank may have nothing to do in a phase

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from sennit.collective.runtime.code import INPUT, OUTPUT, Code
+from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Table
 from sennit.collective.runtime.gpu_call import (
     STATUS,
     Shape,
@@ -28,7 +28,7 @@ from sennit.collective.runtime.gpu_call import (
     explain_status,
     kernel_source,
 )
-from sennit.collective.runtime.gpu_code import Walk, walk_of
+from sennit.collective.runtime.gpu_code import Longs, Walk, walk_of
 from sennit.collective.runtime.gpu_driver import Kernel, Launch, compile_kernel
 from sennit.errors import RunError
 from sennit.ir.dtype import DType
@@ -77,27 +77,36 @@ class GpuKernels:
         return int(torch.cuda.current_stream(self.device).cuda_stream)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DeviceWalk:
-    """A walk in device memory."""
+    """A walk for a device: its fixed tables lie there, linked ones are kept for the launches that use them."""
 
     walk: Walk
-    tables: tuple[torch.Tensor, ...]
+    device: torch.device
+    fixed: tuple[torch.Tensor, ...]
+    linked: list[torch.Tensor]
 
     @classmethod
     def of(cls, walk: Walk, device: torch.device) -> DeviceWalk:
-        tables = (walk.workers, walk.pages, walk.steps, walk.places)
-        # one more row: an empty table has no address
-        return cls(
-            walk,
-            tuple(
-                torch.from_numpy(np.concatenate([table, np.zeros_like(table, shape=(1, table.shape[1]))])).to(device)
-                for table in tables
-            ),
-        )
+        return cls(walk, device, tuple(_upload(table, device) for table in (walk.workers, walk.pages)), [])
 
-    def addresses(self) -> list[int]:
-        return [table.data_ptr() for table in self.tables]
+    def prepare(
+        self,
+        kernel: Kernel,
+        shape: Shape,
+        dtype: DType,
+        buffers: Longs,
+        flags: Longs,
+        status: torch.Tensor,
+        patience: float,
+    ) -> Launch:
+        """A launch on these buffers and flags; `Walk.link` says what they are."""
+        linked = self.walk.link(shape.geometry, dtype.itemsize, buffers, flags, shape.most)
+        tables = [_upload(table, self.device) for table in linked]
+        self.linked += tables
+        addresses = [table.data_ptr() for table in (*self.fixed, *tables)]
+        call = shape.call(self.walk, addresses, status.data_ptr(), patience)
+        return kernel.prepare(self.walk.blocks(shape.team) if shape.geometry.elements else 0, call)
 
     def largest_team(self, kernel: Kernel) -> int:
         """The most members a team may have with all thread blocks resident; raises where not even one fits."""
@@ -110,6 +119,11 @@ class DeviceWalk:
                 fix="use fewer channels or instances, or join_blocks: one block a rank",
             )
         return (room - narrow) // max(1, walk.wide)
+
+
+def _upload(table: Table | Longs, device: torch.device) -> torch.Tensor:
+    # one more row: an empty table has no address
+    return torch.from_numpy(np.concatenate([table, np.zeros((1, *table.shape[1:]), table.dtype)])).to(device)
 
 
 class GpuGroup:
@@ -131,11 +145,9 @@ class GpuGroup:
         self.status = torch.tensor(STATUS, dtype=torch.int64, device=self.device)
         self.most = 0
         self.flags: list[torch.Tensor] = []
-        self.flag_table = torch.zeros(0)
         self.scratch: list[list[torch.Tensor]] = [[] for _ in range(code.ranks)]
         self.scratch_bytes = 0
         self.launches: dict[tuple[object, ...], Launch] = {}
-        self.buffer_tables: list[torch.Tensor] = []  # of the launches
 
     def run(
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], reduction: Reduction = Reduction.SUM
@@ -167,25 +179,15 @@ class GpuGroup:
             raise RunError(
                 f"a team of {self.team}; the device holds {self.most} members at once", fix="ask for fewer, or none"
             )
-        walk = self.walk.walk
-        shape = Shape.of(walk, elements, dtype, self.most, self.team)
+        shape = Shape.of(self.walk.walk, elements, dtype, self.most, self.team)
         self._reserve_scratch(shape.geometry.stride * dtype.itemsize)
         self._check_alias(inputs, outputs, shape)
         rows = [
             [inputs[rank].data_ptr(), outputs[rank].data_ptr(), *(t.data_ptr() for t in scratch)]
             for rank, scratch in enumerate(self.scratch)
         ]
-        buffers = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        self.buffer_tables.append(buffers)
-        call = shape.call(
-            walk,
-            self.walk.addresses(),
-            buffers.data_ptr(),
-            self.flag_table.data_ptr(),
-            self.status.data_ptr(),
-            self.patience,
-        )
-        return kernel.prepare(walk.blocks(shape.team) if elements else 0, call)
+        buffers, flags = np.array(rows, dtype=np.int64), np.array([t.data_ptr() for t in self.flags], dtype=np.int64)
+        return self.walk.prepare(kernel, shape, dtype, buffers, flags, self.status, self.patience)
 
     def check(self) -> None:
         """Wait for all calls; raise if one gave up."""
@@ -242,7 +244,6 @@ class GpuGroup:
         self.most = most
         counts = [max(1, int(count)) * most for count in self.code.flags]
         self.flags = [torch.zeros(count, dtype=torch.int64, device=self.device) for count in counts]
-        self.flag_table = torch.tensor([flags.data_ptr() for flags in self.flags], device=self.device)
 
     def _reserve_scratch(self, chunk_bytes: int) -> None:
         if chunk_bytes <= self.scratch_bytes or not self.code.scratch:
@@ -256,4 +257,4 @@ class GpuGroup:
 
     def _forget_launches(self) -> None:
         self.launches.clear()
-        self.buffer_tables.clear()
+        self.walk.linked.clear()
