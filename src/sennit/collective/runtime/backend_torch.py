@@ -29,7 +29,7 @@ from sennit.collective.runtime.linked_torch import bytes_of
 from sennit.collective.runtime.p2p_links import Label, Links
 from sennit.collective.runtime.p2p_ticket import Ticket
 from sennit.collective.runtime.private_torch import GroupBase, Store, is_asynchronous, reduction_of, time_limit
-from sennit.collective.runtime.tensors_torch import Flat, average, check_reducible, flat_of, joined, scale
+from sennit.collective.runtime.tensors_torch import Flat, average, check_place, check_reducible, flat_of, joined, scale
 from sennit.collective.runtime.work_torch import CallQueue, SennitWork
 from sennit.errors import CollectiveError, PeerError
 
@@ -44,7 +44,9 @@ class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depe
     def __init__(
         self, store: Store, communicator: Communicator, links: Links | None, *, name: str, timeout: float
     ) -> None:
-        super().__init__(store, communicator.rank, communicator.size)
+        super().__init__(communicator.rank, communicator.size)
+        self._store = store
+        self._group_name, self._group_description = name, "undefined"
         self._rank, self._size = communicator.rank, communicator.size
         self._communicator, self._links = communicator, links
         self._timeout = timeout
@@ -64,6 +66,24 @@ class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depe
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
+
+    # torch's own keeps these in the backends that it holds, and has none here
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+
+    @property
+    def group_name(self) -> str:
+        return self._group_name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._group_description = description
+
+    @property
+    def group_desc(self) -> str:
+        return self._group_description
+
+    def get_group_store(self) -> Store:
+        return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout.total_seconds()
@@ -266,6 +286,7 @@ class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depe
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> SennitWork:
         name, factor = reduction_of(opts)
         for tensor in tensors:
+            check_place(tensor)
             check_reducible(tensor, name)
         timeout = self._limit(opts)
         kinds = list(dict.fromkeys(tensor.dtype for tensor in tensors))
@@ -425,6 +446,8 @@ class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depe
     # ---- checks ----------------------------------------------------------------------------------------------------------
 
     def _check_parts(self, name: str, whole: Tensor, part: Tensor) -> None:
+        check_place(whole)
+        check_place(part)
         if whole.numel() != part.numel() * self._size or whole.dtype != part.dtype:
             raise CollectiveError(
                 f"{name} of {whole.numel()} elements of {whole.dtype} and parts of {part.numel()} of {part.dtype}",
@@ -433,6 +456,8 @@ class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depe
             )
 
     def _check_count(self, name: str, tensors: Sequence[Tensor], each: int | None = None) -> None:
+        for tensor in tensors:
+            check_place(tensor)
         wrong = [tensor.numel() for tensor in tensors if each is not None and tensor.numel() != each]
         if len(tensors) != self._size or wrong:
             sizes = f", of {wrong[0]} elements where others have {each}" if wrong else ""
@@ -444,6 +469,7 @@ class SennitGroup(GroupBase):  # type: ignore[misc]  # what it derives from depe
 
     def _piece_bytes(self, tensor: Tensor, splits: Sequence[int]) -> list[int]:
         """The bytes of what goes to or comes from each rank; `splits` are along the first dim, or empty for equal ones."""
+        check_place(tensor)
         rows = tensor.shape[0] if tensor.dim() else 1
         total = tensor.numel() * tensor.element_size()
         if not splits:
@@ -468,13 +494,17 @@ def _listed(tensors: Any) -> list[Tensor]:
     found = [tensors] if isinstance(tensors, Tensor) else list(tensors)
     if len(found) != 1:
         raise CollectiveError(f"{len(found)} tensors in one call", fix="pass one, or use the coalesced form")
+    check_place(found[0])
     return found
 
 
 def _inner(lists: Any) -> list[Tensor]:
     """The one inner list of a list of lists; some callers pass the inner one itself."""
     found = list(lists)
-    return found if found and isinstance(found[0], Tensor) else list(found[0]) if found else []
+    tensors = found if found and isinstance(found[0], Tensor) else list(found[0]) if found else []
+    for tensor in tensors:
+        check_place(tensor)
+    return tensors
 
 
 def _plain(reduction: str) -> str:

@@ -17,7 +17,7 @@ class Cause(Enum):
     BROKEN = "broken"  # an earlier failure broke the group
 
 
-class RuntimeFailure(RunError):
+class RuntimeFailure(RunError):  # noqa: N818  # what failed is the run, not the caller
     """A collective that could not end. `ranks` are those that it is due to; the group is of no more use on any rank."""
 
     def __init__(

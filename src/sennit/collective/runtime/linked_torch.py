@@ -14,7 +14,7 @@ Messages of a call bear its number and a note of what it is, so a rank that call
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import torch
@@ -26,13 +26,16 @@ from sennit.collective.library import all_pairs_all_reduce, ring_all_reduce
 from sennit.collective.runtime.p2p_links import Label, Links
 from sennit.collective.runtime.p2p_note import Note
 from sennit.collective.runtime.p2p_plan import P2PPlan, plan_p2p
-from sennit.collective.runtime.p2p_torch import Messages, run_rounds
+from sennit.collective.runtime.p2p_ticket import wait_for
+from sennit.collective.runtime.p2p_torch import Messages, start_rounds
 from sennit.collective.runtime.shm_algorithms import build
 from sennit.ir.collective import Algorithm, CollectiveName, CollectiveSpec
 
-__all__ = ["Linked", "bytes_of"]
+__all__ = ["Finish", "Linked", "bytes_of", "cut"]
 
 SMALL = 64 << 10
+
+Finish = Callable[[], None]
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -52,52 +55,52 @@ class Linked:
     # ---- collectives -----------------------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor: Tensor, reduction: str, timeout: float) -> None:
-        self.all_reduce_as(self.next_call(), tensor, reduction, timeout)
+        self.start_all_reduce(tensor, reduction, timeout)()
 
-    def all_reduce_as(self, call: int, tensor: Tensor, reduction: str, timeout: float) -> None:
-        """With the number of a call that was taken before: so several may run at once, on threads of their own."""
+    def start_all_reduce(self, tensor: Tensor, reduction: str, timeout: float) -> Finish:
+        """Its first messages are under way when this returns; what comes back does the rest. Several may be under way at once."""
         name = "exchange" if self.size == 2 else "pairs" if tensor.nbytes < SMALL else "ring"
-        self._run(call, Note("all_reduce", reduction), self.plan(name), tensor, tensor, timeout)
+        return self._start(Note("all_reduce", reduction), self.plan(name), tensor, tensor, timeout)
 
     def all_gather(self, output: Tensor, input: Tensor, timeout: float) -> None:
-        self._run(self.next_call(), Note("all_gather"), self.plan("all_gather"), input, output, timeout)
+        self._start(Note("all_gather"), self.plan("all_gather"), input, output, timeout)()
 
     def reduce_scatter(self, output: Tensor, input: Tensor, reduction: str, timeout: float) -> None:
         plan = self.plan("reduce_scatter")
-        self._run(self.next_call(), Note("reduce_scatter", reduction), plan, input, output, timeout)
+        self._start(Note("reduce_scatter", reduction), plan, input, output, timeout)()
 
     def broadcast(self, tensor: Tensor, root: int, timeout: float) -> None:
         note = Note("broadcast", root=root)
         others = [peer for peer in range(self.size) if peer != root] if self.rank == root else []
         receives = [] if self.rank == root else [(root, tensor)]
-        self._exchange(self.next_call(), note, [(peer, tensor) for peer in others], receives, timeout)
+        self._post(note, self._next_label(), [(peer, tensor) for peer in others], receives, timeout)()
 
     def reduce(self, tensor: Tensor, root: int, reduction: str, timeout: float) -> None:
         result = torch.empty_like(tensor)
         plan = self.plan("reduce direct", root)
-        self._run(self.next_call(), Note("reduce", reduction, root), plan, tensor, result, timeout)
+        self._start(Note("reduce", reduction, root), plan, tensor, result, timeout)()
         if self.rank == root:
             tensor.copy_(result)
 
     def gather(self, output: Tensor | None, input: Tensor, root: int, timeout: float) -> None:
         note = Note("gather", root=root)
         if output is None:
-            self._exchange(self.next_call(), note, [(root, input)], [], timeout)
+            self._post(note, self._next_label(), [(root, input)], [], timeout)()
             return
         parts = output.view(self.size, -1)
         parts[root].copy_(input)
         receives = [(peer, parts[peer]) for peer in range(self.size) if peer != root]
-        self._exchange(self.next_call(), note, [], receives, timeout)
+        self._post(note, self._next_label(), [], receives, timeout)()
 
     def scatter(self, output: Tensor, input: Tensor | None, root: int, timeout: float) -> None:
         note = Note("scatter", root=root)
         if input is None:
-            self._exchange(self.next_call(), note, [], [(root, output)], timeout)
+            self._post(note, self._next_label(), [], [(root, output)], timeout)()
             return
         parts = input.view(self.size, -1)
         output.copy_(parts[root])
         sends = [(peer, parts[peer]) for peer in range(self.size) if peer != root]
-        self._exchange(self.next_call(), note, sends, [], timeout)
+        self._post(note, self._next_label(), sends, [], timeout)()
 
     def all_to_all(
         self, output: Tensor, input: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], timeout: float
@@ -106,12 +109,16 @@ class Linked:
         places[self.rank].copy_(pieces[self.rank])
         others = [peer for peer in range(self.size) if peer != self.rank]
         sends, receives = ([(peer, items[peer]) for peer in others] for items in (pieces, places))
-        self._exchange(self.next_call(), Note("all_to_all"), sends, receives, timeout)
+        self._post(Note("all_to_all"), self._next_label(), sends, receives, timeout)()
+
+    def start_exchange(self, sends: Messages, receives: Messages, timeout: float) -> Finish:
+        """A part of an all-to-all, under way when this returns; what comes back waits for its end."""
+        return self._post(Note("all_to_all"), self._next_label(), sends, receives, timeout)
 
     def barrier(self, timeout: float) -> None:
         nothing = torch.empty(0)
         others = [(peer, nothing) for peer in range(self.size) if peer != self.rank]
-        self._exchange(self.next_call(), Note("barrier"), others, others, timeout)
+        self._post(Note("barrier"), self._next_label(), others, others, timeout)()
 
     def abort(self, why: str) -> None:
         self.links.close()
@@ -121,15 +128,23 @@ class Linked:
 
     # ---- running ---------------------------------------------------------------------------------------------------------
 
-    def next_call(self) -> int:
+    def _next_label(self) -> Label:
         self.calls += 1
-        return self.calls
+        return Label(self.kind, self.calls)
 
-    def _run(self, call: int, note: Note, plan: P2PPlan, input: Tensor, output: Tensor, timeout: float) -> None:
-        def exchange(sends: Messages, receives: Messages) -> None:
-            self._exchange(call, note, sends, receives, timeout)
+    def _start(self, note: Note, plan: P2PPlan, input: Tensor, output: Tensor, timeout: float) -> Finish:
+        label = self._next_label()
 
-        run_rounds(plan, input, output, exchange, note.reduction or "sum")
+        def post(sends: Messages, receives: Messages) -> Finish:
+            return self._post(note, label, sends, receives, timeout)
+
+        return start_rounds(plan, input, output, post, note.reduction or "sum")
+
+    def _post(self, note: Note, label: Label, sends: Messages, receives: Messages, timeout: float) -> Finish:
+        number, members, links = int(note), self.members, self.links
+        tickets = [links.receive(members[peer], label, bytes_of(tensor), note=number) for peer, tensor in receives]
+        tickets += [links.send(members[peer], label, bytes_of(tensor), note=number) for peer, tensor in sends]
+        return lambda: wait_for(tickets, timeout)
 
     def plan(self, name: str, root: int | None = None) -> P2PPlan:
         """Compiled at its first use, kept with the group."""
@@ -137,15 +152,6 @@ class Linked:
             schedule = compile_algorithm(_algorithm(name, self.size, root))
             found = self._plans[name, root] = plan_p2p(schedule, self.rank)
         return found
-
-    def _exchange(self, call: int, note: Note, sends: Messages, receives: Messages, timeout: float) -> None:
-        self.links.exchange(
-            Label(self.kind, call),
-            [(self.members[peer], bytes_of(tensor)) for peer, tensor in sends],
-            [(self.members[peer], bytes_of(tensor)) for peer, tensor in receives],
-            note=int(note),
-            timeout=timeout,
-        )
 
 
 def cut(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:

@@ -27,7 +27,6 @@ import select
 import socket
 import struct
 import threading
-import time
 import uuid
 import weakref
 from collections import defaultdict, deque
@@ -37,7 +36,7 @@ from functools import partial
 from typing import NamedTuple
 
 from sennit.collective.runtime.p2p_note import Note
-from sennit.collective.runtime.p2p_ticket import Ticket
+from sennit.collective.runtime.p2p_ticket import Ticket, wait_for
 from sennit.errors import PeerError
 
 __all__ = ["Address", "Label", "Links"]
@@ -209,9 +208,7 @@ class Links:
         """One batch: all these messages at once, and their end."""
         tickets = [self.receive(peer, label, buffer, note=note) for peer, buffer in receives]
         tickets += [self.send(peer, label, buffer, note=note) for peer, buffer in sends]
-        deadline = time.monotonic() + timeout
-        for ticket in tickets:
-            ticket.wait(deadline - time.monotonic())
+        wait_for(tickets, timeout)
 
     def close(self) -> None:
         """End the connections. What was sent still arrives; what nobody asked for is dropped."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 
 from sennit.errors import PeerError
 
-__all__ = ["Ticket"]
+__all__ = ["Ticket", "wait_for"]
 
 
 class Ticket:
@@ -57,3 +58,10 @@ class Ticket:
         self._gate.release()
         if self.error is not None:
             raise self.error
+
+
+def wait_for(tickets: Iterable[Ticket], timeout: float) -> None:
+    """Wait for all, for so long in all; raise the first error."""
+    deadline = time.monotonic() + timeout
+    for ticket in tickets:
+        ticket.wait(deadline - time.monotonic())

@@ -5,7 +5,7 @@
     run_plan_p2p(plan, x, y)                          # and run often
 
 `p2p_plan.py` cuts the schedule into rounds; a round is one `batch_isend_irecv` and some local copies and reductions. Tensors may be on
-any device that the group's backend serves, of any type that torch can reduce. `run_rounds` is the same for any other way to exchange
+any device that the group's backend serves, of any type that torch can reduce. `start_rounds` is the same for any other way to post
 messages: the backend's own sockets use it between hosts.
 
 **Sizes.** The input and output of a collective are `parts` (one, or one for each rank) of n elements; a part is cut into `chunks`. Where chunks divides n,
@@ -24,16 +24,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sennit.collective.runtime.p2p_plan import Local, Location, P2PPlan, Slot, Transfer, plan_p2p
+from sennit.collective.runtime.p2p_plan import Local, Location, P2PPlan, Round, Slot, plan_p2p
 from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveSpec, CustomCollective
 from sennit.ir.layout import Reduction
 from sennit.ir.schedule import Place, Schedule
 
-__all__ = ["combinations", "run_plan_p2p", "run_rounds", "run_schedule_p2p"]
+__all__ = ["combinations", "run_plan_p2p", "run_schedule_p2p", "start_rounds"]
 
 Messages = Sequence[tuple[int, Tensor]]  # peer, and what is sent or received; contiguous
-Exchange = Callable[[Messages, Messages], None]  # the sends and the receives of a batch
+Post = Callable[[Messages, Messages], Callable[[], None]]  # the sends and the receives of a batch, to what waits for it
 Combine = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -67,29 +67,47 @@ def run_plan_p2p(
 ) -> None:
     """Run the rounds of this rank in a group."""
 
-    def exchange(sends: Messages, receives: Messages) -> None:
+    def post(sends: Messages, receives: Messages) -> Callable[[], None]:
         calls = [dist.P2POp(dist.irecv, tensor, group=group, group_peer=peer) for peer, tensor in receives]
         calls += [dist.P2POp(dist.isend, tensor, group=group, group_peer=peer) for peer, tensor in sends]
-        for work in dist.batch_isend_irecv(calls):
-            work.wait()
+        works = dist.batch_isend_irecv(calls)
 
-    run_rounds(plan, input, output, exchange, reduction.value)
+        def end() -> None:
+            for work in works:
+                work.wait()
+
+        return end
+
+    start_rounds(plan, input, output, post, reduction.value)()
 
 
-def run_rounds(plan: P2PPlan, input: Tensor, output: Tensor, exchange: Exchange, reduction: str) -> None:
-    """Run the rounds of this rank with any exchange of messages. `reduction` is a key of `combinations`."""
+def start_rounds(plan: P2PPlan, input: Tensor, output: Tensor, post: Post, reduction: str) -> Callable[[], None]:
+    """Run the rounds of this rank with any way to post messages: those of the first round are under way when this returns, and calling what it returns
+    does the rest. `reduction` is a key of `combinations`."""
     combine = combinations()[reduction]
     input, output = input.detach(), output.detach()
     elements = _part_elements(plan, input, output)
-    if elements == 0:
-        return
+    if elements == 0 or not plan.rounds:
+        return _nothing
     buffers = _lay_out(plan, input, output, elements)
-    for item in plan.rounds:
-        _exchange(buffers, item.sends, item.receives, exchange)
-        for work in item.work:
-            _do(buffers, work, combine)
-    if buffers.output_copy is not None:
-        output.copy_(buffers.output_copy[:, :elements].reshape(output.shape))
+    first = _post(buffers, plan.rounds[0], post)
+
+    def finish() -> None:
+        arrived = first
+        for number, item in enumerate(plan.rounds):
+            arrived()
+            for work in item.work:
+                _do(buffers, work, combine)
+            if number + 1 < len(plan.rounds):
+                arrived = _post(buffers, plan.rounds[number + 1], post)
+        if buffers.output_copy is not None:
+            output.copy_(buffers.output_copy[:, :elements].reshape(output.shape))
+
+    return finish
+
+
+def _nothing() -> None:
+    """The end of an exchange of no messages."""
 
 
 @dataclass(slots=True, eq=False)
@@ -192,25 +210,29 @@ def _slots(plan: P2PPlan, like: Tensor, stride: int) -> dict[tuple[int, int, int
     return {key: like.new_empty((count, stride)) for key, count in counts.items()}
 
 
-def _exchange(
-    buffers: _Buffers, sends: tuple[Transfer, ...], receives: tuple[Transfer, ...], exchange: Exchange
-) -> None:
-    """One batch, and its end. A message of no elements is sent by nobody: both sides know its size."""
+def _post(buffers: _Buffers, item: Round, post: Post) -> Callable[[], None]:
+    """Post a batch; what comes back waits for its end. A message of no elements is sent by nobody: both sides know its size."""
     arriving: list[tuple[int, Tensor]] = []
     landings: list[tuple[Tensor, Tensor]] = []
-    for transfer in receives:
+    for transfer in item.receives:
         view = buffers.view(transfer.location, transfer.tile)
         if view.numel():
             landing = view if view.is_contiguous() else torch.empty_like(view, memory_format=torch.contiguous_format)
             if landing is not view:
                 landings.append((view, landing))
             arriving.append((transfer.peer, landing))
-    leaving = [(transfer.peer, buffers.view(transfer.location, transfer.tile).contiguous()) for transfer in sends]
+    leaving = [(transfer.peer, buffers.view(transfer.location, transfer.tile).contiguous()) for transfer in item.sends]
     leaving = [(peer, tensor) for peer, tensor in leaving if tensor.numel()]
-    if leaving or arriving:
-        exchange(leaving, arriving)
-    for view, landing in landings:
-        view.copy_(landing)
+    if not leaving and not arriving:
+        return _nothing
+    ended = post(leaving, arriving)
+
+    def end() -> None:
+        ended()
+        for view, landing in landings:
+            view.copy_(landing)
+
+    return end
 
 
 def _do(buffers: _Buffers, work: Local, combine: Combine) -> None:

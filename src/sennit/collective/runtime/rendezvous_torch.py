@@ -33,7 +33,7 @@ class Rendezvous:
     def __call__(self, data: bytes) -> list[bytes]:
         self.calls += 1
         keys = [f"sennit/{self.calls}/{rank}" for rank in range(self.size)]
-        self.store.set(keys[self.rank], data)
+        self.store.set(keys[self.rank], data)  # type: ignore[arg-type]  # bytes are taken as they are
         try:
             self.store.wait(keys, timedelta(seconds=self.timeout))
         except RuntimeError as error:  # DistStoreError or, of a file store, a plain RuntimeError

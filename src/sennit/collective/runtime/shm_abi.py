@@ -21,6 +21,7 @@ __all__ = [
     "RING_HEAD",
     "CallRecord",
     "GroupRecord",
+    "PlaceRecord",
     "Reduction",
     "Status",
     "TransferRecord",
@@ -77,15 +78,15 @@ class Status(IntEnum):
 
 
 class PlaceRecord(Structure):
-    _fields_ = [("offset", c_int64), ("step", c_int64)]  # noqa: RUF012
+    _fields_ = [("offset", c_int64), ("step", c_int64)]
 
 
 class ExitRecord(Structure):
-    _fields_ = [("next", c_void_p), ("end", c_void_p), ("epoch", c_uint64), ("flag_base", c_int64)]  # noqa: RUF012
+    _fields_ = [("next", c_void_p), ("end", c_void_p), ("epoch", c_uint64), ("flag_base", c_int64)]
 
 
 class GroupRecord(Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("base", c_void_p),
         ("doorbells", c_void_p),
         ("flags", c_void_p),
@@ -109,7 +110,7 @@ class GroupRecord(Structure):
 
 
 class CallRecord(Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("code", c_void_p),
         ("operands", c_void_p),
         ("blocks", POINTER(c_int32)),
@@ -145,7 +146,7 @@ class CallRecord(Structure):
 
 
 class TransferRecord(Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("data", c_void_p),
         ("bytes", c_int64),
         ("done", c_int64),

@@ -491,7 +491,7 @@ static int run_block(Group *group, Call *call, int block)
 /* Into the next tile: its size, where things lie, and the input into staging. */
 static void enter_tile(Group *group, Call *call)
 {
-    int64_t left = call->elements - call->done, item = call->itemsize, length[2];
+    int64_t left = call->elements - call->done, item = call->itemsize;
     call->now = left < call->tile ? left : call->tile;
     call->stride = (call->now + call->chunks - 1) / call->chunks;
     call->stride = call->stride ? (call->stride + call->alignment - 1) / call->alignment * call->alignment : call->alignment;
@@ -499,21 +499,22 @@ static void enter_tile(Group *group, Call *call)
     call->slot = group->staging + group->rank * group->staging_step + (call->epoch & 1) * group->slot_bytes;
     char *free = call->slot + (call->scratch[call->scratch_count] * call->stride * item + LINE - 1) / LINE * LINE;
     char *user[2] = {call->source, call->target};
+    int64_t length = call->now * item;
+    int small = call->parts[OUTPUT] < call->parts[INPUT] ? OUTPUT : INPUT, aliased = call->alias >= 0 && call->staged[INPUT];
     for (int buffer = INPUT; buffer <= OUTPUT; buffer++) {
-        length[buffer] = call->now * item;
         char *here = call->staged[buffer] ? free : user[buffer] + call->done * item;
         call->mine[buffer].offset = here - group->base;
-        call->mine[buffer].step = call->staged[buffer] ? length[buffer] : call->elements * item;
-        free += call->staged[buffer] ? (call->parts[buffer] * length[buffer] + LINE - 1) / LINE * LINE : 0;
+        call->mine[buffer].step = call->staged[buffer] ? length : call->elements * item;
+        if (call->staged[buffer] && !(aliased && buffer == small))
+            free += (call->parts[buffer] * length + LINE - 1) / LINE * LINE;
     }
-    if (call->alias >= 0 && call->staged[INPUT]) { /* in place the two are one in staging too: the smaller lies in the larger */
-        int small = call->parts[OUTPUT] < call->parts[INPUT] ? OUTPUT : INPUT;
+    if (aliased) { /* in place the two are one in staging too: the smaller lies in the larger */
         call->mine[small] = call->mine[1 - small];
-        call->mine[small].offset += call->alias * length[small];
+        call->mine[small].offset += call->alias * length;
     }
     for (int part = 0; call->staged[INPUT] && part < call->parts[INPUT]; part++)
-        memcpy(group->base + call->mine[INPUT].offset + part * length[INPUT],
-               call->source + (part * call->elements + call->done) * item, length[INPUT]);
+        memcpy(group->base + call->mine[INPUT].offset + part * length,
+               call->source + (part * call->elements + call->done) * item, length);
     for (int block = 0; block < call->block_count; block++)
         call->at[block] = call->blocks[2 * block];
 }

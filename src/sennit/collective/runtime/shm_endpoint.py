@@ -81,6 +81,7 @@ class ShmEndpoint:
         self.machine = machine
         self._segment: Segment | None = segment
         self._liveness = Liveness(identities)
+        weakref.finalize(self, self._liveness.close)  # of a group that was dropped
         self._arena = Arena(segment.address + layout.arena(self.rank), layout.capacity.arena)
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -173,7 +174,9 @@ class ShmEndpoint:
             return found
         if code.ranks != self.size:
             raise CollectiveError(
-                f"code {code.name!r} is for {code.ranks} ranks", where=f"a group of {self.size}", fix="build it for these"
+                f"code {code.name!r} is for {code.ranks} ranks",
+                where=f"a group of {self.size}",
+                fix="build it for these",
             )
         loaded = LoadedCode.load(code, self.rank, self._flags_used)
         if self._flags_used + loaded.flag_count > self._layout.capacity.flags:
@@ -201,7 +204,9 @@ class ShmEndpoint:
         record, loaded = plan.record, plan.loaded
         kept: NDArray[np.uint8] | None = None
         if not target and loaded.used[OUTPUT] and not loaded.touched[OUTPUT]:
-            kept = np.empty(max(1, plan.sizes[OUTPUT]), dtype=np.uint8)  # the code writes an output that nobody asked for
+            kept = np.empty(
+                max(1, plan.sizes[OUTPUT]), dtype=np.uint8
+            )  # the code writes an output that nobody asked for
             target = kept.ctypes.data
         record.source, record.target, record.phase, record.done = source, target, 0, 0
         inward, outward = (
@@ -302,7 +307,12 @@ class ShmEndpoint:
         ctypes.memmove(data.address, message, len(message))
 
     def exchange(
-        self, sends: Sequence[Buffer], receives: Sequence[Buffer], *, what: str = "exchange", timeout: float | None = None
+        self,
+        sends: Sequence[Buffer],
+        receives: Sequence[Buffer],
+        *,
+        what: str = "exchange",
+        timeout: float | None = None,
     ) -> None:
         """Send `sends[r]` to every rank r, and receive `receives[r]` from it: sizes may differ, by pair. All ranks call it together."""
         if not len(sends) == len(receives) == self.size:
@@ -333,7 +343,9 @@ class ShmEndpoint:
                 self._fail(self._usable(), failure)
 
     def _transfer(self, data: Buffer, peer: int, *, sends: bool, tag: int) -> TransferRecord:
-        return TransferRecord(data=data.address, bytes=data.nbytes, peer=peer, sends=sends, tag=tag, found_bytes=data.nbytes)
+        return TransferRecord(
+            data=data.address, bytes=data.nbytes, peer=peer, sends=sends, tag=tag, found_bytes=data.nbytes
+        )
 
     def _exchange(self, rings: int, transfers: Sequence[TransferRecord], what: str, timeout: float | None) -> bool:
         """False where a message other than the one asked for stands first in a ring."""
@@ -353,7 +365,9 @@ class ShmEndpoint:
 
     def _check_peer(self, peer: int) -> None:
         if not 0 <= peer < self.size or peer == self.rank:
-            raise CollectiveError(f"a message between rank {self.rank} and rank {peer}", fix="name another rank of the group")
+            raise CollectiveError(
+                f"a message between rank {self.rank} and rank {peer}", fix="name another rank of the group"
+            )
 
     # ---- failures ----------------------------------------------------------------------------------------------------
 
@@ -372,9 +386,12 @@ class ShmEndpoint:
                 where=self._where(),
                 fix="make a new group",
             )
-        if self._segment is None:
+        segment = self._segment
+        if segment is None:
             raise RunError("the group is closed", where=self._where(), fix="make a new group")
-        return self._segment
+        if segment.is_broken:
+            raise self._declared(segment, "a call")
+        return segment
 
     def _look_around(
         self,
@@ -386,20 +403,8 @@ class ShmEndpoint:
         plan: Plan | None,
     ) -> None:
         """Called while nothing moves; raises if it never will."""
-        declared = segment.failure()
-        if declared is not None:
-            rank, said = declared
-            ranks = said["ranks"]
-            assert isinstance(ranks, list)
-            raise self._break(
-                RuntimeFailure(
-                    f"{said['what']} (found by rank {rank})",
-                    cause=Cause(said["cause"]),
-                    ranks=tuple(ranks),
-                    where=f"{what}, {self._where()}",
-                    fix="make a new group without it, or start again",
-                )
-            )
+        if segment.is_broken:
+            raise self._declared(segment, what)
         if plan is not None:
             self._check_calls(segment, plan)
         gone = self._liveness.dead(awaited)
@@ -416,6 +421,22 @@ class ShmEndpoint:
                 behind = tuple(r for r in range(self.size) if segment.calls_begun(r) < self._calls)
                 late = behind or late
             self._fail(segment, self._failure(Cause.LATE, late, f"did not come within {timeout:g} s", what))
+
+    def _declared(self, segment: Segment, what: str) -> RuntimeFailure:
+        """What another rank has found."""
+        found = segment.failure()
+        assert found is not None
+        rank, said = found
+        ranks = said["ranks"]
+        assert isinstance(ranks, list)
+        failure = RuntimeFailure(
+            f"{said['what']} (found by rank {rank})",
+            cause=Cause(said["cause"]),
+            ranks=tuple(ranks),
+            where=f"{what}, {self._where()}",
+            fix="make a new group without it, or start again",
+        )
+        return self._break(failure)
 
     def _moves_after_all(self, plan: Plan | None) -> bool:
         if plan is None:

@@ -75,9 +75,7 @@ class ShmGroup(ShmEndpoint):
         self._start(CollectiveName.ALL_TO_ALL, array, out, array.size // self.size, dtype, None, timeout=timeout)
         return out
 
-    def broadcast(
-        self, array: Array, root: int, *, dtype: DType | None = None, timeout: float | None = None
-    ) -> Array:
+    def broadcast(self, array: Array, root: int, *, dtype: DType | None = None, timeout: float | None = None) -> Array:
         """The root's array to all."""
         self._start(CollectiveName.BROADCAST, array, array, array.size, dtype, None, root, timeout)
         return array

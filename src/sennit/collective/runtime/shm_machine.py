@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from ctypes import Array, CDLL
+from ctypes import CDLL, Array
 from functools import cache
 from typing import Protocol
 

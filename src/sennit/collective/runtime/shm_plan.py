@@ -82,9 +82,12 @@ class LoadedCode:
         """Elements of a part at a time."""
         code = self.code
         alignment = LINE // itemsize
-        parts = sum(
-            max(code.parts(r, b) for r in range(code.ranks)) for b in (INPUT, OUTPUT) if self.touched_anywhere[b]
-        )
+        touched = [b for b in (INPUT, OUTPUT) if self.touched_anywhere[b]]
+        widths = [max(code.parts(r, b) for r in range(code.ranks)) for b in (INPUT, OUTPUT)]
+        if self.in_place:
+            parts = max(widths) if touched else 0  # one memory
+        else:
+            parts = sum(widths[b] for b in touched)
         scratch = sum(code.scratch)
         room = slot_bytes - 4 * LINE - scratch * LINE
         weight = scratch + parts * code.chunks  # chunks of the slot for one chunk of a part
@@ -134,9 +137,7 @@ class Plan:
         return self.words.decode()
 
 
-def make_plan(
-    loaded: LoadedCode, elements: int, dtype: DType, reduction: Reduction | None, slot_bytes: int
-) -> Plan:
+def make_plan(loaded: LoadedCode, elements: int, dtype: DType, reduction: Reduction | None, slot_bytes: int) -> Plan:
     code, rank = loaded.code, loaded.rank
     if reduction in (Reduction.BAND, Reduction.BOR, Reduction.BXOR) and dtype.is_float:
         raise CollectiveError(f"{reduction.value} of {dtype.value}", fix="bitwise reductions are for integers and bool")

@@ -5,8 +5,8 @@
 It is a memfd: memory without a name, which goes when the last process that maps it goes, however it ends. Other ranks open it through `/proc` of
 rank 0. Where that is not allowed, a file in `/dev/shm` serves that is unlinked as soon as all have opened it.
 
-Pages cost nothing until they are touched, so capacities are generous. Each word has one writer, and Python only reads and writes whole words, so no
-locks are needed.
+Pages cost nothing until they are touched, so capacities are generous. Each word has one writer, or all write the same, so no locks are
+needed.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _STATUS_BYTES = _PAGE  # state, failure, calls begun, then the failure as JSON
 _CALL = struct.Struct("<QQ112s")  # number, what it is as a number, what it is in words
 CALLS_KEPT = 64
 _LEFT = 2
+_BROKEN = 64  # where a byte says that some rank has declared a failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,11 @@ class Segment:
             text = json.dumps(said).encode()[: _STATUS_BYTES - 32]
         self.memory[at + 32 : at + 32 + len(text)] = text
         struct.pack_into("<I", self.memory, at + 4, len(text))  # after the text: who sees the length sees the text
+        self.memory[_BROKEN] = 1
+
+    @property
+    def is_broken(self) -> bool:
+        return self.memory[_BROKEN] != 0
 
     def failure(self) -> tuple[int, dict[str, object]] | None:
         """The first rank that declared one, and what it said."""
@@ -198,5 +204,3 @@ def _prepare(descriptor: int, size: int) -> str:
     os.ftruncate(descriptor, size)
     os.pwrite(descriptor, token.encode(), 0)
     return token
-
-

@@ -48,7 +48,11 @@ class CodeTable:
     def choose(self, collective: CollectiveName, nbytes: int) -> CodeRow:
         best: CodeRow | None = None
         for row in self.rows:
-            if row.collective is collective and row.from_bytes <= nbytes and (best is None or row.from_bytes >= best.from_bytes):
+            if (
+                row.collective is collective
+                and row.from_bytes <= nbytes
+                and (best is None or row.from_bytes >= best.from_bytes)
+            ):
                 best = row
         if best is None:
             raise CollectiveError(f"no code for {collective.value} of {nbytes} bytes", fix="add a row from 0 bytes on")
@@ -86,6 +90,7 @@ def tuned_table(table: SelectionTable, rest: CodeTable) -> CodeTable:
     """The rows of a selection table, lowered for shared memory, in place of those that `rest` has for the same collectives."""
     rows: list[CodeRow] = []
     for row in table.row:
+
         def make(root: int | None, row=row) -> Algorithm:  # type: ignore[no-untyped-def]
             return table.build(row.collective, row.from_bytes)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sennit.errors import CollectiveError
 
-__all__ = ["Flat", "average", "check_reducible", "flat_of", "joined", "scale"]
+__all__ = ["Flat", "average", "check_place", "check_reducible", "flat_of", "joined", "scale"]
 
 _BITS = ("band", "bor", "bxor")
 _LINEAR = ("sum", "avg", "premul_sum")
@@ -48,19 +48,17 @@ class Flat:
 
 def flat_of(tensor: Tensor) -> Flat:
     """One tensor."""
-    _check_place(tensor)
     tensor = tensor.detach()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     if tensor.is_contiguous():
-        return Flat(tensor.view(-1), ())
+        return Flat(tensor.as_strided((tensor.numel(),), (1,)), ())  # a view of one element may keep another stride
     return Flat(tensor.contiguous().view(-1), (tensor,))
 
 
 def joined(tensors: Sequence[Tensor]) -> Flat:
     """Several tensors of one type, one behind the other."""
     for tensor in tensors:
-        _check_place(tensor)
         if tensor.dtype != tensors[0].dtype:
             raise CollectiveError(
                 f"tensors of {tensors[0].dtype} and {tensor.dtype} in one call", fix="pass tensors of one type"
@@ -86,7 +84,8 @@ def _are_neighbours(tensors: Sequence[Tensor]) -> bool:
     )
 
 
-def _check_place(tensor: Tensor) -> None:
+def check_place(tensor: Tensor) -> None:
+    """Raise on a tensor that is not ordinary memory of the CPU."""
     if tensor.layout is not torch.strided:
         raise CollectiveError(
             f"a tensor of layout {tensor.layout}", where="the sennit backend", fix="call .to_dense() before"
