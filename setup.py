@@ -15,5 +15,6 @@ setup(
             optional=True,
             py_limited_api=True,
         )
-    ]
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -93,6 +93,8 @@ class GroupRecord(Structure):
         ("staging", c_void_p),
         ("rings", c_void_p),
         ("peers", POINTER(PlaceRecord)),
+        ("notes", c_void_p),
+        ("calls_begun", c_void_p),
         ("flags_per_slot", c_int64),
         ("staging_step", c_int64),
         ("slot_bytes", c_int64),
@@ -103,9 +105,21 @@ class GroupRecord(Structure):
         ("yields", c_int32),
         ("patience", c_int64),
         ("epoch", c_uint64),
+        ("calls", c_uint64),
         ("spin", c_int32),
         ("waiting_for", c_int32),
         ("exits", ExitRecord * 2),
+    ]
+
+
+class TileRecord(Structure):
+    _fields_ = [
+        ("first", c_int64),
+        ("size", c_int64),
+        ("stride", c_int64),
+        ("epoch", c_uint64),
+        ("mine", PlaceRecord * 2),
+        ("slot", c_void_p),
     ]
 
 
@@ -134,14 +148,13 @@ class CallRecord(Structure):
         ("source", c_void_p),
         ("target", c_void_p),
         ("staged", c_int32 * 2),
-        ("phase", c_int32),
-        ("done", c_int64),
-        ("now", c_int64),
-        ("stride", c_int64),
         ("call", c_uint64),
-        ("epoch", c_uint64),
-        ("mine", PlaceRecord * 2),
-        ("slot", c_void_p),
+        ("words", c_void_p),
+        ("phase", c_int32),
+        ("ahead", c_int32),
+        ("entered", c_int64),
+        ("here", TileRecord),
+        ("next", TileRecord),
     ]
 
 
@@ -167,6 +180,7 @@ def load_core() -> ctypes.CDLL | None:
         return None
     library = ctypes.CDLL(str(found[0]))
     library.sennit_run.argtypes = [c_void_p, c_void_p]
+    library.sennit_start.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int32]
     library.sennit_exchange.argtypes = [c_void_p, c_int32, c_void_p, c_int32]
     library.sennit_reduce.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int64]
     library.sennit_reduce.restype = None

@@ -69,6 +69,13 @@ typedef struct {
     int64_t flag_base;
 } Exit; /* waits of a gate that are put off until its slot is used again */
 
+#define NOTES 64
+
+typedef struct {
+    uint64_t number, call;
+    char words[112];
+} CallNote;
+
 typedef struct {
     char *base;
     Doorbell *doorbells; /* by rank */
@@ -76,22 +83,31 @@ typedef struct {
     char *staging;       /* by rank, two slots each */
     char *rings;         /* by set, sender, receiver */
     Place *peers;        /* by rank, two each: where their input and output lie, as their flags said */
+    CallNote *notes;     /* the last calls of this rank, in the segment: for messages when ranks differ */
+    _Atomic uint64_t *calls_begun; /* of this rank, in the segment */
     int64_t flags_per_slot, staging_step, slot_bytes, ring_bytes;
     int32_t rank, ranks;
     int32_t spin_limit, yields;
     int64_t patience; /* nanoseconds */
-    uint64_t epoch;
+    uint64_t epoch, calls;
     _Atomic int32_t spin; /* how long to spin before the first yield; adapts */
     int32_t waiting_for;  /* out: the rank whose signal is awaited, or that runs another call */
     Exit exits[2];
 } Group;
 
 typedef struct {
+    int64_t first, size, stride; /* elements: before it, in it, in a chunk of it; of each part */
+    uint64_t epoch;
+    Place mine[2];
+    char *slot;
+} Tile;
+
+typedef struct {
     const Instruction *code;
     const Operand *operands;
     const int32_t *blocks;  /* of this rank: first and last instruction of each */
     const int64_t *scratch; /* by buffer: chunks before it; the total last */
-    int32_t *at;            /* by block: the next instruction; -1 before the first call */
+    int32_t *at;            /* by block: the next instruction */
     int64_t flag_base;
     int32_t block_count, scratch_count;
     int32_t chunks, alignment; /* of a part; in elements */
@@ -102,11 +118,11 @@ typedef struct {
     int64_t elements, tile; /* of a part: in all, and at a time */
     char *source, *target;
     int32_t staged[2]; /* whether input and output are copied through staging */
-    int32_t phase;     /* progress */
-    int64_t done, now, stride; /* elements of finished tiles, of this tile, of a chunk of it */
-    uint64_t call, epoch;
-    Place mine[2];
-    char *slot;
+    uint64_t call;     /* what is called, as a number, */
+    const char *words; /* and in 112 bytes of words */
+    int32_t phase, ahead; /* progress; whether `next` has been entered */
+    int64_t entered;      /* elements of all tiles entered */
+    Tile here, next;
 } Call;
 
 typedef struct {
@@ -375,16 +391,16 @@ static void wake(Group *group, int rank)
 /* The first byte of chunks of a buffer, and how many bytes they have: see Geometry in code.py. */
 static char *locate(const Group *group, const Call *call, int rank, int buffer, int64_t chunk, int count, int64_t *bytes)
 {
-    int64_t stride = call->stride * call->itemsize;
+    int64_t stride = call->here.stride * call->itemsize;
     if (buffer >= FIRST_SCRATCH) {
-        char *slot = call->slot + (rank - group->rank) * group->staging_step;
+        char *slot = call->here.slot + (rank - group->rank) * group->staging_step;
         *bytes = count * stride;
         return slot + (call->scratch[buffer - FIRST_SCRATCH] + chunk) * stride;
     }
-    int64_t part = chunk / call->chunks, first = chunk % call->chunks, all = call->now * call->itemsize;
+    int64_t part = chunk / call->chunks, first = chunk % call->chunks, all = call->here.size * call->itemsize;
     int64_t start = first * stride < all ? first * stride : all;
     int64_t stop = (first + count) * stride < all ? (first + count) * stride : all;
-    const Place *place = rank == group->rank ? &call->mine[buffer] : &group->peers[2 * rank + buffer];
+    const Place *place = rank == group->rank ? &call->here.mine[buffer] : &group->peers[2 * rank + buffer];
     *bytes = stop - start;
     return group->base + place->offset + part * place->step + start;
 }
@@ -436,13 +452,13 @@ static Flag *flag_at(const Group *group, int rank, int64_t number, uint64_t epoc
     return &group->flags[(2 * rank + (epoch & 1)) * group->flags_per_slot + number];
 }
 
-static void signal_flag(Group *group, const Call *call, const Instruction *step)
+static void signal_flag(Group *group, const Call *call, const Tile *tile, const Instruction *step)
 {
-    Flag *flag = flag_at(group, step->peer, call->flag_base + step->argument, call->epoch);
+    Flag *flag = flag_at(group, step->peer, call->flag_base + step->argument, tile->epoch);
     flag->call = call->call;
-    flag->places[INPUT] = call->mine[INPUT];
-    flag->places[OUTPUT] = call->mine[OUTPUT];
-    atomic_store_explicit(&flag->value, call->epoch * STRIDE + step->count, memory_order_release);
+    flag->places[INPUT] = tile->mine[INPUT];
+    flag->places[OUTPUT] = tile->mine[OUTPUT];
+    atomic_store_explicit(&flag->value, tile->epoch * STRIDE + step->count, memory_order_release);
 }
 
 static int flag_is_up(Group *group, const Instruction *step, int64_t flag_base, uint64_t epoch)
@@ -451,19 +467,31 @@ static int flag_is_up(Group *group, const Instruction *step, int64_t flag_base, 
     return atomic_load_explicit(&flag->value, memory_order_acquire) >= epoch * STRIDE + step->count;
 }
 
+/* A row of signals, and one fence for all of them. Returns how many. */
+static int signal_row(Group *group, const Call *call, const Tile *tile, const Instruction *step, int most)
+{
+    int count = 0;
+    while (count < most && step[count].op == SIGNAL)
+        signal_flag(group, call, tile, step + count++);
+    atomic_thread_fence(memory_order_seq_cst);
+    for (int k = 0; k < count; k++)
+        wake(group, step[k].peer);
+    return count;
+}
+
 /* One block, as far as it goes. 1: something was done; 0: nothing; -1: the peer runs another call. */
 static int run_block(Group *group, Call *call, int block)
 {
-    int32_t *at = &call->at[block], end = call->blocks[2 * block + 1], begin = *at, first_signal = -1;
+    int32_t *at = &call->at[block], end = call->blocks[2 * block + 1], begin = *at;
     while (*at < end) {
         const Instruction *step = call->code + *at;
         if (step->op == WAIT) {
-            if (!flag_is_up(group, step, call->flag_base, call->epoch)) {
+            if (!flag_is_up(group, step, call->flag_base, call->here.epoch)) {
                 group->waiting_for = step->peer;
                 break;
             }
             if (step->source_buffer == 1) { /* of a gate: it lets this block in, and stays until this block has left */
-                const Flag *flag = flag_at(group, group->rank, call->flag_base + step->argument, call->epoch);
+                const Flag *flag = flag_at(group, group->rank, call->flag_base + step->argument, call->here.epoch);
                 if (flag->call != call->call) {
                     group->waiting_for = step->peer;
                     return -1;
@@ -472,67 +500,81 @@ static int run_block(Group *group, Call *call, int block)
                 group->peers[2 * step->peer + OUTPUT] = flag->places[OUTPUT];
             }
         } else if (step->op == SIGNAL) {
-            signal_flag(group, call, step);
-            first_signal = first_signal < 0 ? *at : first_signal;
+            *at += signal_row(group, call, &call->here, step, end - *at);
+            continue;
         } else {
             move_data(group, call, step);
         }
         ++*at;
-        if (first_signal >= 0 && (*at == end || call->code[*at].op != SIGNAL)) {
-            atomic_thread_fence(memory_order_seq_cst); /* one for a row of signals */
-            for (int k = first_signal; k < *at; k++)
-                wake(group, call->code[k].peer);
-            first_signal = -1;
-        }
     }
     return *at > begin;
 }
 
-/* Into the next tile: its size, where things lie, and the input into staging. */
-static void enter_tile(Group *group, Call *call)
+/* Into a tile: its size, where things lie, the input into staging, and the gate's signals: peers may read it from now on. */
+static void enter_tile(Group *group, Call *call, Tile *tile)
 {
-    int64_t left = call->elements - call->done, item = call->itemsize;
-    call->now = left < call->tile ? left : call->tile;
-    call->stride = (call->now + call->chunks - 1) / call->chunks;
-    call->stride = call->stride ? (call->stride + call->alignment - 1) / call->alignment * call->alignment : call->alignment;
-    call->epoch = ++group->epoch;
-    call->slot = group->staging + group->rank * group->staging_step + (call->epoch & 1) * group->slot_bytes;
-    char *free = call->slot + (call->scratch[call->scratch_count] * call->stride * item + LINE - 1) / LINE * LINE;
+    int64_t left = call->elements - call->entered, item = call->itemsize, grain = (int64_t)call->chunks * call->alignment;
+    tile->first = call->entered;
+    tile->size = left < call->tile ? left : call->tile;
+    tile->stride = tile->size ? (tile->size + grain - 1) / grain * call->alignment : call->alignment;
+    tile->epoch = ++group->epoch;
+    tile->slot = group->staging + group->rank * group->staging_step + (tile->epoch & 1) * group->slot_bytes;
+    char *free = tile->slot + (call->scratch[call->scratch_count] * tile->stride * item + LINE - 1) / LINE * LINE;
     char *user[2] = {call->source, call->target};
-    int64_t length = call->now * item;
+    int64_t length = tile->size * item;
     int small = call->parts[OUTPUT] < call->parts[INPUT] ? OUTPUT : INPUT, aliased = call->alias >= 0 && call->staged[INPUT];
     for (int buffer = INPUT; buffer <= OUTPUT; buffer++) {
-        char *here = call->staged[buffer] ? free : user[buffer] + call->done * item;
-        call->mine[buffer].offset = here - group->base;
-        call->mine[buffer].step = call->staged[buffer] ? length : call->elements * item;
+        char *place = call->staged[buffer] ? free : user[buffer] + tile->first * item;
+        tile->mine[buffer].offset = place - group->base;
+        tile->mine[buffer].step = call->staged[buffer] ? length : call->elements * item;
         if (call->staged[buffer] && !(aliased && buffer == small))
             free += (call->parts[buffer] * length + LINE - 1) / LINE * LINE;
     }
     if (aliased) { /* in place the two are one in staging too: the smaller lies in the larger */
-        call->mine[small] = call->mine[1 - small];
-        call->mine[small].offset += call->alias * length;
+        tile->mine[small] = tile->mine[1 - small];
+        tile->mine[small].offset += call->alias * length;
     }
     for (int part = 0; call->staged[INPUT] && part < call->parts[INPUT]; part++)
-        memcpy(group->base + call->mine[INPUT].offset + part * length,
-               call->source + (part * call->elements + call->done) * item, length);
+        memcpy(group->base + tile->mine[INPUT].offset + part * length,
+               call->source + (part * call->elements + tile->first) * item, length);
+    call->entered += tile->size;
+    signal_row(group, call, tile, call->code + call->blocks[0], call->blocks[1] - call->blocks[0]);
+}
+
+/* May the next tile be entered: have all peers left the one that was in its slot? */
+static int slot_is_free(Group *group)
+{
+    Exit *exit = &group->exits[(group->epoch + 1) & 1];
+    while (exit->next < exit->end && flag_is_up(group, exit->next, exit->flag_base, exit->epoch))
+        exit->next++;
+    if (exit->next < exit->end)
+        group->waiting_for = exit->next->peer;
+    return exit->next == exit->end;
+}
+
+/* All blocks to their beginnings; the gate has signalled already. */
+static void begin_tile(Call *call)
+{
     for (int block = 0; block < call->block_count; block++)
         call->at[block] = call->blocks[2 * block];
+    while (call->at[0] < call->blocks[1] && call->code[call->at[0]].op == SIGNAL)
+        call->at[0]++;
 }
 
 /* Out of a tile: the output out of staging, an average divided, the gate's waits put off where peers only read staging. */
 static void leave_tile(Group *group, Call *call)
 {
-    int64_t item = call->itemsize, length = call->now * item;
+    Tile *tile = &call->here;
+    int64_t item = call->itemsize, length = tile->size * item;
     for (int part = 0; call->target && part < call->parts[OUTPUT]; part++) {
-        char *to = call->target + (part * call->elements + call->done) * item;
+        char *to = call->target + (part * call->elements + tile->first) * item;
         if (call->staged[OUTPUT])
-            memcpy(to, group->base + call->mine[OUTPUT].offset + part * length, length);
+            memcpy(to, group->base + tile->mine[OUTPUT].offset + part * length, length);
         if (call->divide > 1)
-            divide(call->dtype, to, call->divide, call->now);
+            divide(call->dtype, to, call->divide, tile->size);
     }
-    Exit *exit = &group->exits[call->epoch & 1];
-    *exit = (Exit){call->code + call->at[0], call->code + call->blocks[1], call->epoch, call->flag_base};
-    call->done += call->now;
+    group->exits[tile->epoch & 1] =
+        (Exit){call->code + call->at[0], call->code + call->blocks[1], tile->epoch, call->flag_base};
 }
 
 /* The call's blocks are at their ends; with `put_off` the gate may stand at its waits. */
@@ -544,28 +586,23 @@ static int all_done(const Call *call, int put_off)
     return 1;
 }
 
-/* Runs a call, or goes on with it. `phase` is 0 for a new one. */
+/* Goes on with a call. Phase 0: into the first tile. 1: runs one, and enters the next as soon as its slot is free, so that peers need not wait for
+ * it. 2: done. */
 int sennit_run(Group *group, Call *call)
 {
     Idle idle = {0};
     int put_off = call->only_read && (call->staged[INPUT] || !call->touched[INPUT]) && !call->touched[OUTPUT];
-    while (call->phase < 3) {
-        if (call->phase == 0) { /* the next slot: have all left it? */
-            Exit *exit = &group->exits[(group->epoch + 1) & 1];
-            while (exit->next < exit->end && flag_is_up(group, exit->next, exit->flag_base, exit->epoch))
-                exit->next++;
-            if (exit->next < exit->end) {
-                group->waiting_for = exit->next->peer;
-                if (!idle_once(group, &idle))
-                    break;
-                continue;
-            }
-            went_on(group, &idle);
-            enter_tile(group, call);
-            call->phase = 1;
-        }
+    while (call->phase < 2) {
         int moved = 0;
-        for (int block = 0; block < call->block_count; block++) {
+        if ((call->phase == 0 || (!call->ahead && call->entered < call->elements)) && slot_is_free(group)) {
+            enter_tile(group, call, call->phase ? &call->next : &call->here);
+            call->ahead = call->phase;
+            if (call->phase == 0)
+                begin_tile(call);
+            call->phase = 1;
+            moved = 1;
+        }
+        for (int block = 0; call->phase == 1 && block < call->block_count; block++) {
             int result = run_block(group, call, block);
             if (result < 0) {
                 awake(group, &idle);
@@ -573,17 +610,40 @@ int sennit_run(Group *group, Call *call)
             }
             moved |= result;
         }
-        if (all_done(call, put_off)) {
+        if (call->phase == 1 && all_done(call, put_off)) {
             leave_tile(group, call);
-            call->phase = call->done < call->elements ? 0 : 3;
-        } else if (moved) {
-            went_on(group, &idle);
-        } else if (!idle_once(group, &idle)) {
-            break;
+            call->phase = call->ahead ? 1 : call->entered < call->elements ? 0 : 2;
+            if (call->ahead) {
+                call->here = call->next;
+                call->ahead = 0;
+                begin_tile(call);
+            }
+            moved = 1;
         }
+        if (moved)
+            went_on(group, &idle);
+        else if (!idle_once(group, &idle))
+            break;
     }
     awake(group, &idle);
-    return call->phase == 3 ? DONE : WAITING;
+    return call->phase == 2 ? DONE : WAITING;
+}
+
+/* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. */
+int sennit_start(Group *group, Call *call, char *source, char *target, int32_t staged)
+{
+    call->source = source;
+    call->target = target;
+    call->staged[INPUT] = staged & 1;
+    call->staged[OUTPUT] = staged >> 1;
+    call->phase = call->ahead = 0;
+    call->entered = 0;
+    CallNote *note = &group->notes[++group->calls % NOTES];
+    note->number = group->calls;
+    note->call = call->call;
+    memcpy(note->words, call->words, sizeof note->words);
+    atomic_store_explicit(group->calls_begun, group->calls, memory_order_release);
+    return sennit_run(group, call);
 }
 
 /* ---- messages: a ring of bytes for each ordered pair of ranks ---------------------------------------------------------- */

@@ -38,7 +38,7 @@ from sennit.collective.runtime.shm_abi import GroupRecord, PlaceRecord, Reductio
 from sennit.collective.runtime.shm_arena import Arena
 from sennit.collective.runtime.shm_machine import Machine, choose_machine
 from sennit.collective.runtime.shm_plan import LoadedCode, Plan, make_plan
-from sennit.collective.runtime.shm_segment import Capacity, Exchange, Layout, Segment, open_segment
+from sennit.collective.runtime.shm_segment import BROKEN, Capacity, Exchange, Layout, Segment, open_segment
 from sennit.errors import CollectiveError, RunError
 from sennit.ir.dtype import DType
 from sennit.ir.layout import Reduction as LayoutReduction
@@ -78,6 +78,7 @@ class ShmEndpoint:
     ) -> None:
         layout = segment.layout
         self.rank, self.size, self.timeout = segment.rank, layout.ranks, timeout
+        self.cores = cores  # that the ranks may run on, all together
         self.machine = machine
         self._segment: Segment | None = segment
         self._liveness = Liveness(identities)
@@ -88,7 +89,6 @@ class ShmEndpoint:
         self._codes: dict[str, LoadedCode] = {}
         self._plans: dict[tuple[str, int, DType, Reduction | None], Plan] = {}
         self._flags_used = 0
-        self._calls = 0
         self._broken: RuntimeFailure | None = None
         self._peer_locks = [[threading.Lock() for _ in range(layout.ranks)] for _ in ("send", "receive")]
         self._early: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)  # by peer and tag
@@ -113,7 +113,8 @@ class ShmEndpoint:
             raise RunError("shared-memory groups need Linux", fix="use the gloo backend on other systems")
         machine = choose_machine(compiled)
         me = own_identity()
-        facts = json.dumps([rank, size, me.host, me.pid, me.started, machine.name]).encode()
+        cores = sorted(os.sched_getaffinity(0))
+        facts = json.dumps([rank, size, me.host, me.pid, me.started, machine.name, cores]).encode()
         everyone = [json.loads(said) for said in exchange(facts)]
         _check_facts(everyone, size)
         if len({said[5] for said in everyone}) > 1:
@@ -121,7 +122,8 @@ class ShmEndpoint:
         layout = Layout(size, capacity or Capacity())
         segment = open_segment(rank, layout, exchange)
         identities = [Identity(*said[2:5]) for said in everyone]
-        return cls(segment, identities, machine, timeout, len(os.sched_getaffinity(0)))
+        together = {core for said in everyone for core in said[6]}
+        return cls(segment, identities, machine, timeout, len(together))
 
     def _make_record(self, segment: Segment, cores: int) -> GroupRecord:
         layout, base = segment.layout, segment.address
@@ -131,6 +133,7 @@ class ShmEndpoint:
         record.doorbells, record.flags = base + layout.doorbells, base + layout.flags
         record.staging, record.rings = base + layout.staging, base + layout.rings
         record.peers = self._peers
+        record.notes, record.calls_begun = segment.own_notes, segment.own_calls_begun
         record.flags_per_slot, record.staging_step = layout.capacity.flags, layout.staging_step
         record.slot_bytes, record.ring_bytes = layout.capacity.slot, layout.capacity.ring
         record.rank, record.ranks = self.rank, self.size
@@ -154,16 +157,18 @@ class ShmEndpoint:
         """Run a code. `source` and `target` are addresses of as many parts of `elements` as the collective has; 0 where this rank has none."""
         if isinstance(reduction, LayoutReduction):
             reduction = Reduction(reduction.value)
+        plan = self._plans.get((code.fingerprint, elements, dtype, reduction))
+        if plan is None:
+            plan = self.plan(code, elements, dtype, reduction)
+        self.run_plan(plan, source, target, timeout)
+
+    def run_plan(self, plan: Plan, source: int, target: int, timeout: float | None = None) -> None:
+        """`run`, for who keeps the plan: what is left is one call of the machine."""
         with self._lock:
             segment = self._usable()
-            plan = self._plans.get((code.fingerprint, elements, dtype, reduction))
-            if plan is None:
-                plan = self._make_plan(code, elements, dtype, reduction)
-            kept = self._aim(plan, source, target)
-            self._calls += 1
-            segment.begin_call(self._calls, plan.identity, plan.words)
-            status = self.machine.run(self._record, self._address, plan.record, plan.address)
-            if status != Status.DONE:
+            source, target, staged, kept = self._aim(plan, source, target)
+            status = self.machine.start(self._record, self._address, plan, source, target, staged)
+            if status:
                 self._wait_for_call(segment, plan, status, self.timeout if timeout is None else timeout)
             del kept
 
@@ -190,39 +195,42 @@ class ShmEndpoint:
         self._codes[code.fingerprint] = loaded
         return loaded
 
-    def _make_plan(self, code: Code, elements: int, dtype: DType, reduction: Reduction | None) -> Plan:
+    def plan(self, code: Code, elements: int, dtype: DType, reduction: Reduction | None) -> Plan:
+        """A call that is ready but for its addresses. All ranks make their plans in the same order."""
         if elements < 0:
             raise CollectiveError(f"{elements} elements", where=f"code {code.name!r}", fix="use 0 or more")
-        if len(self._plans) >= _PLANS_KEPT:
-            self._plans.clear()
-        plan = make_plan(self.load(code), elements, dtype, reduction, self._layout.capacity.slot)
-        self._plans[code.fingerprint, elements, dtype, reduction] = plan
-        return plan
+        with self._lock:
+            if len(self._plans) >= _PLANS_KEPT:
+                self._plans.clear()
+            plan = make_plan(self.load(code), elements, dtype, reduction, self._layout.capacity.slot)
+            self._plans[code.fingerprint, elements, dtype, reduction] = plan
+            return plan
 
-    def _aim(self, plan: Plan, source: int, target: int) -> object:
-        """Set the addresses of a call, and decide what is copied through staging. Returns what must live as long as the call."""
-        record, loaded = plan.record, plan.loaded
+    def _aim(self, plan: Plan, source: int, target: int) -> tuple[int, int, int, object]:
+        """The addresses of a call; what is copied through staging, as bits; and what must live as long as the call."""
+        inward, outward = plan.touched
+        if inward:
+            inward = not self._arena.first <= source < self._arena.last
+        if inward and target and not outward and (source == target or not _overlap(source, target, plan.sizes)):
+            return source, target, 1, None  # the common case: private memory, and peers only read
+        if outward:
+            outward = not self._arena.first <= target < self._arena.last
+        loaded = plan.loaded
         kept: NDArray[np.uint8] | None = None
-        if not target and loaded.used[OUTPUT] and not loaded.touched[OUTPUT]:
+        if not target and loaded.used[OUTPUT] and not outward:
             kept = np.empty(
                 max(1, plan.sizes[OUTPUT]), dtype=np.uint8
             )  # the code writes an output that nobody asked for
             target = kept.ctypes.data
-        record.source, record.target, record.phase, record.done = source, target, 0, 0
-        inward, outward = (
-            bool(record.touched[buffer]) and not self._arena.holds(address)
-            for buffer, address in ((INPUT, source), (OUTPUT, target))
-        )
         if loaded.in_place:
             inward = outward = inward or outward
-        elif not inward and loaded.used_at_all(INPUT) and _overlap(source, target, plan.sizes):
-            if loaded.touched_anywhere[INPUT]:
-                inward = True
-            else:  # a slot has no room for it
+        elif loaded.used_at_all(INPUT) and _overlap(source, target, plan.sizes):
+            inward |= loaded.touched_anywhere[INPUT]
+            if not inward or (target - source) % max(1, plan.part_bytes):
+                # a slot has no room for it, or a tile of the output would overwrite a later one of the input
                 kept = np.frombuffer(ctypes.string_at(source, plan.sizes[INPUT]), dtype=np.uint8)
-                record.source = kept.ctypes.data
-        record.staged[INPUT], record.staged[OUTPUT] = inward, outward
-        return kept
+                source = kept.ctypes.data
+        return source, target, inward + 2 * outward, kept
 
     def _wait_for_call(self, segment: Segment, plan: Plan, status: int, timeout: float) -> None:
         """Run on until it is done, and look around in between."""
@@ -232,7 +240,7 @@ class ShmEndpoint:
                 self._check_calls(segment, plan)
                 self._fail(segment, self._mismatch(segment, plan, [self._record.waiting_for]))
             self._look_around(segment, self._awaited(plan), plan.text, deadline, timeout, plan)
-            status = self.machine.run(self._record, self._address, plan.record, plan.address)
+            status = self.machine.run(self._record, self._address, plan)
 
     def _awaited(self, plan: Plan) -> tuple[int, ...]:
         """The ranks whose signals the blocks of this rank stand at."""
@@ -252,7 +260,7 @@ class ShmEndpoint:
         others = [
             rank
             for rank in range(self.size)
-            if (call := segment.call_of(rank, self._calls)) is not None and call[0] != plan.identity
+            if (call := segment.call_of(rank, self._record.calls)) is not None and call[0] != plan.identity
         ]
         if others:
             self._fail(segment, self._mismatch(segment, plan, others))
@@ -260,10 +268,10 @@ class ShmEndpoint:
     def _mismatch(self, segment: Segment, plan: Plan, others: Sequence[int]) -> RuntimeFailure:
         said = [f"rank {self.rank}: {plan.text} ({plan.loaded.code.name})"]
         for rank in others:
-            call = segment.call_of(rank, self._calls)
+            call = segment.call_of(rank, self._record.calls)
             said.append(f"rank {rank}: {'something else' if call is None else call[1]}")
         return RuntimeFailure(
-            f"call {self._calls} of the group is not the same on all ranks: {'; '.join(sorted(said))}",
+            f"call {self._record.calls} of the group is not the same on all ranks: {'; '.join(sorted(said))}",
             cause=Cause.MISMATCH,
             ranks=tuple(sorted({self.rank, *others})),
             where=self._where(),
@@ -389,7 +397,7 @@ class ShmEndpoint:
         segment = self._segment
         if segment is None:
             raise RunError("the group is closed", where=self._where(), fix="make a new group")
-        if segment.is_broken:
+        if segment.memory[BROKEN]:
             raise self._declared(segment, "a call")
         return segment
 
@@ -403,7 +411,7 @@ class ShmEndpoint:
         plan: Plan | None,
     ) -> None:
         """Called while nothing moves; raises if it never will."""
-        if segment.is_broken:
+        if segment.memory[BROKEN]:
             raise self._declared(segment, what)
         if plan is not None:
             self._check_calls(segment, plan)
@@ -418,7 +426,7 @@ class ShmEndpoint:
             self._fail(segment, self._failure(Cause.LEFT, left, "closed the group", what))
         if late:
             if plan is not None:
-                behind = tuple(r for r in range(self.size) if segment.calls_begun(r) < self._calls)
+                behind = tuple(r for r in range(self.size) if segment.calls_begun(r) < self._record.calls)
                 late = behind or late
             self._fail(segment, self._failure(Cause.LATE, late, f"did not come within {timeout:g} s", what))
 
@@ -441,9 +449,9 @@ class ShmEndpoint:
     def _moves_after_all(self, plan: Plan | None) -> bool:
         if plan is None:
             return False
-        before = plan.record.phase, plan.record.done, plan.record.at[: plan.record.block_count]
-        status = self.machine.run(self._record, self._address, plan.record, plan.address)
-        after = plan.record.phase, plan.record.done, plan.record.at[: plan.record.block_count]
+        before = plan.record.phase, plan.record.entered, plan.record.at[: plan.record.block_count]
+        status = self.machine.run(self._record, self._address, plan)
+        after = plan.record.phase, plan.record.entered, plan.record.at[: plan.record.block_count]
         return status == Status.DONE or before != after
 
     def _failure(self, cause: Cause, ranks: tuple[int, ...], did: str, what: str) -> RuntimeFailure:

@@ -6,14 +6,17 @@ same array. numpy has no bf16: pass it as uint16 with `dtype=DType.BF16`.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sennit.collective.runtime.code import Code
+from sennit.collective.runtime.code import INPUT, OUTPUT, Code
 from sennit.collective.runtime.shm_abi import Reduction
 from sennit.collective.runtime.shm_endpoint import Buffer, ShmEndpoint
+from sennit.collective.runtime.shm_plan import Plan
 from sennit.collective.runtime.shm_table import CodeTable, default_table
 from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveName
@@ -29,10 +32,15 @@ class ShmGroup(ShmEndpoint):
 
     table: CodeTable | None = None
 
+    @cached_property
+    def _ready(self) -> dict[tuple[object, ...], Plan]:
+        """Plans by what was asked for."""
+        return {}
+
     def code(self, collective: CollectiveName, nbytes: int, root: int | None = None) -> Code:
         """The code for a collective whose part (see `code.py`) has so many bytes."""
         if self.table is None:
-            self.table = default_table(self.size)
+            self.table = default_table(self.size, self.cores)
         return self.table.code(collective, nbytes, root)
 
     def all_reduce(
@@ -156,19 +164,39 @@ class ShmGroup(ShmEndpoint):
         given = array if array is not None else out
         if given is None:
             raise CollectiveError(f"{collective.value} without an array", fix="pass one")
-        kind = dtype_of(given) if dtype is None else dtype
-        code = self.code(collective, elements * kind.itemsize, root)
-        for buffer, held in enumerate((array, out)):
-            wanted = code.parts(self.rank, buffer) * elements
-            if held is not None and (held.size != wanted or held.itemsize != kind.itemsize):
-                raise CollectiveError(
-                    f"{collective.value} of {elements} {kind.value} a part: the {('input', 'output')[buffer]} of rank "
-                    f"{self.rank} has {held.size} elements of {held.itemsize} bytes",
-                    fix=f"pass {wanted} elements of {kind.itemsize} bytes",
-                )
-        source = 0 if array is None else Buffer.of(array).address
-        target = 0 if out is None else Buffer.of(out).address
-        self.run(code, source, target, elements, kind, reduction, timeout=timeout)
+        key = collective.value, elements, given.dtype.num if dtype is None else dtype, reduction, root
+        plan = self._ready.get(key)
+        if plan is None:
+            plan = self._ready[key] = self._make_ready(collective, elements, dtype or dtype_of(given), reduction, root)
+        source = 0 if array is None else self._address_of(array, plan.sizes[INPUT], "input", plan)
+        if out is array:
+            target = source
+        else:
+            target = 0 if out is None else self._address_of(out, plan.sizes[OUTPUT], "output", plan)
+        self.run_plan(plan, source, target, timeout)
+
+    def _make_ready(
+        self, collective: CollectiveName, elements: int, dtype: DType, reduction: Reduction | None, root: int | None
+    ) -> Plan:
+        if len(self._ready) >= 512:
+            self._ready.clear()
+        code = self.code(collective, elements * dtype.itemsize, root)
+        return self.plan(code, elements, dtype, reduction)
+
+    def _address_of(self, array: Array, wanted: int, which: str, plan: Plan) -> int:
+        if array.nbytes != wanted:
+            raise CollectiveError(
+                f"{plan.text}: the {which} of rank {self.rank} has {array.nbytes} bytes", fix=f"pass {wanted} bytes"
+            )
+        if not array.flags.c_contiguous:
+            raise CollectiveError(
+                f"{plan.text}: the {which} of rank {self.rank} has strides {array.strides}",
+                fix="pass a contiguous array",
+            )
+        try:
+            return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # the quickest of the ways to ask
+        except (TypeError, ValueError):  # of memory that may not be written, or is empty
+            return array.ctypes.data
 
 
 def dtype_of(array: Array) -> DType:

@@ -8,7 +8,8 @@ from ctypes import CDLL, Array
 from functools import cache
 from typing import Protocol
 
-from sennit.collective.runtime.shm_abi import CallRecord, GroupRecord, TransferRecord, load_core
+from sennit.collective.runtime.shm_abi import GroupRecord, TransferRecord, load_core
+from sennit.collective.runtime.shm_plan import Plan
 
 __all__ = ["CompiledMachine", "Machine", "choose_machine"]
 
@@ -16,12 +17,16 @@ _logger = logging.getLogger(__name__)
 
 
 class Machine(Protocol):
-    """Both go on where they stood when they are called again, and return a `Status`. Addresses are those of the records."""
+    """`run` and `exchange` go on where they stood. All return a `Status`. Addresses are those of the records."""
 
     @property
     def name(self) -> str: ...
 
-    def run(self, group: GroupRecord, group_address: int, call: CallRecord, call_address: int) -> int: ...
+    def start(
+        self, group: GroupRecord, group_address: int, plan: Plan, source: int, target: int, staged: int
+    ) -> int: ...
+
+    def run(self, group: GroupRecord, group_address: int, plan: Plan) -> int: ...
 
     def exchange(
         self, group: GroupRecord, group_address: int, rings: int, transfers: Array[TransferRecord], count: int
@@ -29,18 +34,23 @@ class Machine(Protocol):
 
 
 class CompiledMachine:
-    __slots__ = ("_exchange", "_run", "library")
+    __slots__ = ("_exchange", "_run", "_start", "library")
 
     def __init__(self, library: CDLL) -> None:
         self.library = library
-        self._run, self._exchange = library.sennit_run, library.sennit_exchange
+        self._start, self._run, self._exchange = library.sennit_start, library.sennit_run, library.sennit_exchange
 
     @property
     def name(self) -> str:
         return "compiled"
 
-    def run(self, group: GroupRecord, group_address: int, call: CallRecord, call_address: int) -> int:
-        return int(self._run(group_address, call_address))
+    def start(self, group: GroupRecord, group_address: int, plan: Plan, source: int, target: int, staged: int) -> int:
+        status: int = self._start(group_address, plan.address, source, target, staged)
+        return status
+
+    def run(self, group: GroupRecord, group_address: int, plan: Plan) -> int:
+        status: int = self._run(group_address, plan.address)
+        return status
 
     def exchange(
         self, group: GroupRecord, group_address: int, rings: int, transfers: Array[TransferRecord], count: int

@@ -1,6 +1,6 @@
 """The machine of `shm_core.c` in Python, on the same segment and by the same protocol: slow and right, for hosts without a compiler.
 
-Names and phases are those of the core; read them side by side. Flags are single words, stored and loaded whole. Python has no memory fence, so taking a
+Names and phases are those of the core; read them side by side. The one difference: no tile is entered before the one before it is left. Flags are single words, stored and loaded whole. Python has no memory fence, so taking a
 lock stands in for one: it orders what comes before against what comes after. Nobody sleeps on a futex here, so nobody need be woken.
 """
 
@@ -29,6 +29,8 @@ from sennit.collective.runtime.shm_abi import (
     Status,
     TransferRecord,
 )
+from sennit.collective.runtime.shm_plan import Plan
+from sennit.collective.runtime.shm_segment import CALLS_KEPT, NOTE_BYTES
 from sennit.ir.layout_numpy import Array
 
 __all__ = ["NumpyMachine"]
@@ -56,8 +58,19 @@ class NumpyMachine:
     def name(self) -> str:
         return "python"
 
-    def run(self, group: GroupRecord, group_address: int, call: CallRecord, call_address: int) -> int:
-        return _Visit(group, call, self._fence).go_on()
+    def start(self, group: GroupRecord, group_address: int, plan: Plan, source: int, target: int, staged: int) -> int:
+        call = plan.record
+        call.source, call.target, call.phase, call.ahead, call.entered = source, target, 0, 0, 0
+        call.staged[INPUT], call.staged[OUTPUT] = staged & 1, staged >> 1
+        group.calls += 1
+        note = group.notes + group.calls % CALLS_KEPT * NOTE_BYTES
+        ctypes.memmove(note + 16, call.words, NOTE_BYTES - 16)
+        c_uint64.from_address(note).value, c_uint64.from_address(note + 8).value = group.calls, call.call
+        c_uint64.from_address(group.calls_begun).value = group.calls
+        return self.run(group, group_address, plan)
+
+    def run(self, group: GroupRecord, group_address: int, plan: Plan) -> int:
+        return _Visit(group, plan.record, self._fence).go_on()
 
     def exchange(
         self, group: GroupRecord, group_address: int, rings: int, transfers: CArray[TransferRecord], count: int
@@ -144,7 +157,7 @@ class _Visit:
     def go_on(self) -> int:
         group, call, idle = self.group, self.call, _Idle(self.group)
         put_off = call.only_read and (call.staged[INPUT] or not call.touched[INPUT]) and not call.touched[OUTPUT]
-        while call.phase < 3:
+        while call.phase < 2:
             if call.phase == 0:
                 leaving = group.exits[(group.epoch + 1) & 1]
                 while (leaving.next or 0) < (leaving.end or 0):
@@ -170,7 +183,7 @@ class _Visit:
                 moved |= result
             if self.all_done(bool(put_off)):
                 self.leave_tile()
-                call.phase = 0 if call.done < call.elements else 3
+                call.phase = 0 if call.entered < call.elements else 2
             elif moved:
                 idle = _Idle(group)
             elif not idle.once():
@@ -198,8 +211,8 @@ class _Visit:
             step = self.step(call.at[block])
             match step.op:
                 case Op.WAIT:
-                    flag = self.flag(group.rank, call.flag_base + step.argument, call.epoch)
-                    if flag.value < call.epoch * STRIDE + step.count:
+                    flag = self.flag(group.rank, call.flag_base + step.argument, call.here.epoch)
+                    if flag.value < call.here.epoch * STRIDE + step.count:
                         group.waiting_for = step.peer
                         break
                     with self.fence:
@@ -211,13 +224,13 @@ class _Visit:
                         places = (PlaceRecord * 2).from_address(ctypes.addressof(flag) + _PLACES)
                         group.peers[2 * step.peer], group.peers[2 * step.peer + 1] = places[INPUT], places[OUTPUT]
                 case Op.SIGNAL:
-                    flag = self.flag(step.peer, call.flag_base + step.argument, call.epoch)
+                    flag = self.flag(step.peer, call.flag_base + step.argument, call.here.epoch)
                     c_uint64.from_address(ctypes.addressof(flag) + 8).value = call.call
                     places = (PlaceRecord * 2).from_address(ctypes.addressof(flag) + _PLACES)
-                    places[INPUT], places[OUTPUT] = call.mine[INPUT], call.mine[OUTPUT]
+                    places[INPUT], places[OUTPUT] = call.here.mine[INPUT], call.here.mine[OUTPUT]
                     with self.fence:
                         pass
-                    flag.value = call.epoch * STRIDE + step.count
+                    flag.value = call.here.epoch * STRIDE + step.count
                 case _:
                     self.move_data(step)
             call.at[block] += 1
@@ -226,14 +239,14 @@ class _Visit:
     def locate(self, place: Operand, count: int) -> Array:
         group, call = self.group, self.call
         rank, buffer, chunk = place
-        stride = call.stride * call.itemsize
+        stride = call.here.stride * call.itemsize
         if buffer >= FIRST_SCRATCH:
-            slot = call.slot + (rank - group.rank) * group.staging_step
+            slot = call.here.slot + (rank - group.rank) * group.staging_step
             address, size = slot + (call.scratch[buffer - FIRST_SCRATCH] + chunk) * stride, count * stride
         else:
             part, first = divmod(chunk, call.chunks)
-            start, stop = (min(edge * stride, call.now * call.itemsize) for edge in (first, first + count))
-            where = call.mine[buffer] if rank == group.rank else group.peers[2 * rank + buffer]
+            start, stop = (min(edge * stride, call.here.size * call.itemsize) for edge in (first, first + count))
+            where = call.here.mine[buffer] if rank == group.rank else group.peers[2 * rank + buffer]
             address, size = group.base + where.offset + part * where.step + start, stop - start
         return _bytes(address, size).view(held_dtype(DTYPES[call.dtype]))
 
@@ -266,46 +279,46 @@ class _Visit:
                 goal[:length] = reduce_all(dtype, reduction, [array[:length] for array in arrays])
 
     def enter_tile(self) -> None:
-        group, call = self.group, self.call
+        group, call, tile = self.group, self.call, self.call.here
         item = call.itemsize
-        call.now = min(call.elements - call.done, call.tile)
+        tile.first, tile.size = call.entered, min(call.elements - call.entered, call.tile)
         grain = call.chunks * call.alignment
-        call.stride = max(1, -(-call.now // grain)) * call.alignment
+        tile.stride = max(1, -(-tile.size // grain)) * call.alignment
         group.epoch += 1
-        call.epoch = group.epoch
-        call.slot = group.staging + group.rank * group.staging_step + (call.epoch & 1) * group.slot_bytes
-        free = call.slot + _line(call.scratch[call.scratch_count] * call.stride * item)
-        length = call.now * item
+        tile.epoch = group.epoch
+        tile.slot = group.staging + group.rank * group.staging_step + (tile.epoch & 1) * group.slot_bytes
+        free = tile.slot + _line(call.scratch[call.scratch_count] * tile.stride * item)
+        length = tile.size * item
         small = OUTPUT if call.parts[OUTPUT] < call.parts[INPUT] else INPUT
         aliased = call.alias >= 0 and call.staged[INPUT]
         for buffer, user in ((INPUT, call.source or 0), (OUTPUT, call.target or 0)):
             staged = call.staged[buffer]
-            call.mine[buffer].offset = (free if staged else user + call.done * item) - group.base
-            call.mine[buffer].step = length if staged else call.elements * item
+            tile.mine[buffer].offset = (free if staged else user + tile.first * item) - group.base
+            tile.mine[buffer].step = length if staged else call.elements * item
             free += _line(call.parts[buffer] * length) if staged and not (aliased and buffer == small) else 0
         if aliased:
-            call.mine[small] = call.mine[1 - small]
-            call.mine[small].offset += call.alias * length
+            tile.mine[small] = tile.mine[1 - small]
+            tile.mine[small].offset += call.alias * length
         for part in range(call.parts[INPUT] if call.staged[INPUT] and length else 0):
-            staging = _bytes(group.base + call.mine[INPUT].offset + part * length, length)
-            staging[:] = _bytes(call.source + (part * call.elements + call.done) * item, length)
+            staging = _bytes(group.base + tile.mine[INPUT].offset + part * length, length)
+            staging[:] = _bytes(call.source + (part * call.elements + tile.first) * item, length)
+        call.entered += tile.size
         for block in range(call.block_count):
             call.at[block] = call.blocks[2 * block]
 
     def leave_tile(self) -> None:
-        group, call = self.group, self.call
-        dtype, length = DTYPES[call.dtype], call.now * call.itemsize
+        group, call, tile = self.group, self.call, self.call.here
+        dtype, length = DTYPES[call.dtype], tile.size * call.itemsize
         for part in range(call.parts[OUTPUT] if call.target and length else 0):
-            user = _bytes(call.target + (part * call.elements + call.done) * call.itemsize, length)
+            user = _bytes(call.target + (part * call.elements + tile.first) * call.itemsize, length)
             if call.staged[OUTPUT]:
-                user[:] = _bytes(group.base + call.mine[OUTPUT].offset + part * length, length)
+                user[:] = _bytes(group.base + tile.mine[OUTPUT].offset + part * length, length)
             if call.divide > 1:
                 array = user.view(held_dtype(dtype))
                 array[:] = divide(dtype, array, call.divide)
-        leaving = group.exits[call.epoch & 1]
+        leaving = group.exits[tile.epoch & 1]
         leaving.next, leaving.end = call.code + 32 * call.at[0], call.code + 32 * call.blocks[1]
-        leaving.epoch, leaving.flag_base = call.epoch, call.flag_base
-        call.done += call.now
+        leaving.epoch, leaving.flag_base = tile.epoch, call.flag_base
 
     def all_done(self, put_off: bool) -> bool:
         call = self.call

@@ -130,6 +130,8 @@ class Plan:
     identity: int
     words: bytes
     sizes: tuple[int, int]  # bytes of input and output
+    part_bytes: int
+    touched: tuple[bool, bool]  # as the record says
     kept: tuple[object, ...]
 
     @property
@@ -165,5 +167,9 @@ def make_plan(loaded: LoadedCode, elements: int, dtype: DType, reduction: Reduct
     words = describe_call(title, elements, dtype.value, None if reduction is None else reduction.value).encode()[:112]
     digest = hashlib.blake2b(code.fingerprint.encode() + words, digest_size=8).digest()
     record.call = identity = int.from_bytes(digest, "little")
-    sizes = code.parts(rank, INPUT) * elements * dtype.itemsize, code.parts(rank, OUTPUT) * elements * dtype.itemsize
-    return Plan(loaded, record, ctypes.addressof(record), identity, words, sizes, (at, loaded))
+    part = elements * dtype.itemsize
+    sizes = code.parts(rank, INPUT) * part, code.parts(rank, OUTPUT) * part
+    note = np.frombuffer(words.ljust(112, b"\0"), dtype=np.uint8)
+    record.words = note.ctypes.data
+    touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
+    return Plan(loaded, record, ctypes.addressof(record), identity, words, sizes, part, touched, (at, note))

@@ -25,16 +25,27 @@ from sennit.collective.runtime.failure import RuntimeFailure
 from sennit.collective.runtime.shm_abi import FLAG_BYTES, LINE, RING_HEAD
 from sennit.errors import RunError
 
-__all__ = ["CALLS_KEPT", "Capacity", "Exchange", "Layout", "Segment", "describe_call", "open_segment"]
+__all__ = [
+    "BROKEN",
+    "CALLS_KEPT",
+    "NOTE_BYTES",
+    "Capacity",
+    "Exchange",
+    "Layout",
+    "Segment",
+    "describe_call",
+    "open_segment",
+]
 
 Exchange = Callable[[bytes], list[bytes]]  # an all-gather of small bytes, at set-up only
 
 _PAGE = 4096
 _STATUS_BYTES = _PAGE  # state, failure, calls begun, then the failure as JSON
-_CALL = struct.Struct("<QQ112s")  # number, what it is as a number, what it is in words
-CALLS_KEPT = 64
+_NOTE = struct.Struct("<QQ112s")  # number, what it is as a number, what it is in words
+NOTE_BYTES = _NOTE.size
+CALLS_KEPT = 64  # the core knows it too
 _LEFT = 2
-_BROKEN = 64  # where a byte says that some rank has declared a failure
+BROKEN = 64  # where a byte says that some rank has declared a failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +69,7 @@ class Layout:
         return _PAGE + rank * _STATUS_BYTES
 
     def call(self, rank: int, number: int) -> int:
-        return self.status(self.ranks) + (rank * CALLS_KEPT + number % CALLS_KEPT) * _CALL.size
+        return self.status(self.ranks) + (rank * CALLS_KEPT + number % CALLS_KEPT) * _NOTE.size
 
     @property
     def doorbells(self) -> int:
@@ -120,11 +131,7 @@ class Segment:
             text = json.dumps(said).encode()[: _STATUS_BYTES - 32]
         self.memory[at + 32 : at + 32 + len(text)] = text
         struct.pack_into("<I", self.memory, at + 4, len(text))  # after the text: who sees the length sees the text
-        self.memory[_BROKEN] = 1
-
-    @property
-    def is_broken(self) -> bool:
-        return self.memory[_BROKEN] != 0
+        self.memory[BROKEN] = 1
 
     def failure(self) -> tuple[int, dict[str, object]] | None:
         """The first rank that declared one, and what it said."""
@@ -136,18 +143,23 @@ class Segment:
                 return rank, said
         return None
 
-    # ---- calls: what each rank has begun, for messages when they differ
+    # ---- calls: what each rank has begun, noted by its machine, for messages when they differ
 
-    def begin_call(self, number: int, identity: int, words: bytes) -> None:
-        _CALL.pack_into(self.memory, self.layout.call(self.rank, number), number, identity, words)
-        struct.pack_into("<Q", self.memory, self.layout.status(self.rank) + 8, number)
+    @property
+    def own_notes(self) -> int:
+        """The address of the notes of this rank's calls."""
+        return self.address + self.layout.call(self.rank, 0)
+
+    @property
+    def own_calls_begun(self) -> int:
+        return self.address + self.layout.status(self.rank) + 8
 
     def calls_begun(self, rank: int) -> int:
         return int(struct.unpack_from("<Q", self.memory, self.layout.status(rank) + 8)[0])
 
     def call_of(self, rank: int, number: int) -> tuple[int, str] | None:
         """What a rank's call of this number is; None where it has not begun, or is long past."""
-        found, identity, words = _CALL.unpack_from(self.memory, self.layout.call(rank, number))
+        found, identity, words = _NOTE.unpack_from(self.memory, self.layout.call(rank, number))
         return (identity, words.rstrip(b"\0").decode(errors="replace")) if found == number else None
 
 

@@ -2,7 +2,14 @@
 
 A row serves parts of `from_bytes` and more, up to the next row of its collective. Codes are made when they are first asked for, verified, and kept.
 
-The default limits were measured; `benchmarks/collective/shm_core.py` prints them for a machine.
+**Direct or by slices.** Of an all_reduce of n bytes over p ranks, the direct one reads p n bytes and waits once; by slices it is 2 n bytes and two waits. So
+slices win where (p - 2) n bytes take longer to read than one wait lasts:
+
+    n > wait * rate / (p - 2)
+
+With a core for each rank a wait is about 1.5 us; with fewer, ranks wait for each other's turns and it is about 10 us for each rank of a core, but
+then reading takes as many times longer too, which cancels out. A core adds up about 10 bytes a nanosecond. These are rough figures, measured on one
+machine; `benchmarks/collective/shm_core.py --limits` times both for yours, and a table of your own may replace this one.
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ from sennit.collective.selection import SelectionTable
 from sennit.errors import CollectiveError
 from sennit.ir.collective import Algorithm, CollectiveName
 
-__all__ = ["CodeRow", "CodeTable", "default_table", "tuned_table"]
+__all__ = ["CodeRow", "CodeTable", "default_table", "slices_from", "tuned_table"]
 
 Make = Callable[[int | None], Algorithm]  # for a root
 
@@ -59,18 +66,35 @@ class CodeTable:
         return best
 
 
-def default_table(ranks: int) -> CodeTable:
+_RATE = 10.0  # bytes a nanosecond
+_WAIT, _WAIT_FOR_A_TURN = 1500.0, 10_000.0  # nanoseconds
+
+
+def slices_from(ranks: int, cores: int) -> int | None:
+    """The bytes from which slices win; None where they never do."""
+    if ranks <= 2:
+        return None
+    return int((_WAIT if ranks <= cores else _WAIT_FOR_A_TURN) * _RATE / (ranks - 2))
+
+
+def default_table(ranks: int, cores: int) -> CodeTable:
     def row(collective: CollectiveName, from_bytes: int, name: str) -> CodeRow:
         return CodeRow(collective, from_bytes, name, lambda root: build(name, ranks, root))
 
-    # everyone adds up everything: p n bytes against 2 n and one more step
-    direct = 8192 if ranks <= 4 else 4096
+    limit = slices_from(ranks, cores)
+    sliced = (
+        (
+            row(CollectiveName.ALL_REDUCE, limit, "all_reduce slices"),
+            row(CollectiveName.REDUCE, 4 * limit, "reduce slices"),
+        )
+        if limit is not None
+        else ()
+    )
     return CodeTable(
         (
             row(CollectiveName.ALL_REDUCE, 0, "all_reduce direct"),
-            row(CollectiveName.ALL_REDUCE, direct, "all_reduce slices"),
             row(CollectiveName.REDUCE, 0, "reduce direct"),
-            row(CollectiveName.REDUCE, 4 * direct, "reduce slices"),
+            *sliced,
             *(
                 row(name, 0, name.value)
                 for name in (
