@@ -247,20 +247,26 @@ class Session:
             processes.ask("forget")
         found = [figure for figure in figures.values() if figure.seconds]
         self.report.figures += found
-        print("   " + line(title, nbytes, self.ranks, found), flush=True)
+        print("   " + line(cells_of(title, nbytes, self.ranks, found)), flush=True)
 
     def stop(self) -> None:
         for processes in self.alive.values():
             processes.stop()
 
 
-def line(title: str, nbytes: int, ranks: int, found: Sequence[Figure]) -> str:
+def cells_of(title: str, nbytes: int, ranks: int, found: Sequence[Figure]) -> list[str]:
+    """A line of the table: what, a median for each peer in microseconds, and the best of the others over sennit."""
     by_peer = {figure.peer: figure.median for figure in found}
-    cells = [f"{by_peer[peer] * 1e6:11.1f}" if peer in by_peer else f"{'-':>11}" for peer in PEERS]
     others = [by_peer[peer] for peer in ("gloo", "mpich", "openmpi") if peer in by_peer]
     own = by_peer.get("sennit", by_peer.get("core"))
-    gain = f"{min(others) / own:7.2f}x" if others and own else ""
-    return f"{title:15}{ranks:3}{size_text(nbytes):>9}{''.join(cells)}{gain:>9}"
+    gain = f"{min(others) / own:.2f}x" if others and own else "-"
+    times = [f"{by_peer[peer] * 1e6:.1f}" if peer in by_peer else "-" for peer in PEERS]
+    return [title, str(ranks), size_text(nbytes), *times, gain]
+
+
+def line(cells: Sequence[str]) -> str:
+    widths = (15, 3, 11, *(11 for _ in PEERS), 9)
+    return f"{cells[0]:{widths[0]}}" + "".join(f"{c:>{w}}" for c, w in zip(cells[1:], widths[1:], strict=True))
 
 
 def steps(session: Session, rounds: int, width: int = 1024, layers: int = 6) -> None:
@@ -298,9 +304,7 @@ def markdown(report: Report) -> str:
     keys = dict.fromkeys((f.collective, f.ranks, f.bytes) for f in report.figures)
     for collective, ranks, nbytes in keys:
         found = [f for f in report.figures if (f.collective, f.ranks, f.bytes) == (collective, ranks, nbytes)]
-        words = line(collective, nbytes, ranks, found).split()
-        cells = [words[0], words[1], " ".join(words[2:4]), *words[4:]]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append("| " + " | ".join(cells_of(collective, nbytes, ranks, found)) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -342,10 +346,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sennit-peers-") as name:
         for ranks in options.ranks:
             session = Session(options.peers, ranks, Path(name), report)
-            print(
-                f"{'':3}{'collective':15}{'p':>3}{'bytes':>9}{''.join(f'{peer:>11}' for peer in PEERS)}{'gain':>9}",
-                flush=True,
-            )
+            print("   " + line(["collective", "p", "bytes", *PEERS, "gain"]), flush=True)
             try:
                 for collective in options.collectives:
                     for text in options.sizes:

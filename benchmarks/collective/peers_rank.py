@@ -44,7 +44,9 @@ class Torch:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
         if backend == "sennit":
-            import sennit.backend  # noqa: F401  registers it
+            import sennit.backend
+
+            sennit.backend.register()
 
         limit = datetime.timedelta(seconds=SLOW)
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
