@@ -126,7 +126,7 @@ class Mpi:
 
         self.mpi, self.world = MPI, MPI.COMM_WORLD
         self.rank, self.size = self.world.rank, self.world.size
-        self.version = MPI.Get_library_version().replace("\x00", "").split("\n")[0].split(",")[0].strip()
+        self.version = " ".join(MPI.Get_library_version().replace("\x00", "").split("\n")[0].split(",")[0].split())
 
     def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]:
         world, here = self.world, self.mpi.IN_PLACE

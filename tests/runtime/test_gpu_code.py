@@ -38,9 +38,14 @@ def joined(name: str, ranks: int, options: Options | None = None) -> OneSided:
 
 @pytest.mark.parametrize(
     ("name", "sources", "targets"),
-    [("direct_all_reduce", 4, 4), ("direct_reduce_scatter", 4, 1), ("all_pairs_all_gather", 1, 4)],
+    [
+        ("direct_all_reduce", 4, 4),
+        ("direct_reduce_scatter", 4, 1),
+        ("all_pairs_all_gather", 1, 4),
+        ("direct_all_to_all", 4, 4),
+    ],
 )
-def test_direct_algorithms_become_one_move(name: str, sources: int, targets: int) -> None:
+def test_direct_algorithms_become_one_step(name: str, sources: int, targets: int) -> None:
     code = encode(without_gates(joined(name, 4)))
     for rank in range(4):
         (item,) = join_transfers(code, block_items(code, rank, 1))
@@ -61,7 +66,7 @@ def test_pages_hold_the_items_in_order(name: str, ranks: int, cut: int, join: bo
         kinds = [int(walk.steps[step + i][0]) for step, steps, _, _ in pages for i in range(steps)]
         # of signals that follow one another to the same flag the last is kept
         assert [kind for kind in kinds if kind != 1] == [
-            0 if isinstance(i, Transfer) else 2 for i in items if isinstance(i, Transfer) or i.waits
+            3 * i.pairs if isinstance(i, Transfer) else 2 for i in items if isinstance(i, Transfer) or i.waits
         ]
     assert len({(rank, block) for rank, block, *_ in walk.workers.tolist()}) == len(walk.workers)
 
@@ -101,7 +106,7 @@ def _run_walk(walk: Walk, buffers: list[list[Array]], geometry: Geometry) -> Non
     for _, _, first, count, *start in walk.workers.tolist():
         for page in (start, *walk.pages[first : first + count].tolist()):
             for kind, sources, targets, at, chunks, clip, _, _ in walk.steps[page[0] : page[0] + page[1]].tolist():
-                assert kind == 0
+                assert kind in (0, 3)
                 places = walk.places[page[2] + at : page[2] + at + sources + targets].tolist()
                 length = chunks * geometry.stride
                 if clip:
@@ -112,8 +117,9 @@ def _run_walk(walk: Walk, buffers: list[list[Array]], geometry: Geometry) -> Non
                     for (rank, buffer, _, _), start in zip(places, starts, strict=True)
                 ]
                 total = sum(views[1:sources], start=views[0].copy())
-                for view in views[sources:]:
-                    view[...] = total
+                results = [view.copy() for view in views[:sources]] if kind == 3 else [total] * targets
+                for view, result in zip(views[sources:], results, strict=True):
+                    view[...] = result
 
 
 def test_signals_to_one_flag_in_a_row_are_one() -> None:

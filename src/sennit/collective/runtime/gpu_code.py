@@ -1,6 +1,7 @@
-"""Code as the GPU kernel walks it: three kinds of step, in pages.
+"""Code as the GPU kernel walks it: four kinds of step, in pages.
 
     MOVE      every target = the sources combined, in the order of the list
+    PAIRS     every target = its own source
     SIGNAL    a flag of another rank
     WAIT      for a flag of this one
 
@@ -10,6 +11,7 @@ targets. So moves can be *joined*, each join saving a pass over memory:
     t = a; t = t + b            becomes   t = a + b             (the total stays in registers)
     t = a + b; u = t; v = t     becomes   t, u, v = a + b       (it is read once and written many times)
     u = a; v = a                becomes   u, v = a
+    u = a; v = b                becomes   u, v = a, b           (pairs: both loads are on their way at once)
 
 The second move of a pair may be done at the place of the first if no wait lies between: signals between the two then come a little later, which
 orders more and not less. The kernel gives each thread the same elements of every place and reads all sources before it writes, so a
@@ -21,7 +23,7 @@ move data come first, each a team; those that only signal and wait follow. `Walk
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,18 +48,19 @@ __all__ = [
 ]
 
 PAGE_STEPS, PAGE_PLACES = 32, 128  # as in gpu_kernel.cu
-_MOVE, _SIGNAL, _WAIT = range(3)
+_MOVE, _SIGNAL, _WAIT, _PAIRS = range(4)
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """`targets` = the reduction of `sources`, over `count` chunks. `clip`: one more than the largest chunk that it names in a part, 0 for
+    """Each of `targets` = the reduction of `sources`, or with `pairs` its own source, over `count` chunks. `clip`: one more than the largest chunk that it names in a part, 0 for
     scratch only; transfers of the same clip and count are as long, whatever the number of elements."""
 
     sources: tuple[Operand, ...]
     targets: tuple[Operand, ...]
     count: int
     clip: int
+    pairs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,14 @@ def _clip(code: Code, places: Sequence[Operand]) -> int:
 
 
 def join_transfers(code: Code, items: Sequence[Item]) -> list[Item]:
-    """The items of a block, fewer. A transfer joins the latest one before it if no wait and no other transfer is between."""
+    """The items of a block, fewer. Pairs come last: a copy is better joined with the sum that it begins."""
+    return _joining(code, _joining(code, items, _joined), _paired)
+
+
+def _joining(
+    code: Code, items: Sequence[Item], join: Callable[[Code, Transfer, Transfer], Transfer | None]
+) -> list[Item]:
+    """A transfer joins the latest one before it if no wait and no other transfer is between."""
     found: list[Item] = []
     latest: int | None = None
     for item in items:
@@ -123,13 +133,29 @@ def join_transfers(code: Code, items: Sequence[Item]) -> list[Item]:
             found.append(item)
             continue
         before = None if latest is None else found[latest]
-        joined = _joined(code, before, item) if isinstance(before, Transfer) else None
+        joined = join(code, before, item) if isinstance(before, Transfer) else None
         if joined is not None and latest is not None:
             found[latest] = joined
         else:
             latest = len(found)
             found.append(item)
     return found
+
+
+def _paired(code: Code, first: Transfer, second: Transfer) -> Transfer | None:
+    copies = all(item.pairs or len(item.sources) == len(item.targets) == 1 for item in (first, second))
+    if not copies or (first.count, first.clip) != (second.count, second.clip):
+        return None
+    for goal in second.targets:
+        if any(_overlap(code, place, goal, first.count) for place in (*first.sources, *first.targets)):
+            return None
+    for source in second.sources:
+        if any(_overlap(code, source, goal, first.count) for goal in first.targets):
+            return None
+    sources, targets = (*first.sources, *second.sources), (*first.targets, *second.targets)
+    if len(sources) + len(targets) > PAGE_PLACES:
+        return None
+    return replace(first, sources=sources, targets=targets, pairs=True)
 
 
 def _joined(code: Code, first: Transfer, second: Transfer) -> Transfer | None:
@@ -184,7 +210,7 @@ class Walk:
 
     @property
     def flagged(self) -> bool:
-        return bool((self.steps[:, 0] != _MOVE).any())
+        return bool(np.isin(self.steps[:, 0], (_SIGNAL, _WAIT)).any())
 
     def blocks(self, team: int) -> int:
         """Thread blocks of a launch."""
@@ -279,9 +305,11 @@ class _Writer:
         first_step, first_place = len(self.steps), len(self.places)
         for position, item in enumerate(items):
             match item:
-                case Transfer(sources, targets, count, clip):
+                case Transfer(sources, targets, count, clip, pairs):
                     first = len(self.places) - first_place
-                    self.steps.append((_MOVE, len(sources), len(targets), first, count, clip, 0, 0))
+                    self.steps.append(
+                        (_PAIRS if pairs else _MOVE, len(sources), len(targets), first, count, clip, 0, 0)
+                    )
                     self.places += [self.place(operand) for operand in (*sources, *targets)]
                     self.flags.append((0, 0))
                 case Flag(waits, rank, flag, value):

@@ -5,6 +5,7 @@
 //   page     a run of steps and the places they name; it is brought to shared memory at once, so that no step waits for its own text
 //   step     8 words:
 //              MOVE    sources, targets, first place, chunks, clip     every target = the sources combined, in the order of the list
+//              PAIRS   pairs, pairs, first place, chunks, clip         each target = its own source, all at once
 //              SIGNAL  value, run, address                             the flag there = epoch * FLAG_STRIDE + value
 //              WAIT    value, run, address, flag                       until the flag there has reached that
 //            `run` is how many steps of the same kind follow, this one counted: they are done at once, by as many threads
@@ -53,6 +54,7 @@ typedef long long i64;
 #define MOVE 0
 #define SIGNAL 1
 #define WAIT 2
+#define PAIRS 3
 
 #define PAGE_STEPS 32
 #define PAGE_PLACES 128
@@ -318,6 +320,36 @@ APART void move_many(const u64 *at, int sources, int targets, i64 shift, i64 vec
     }
 }
 
+// Copies between pairs of places, eight at a time: their loads are on their way together.
+APART void move_pairs(const u64 *at, int pairs, i64 shift, i64 vectors, Share share) {
+    const i64 step = (i64)share.team * THREADS;
+    for (int first = 0; first < pairs; first += 8)
+        for (i64 i = (i64)share.member * THREADS + threadIdx.x; i < vectors; i += step) {
+            Vector loaded[8];
+#pragma unroll
+            for (int k = 0; k < 8; ++k) {
+                const Vector *from = (const Vector *)((const Element *)at[first + k < pairs ? first + k : first] + shift);
+                loaded[k] = first + k < pairs ? load(from + i) : Vector{};
+            }
+#pragma unroll
+            for (int k = 0; k < 8; ++k)
+                if (first + k < pairs) store((Vector *)((Element *)at[pairs + first + k] + shift) + i, loaded[k]);
+        }
+}
+
+DEVICE void copy_share(const u64 *at, int pairs, i64 shift, i64 elements, Share share) {
+    u64 bits = 0;
+    for (int p = 0; p < 2 * pairs; ++p) bits |= at[p] + (u64)shift * sizeof(Element);
+    i64 vectors = bits & 15 ? 0 : elements / WIDTH;
+    move_pairs(at, pairs, shift, vectors, share);
+    i64 whole = vectors * WIDTH;
+    bool rest = whole < elements && (whole == 0 || vectors / THREADS % share.team == share.member);
+    for (int p = 0; rest && p < pairs; ++p) {
+        u64 pair[2] = {at[p], at[pairs + p]};
+        move_elements(pair, 1, 1, shift + whole, elements - whole, whole ? Share{0, 1} : share);
+    }
+}
+
 DEVICE void move_share(const u64 *at, int sources, int targets, i64 shift, i64 elements, Share share) {
     u64 bits = 0;
     for (int p = 0; p < sources + targets; ++p) bits |= at[p] + (u64)shift * sizeof(Element);
@@ -411,7 +443,9 @@ DEVICE void move_chunks(const Call &call, const Step &step, const u64 *at, int m
             i64 left = call.n - (i64)(step.e - 1 + c) * call.stride;
             length = left < 0 ? 0 : left < length ? left : length;
         }
-        if (length) move_share(at, step.a, step.b, c * call.stride, length, Share{member, call.team});
+        if (!length) continue;
+        if (step.kind == PAIRS) copy_share(at, step.a, c * call.stride, length, Share{member, call.team});
+        else move_share(at, step.a, step.b, c * call.stride, length, Share{member, call.team});
     }
 }
 
@@ -431,7 +465,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) interpret(Call c
         for (int at = 0, run = 1, moved = 0; at < page.steps; at += run) {
             const Step &step = shared.steps[at];
             run = 1;
-            if (step.kind == MOVE) {
+            bool moves = step.kind == MOVE || step.kind == PAIRS;
+            if (moves) {
                 if (moved) meet();  // it may read what other threads of this CTA have just written
                 move_chunks(call, step, shared.at + step.c, member);
             } else if (step.kind == SIGNAL) {
@@ -444,7 +479,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) interpret(Call c
                 meet();
                 if (shared.failed) return;
             }
-            moved = step.kind == MOVE;
+            moved = moves;
         }
         if (p == worker.pages) break;
         done += page.steps;
