@@ -5,7 +5,6 @@ Options and result types of both commands, as `cli.py` asks. What is run, and ho
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -156,7 +155,7 @@ def run_subject(action: Run, tell: Tell) -> tuple[RunResult, Table]:
         from sennit.report.bandwidth_svg import Series, bandwidth_svg
 
         points = tuple((s.bytes, s.bus_bandwidth or s.algorithm_bandwidth) for s in result.sizes)
-        caption = f"measured: {result.collective} on {action.runtime}, {_machine(runtime)}, median of {action.repeat}"
+        caption = f"measured: {result.collective} on {action.runtime}, {bench.machine}, median of {action.repeat}"
         _write(action.svg, bandwidth_svg(result.name, caption, [Series(result.name, points, main=True)]))
     return result, _run_table(result)
 
@@ -262,9 +261,9 @@ def tune(action: Tune, tell: Tell) -> tuple[TuneResult, str]:
     total = sum(1 for name in names for _ in candidates(name, 1))
     # an algorithm is timed at all sizes at once, when its first size is asked for; `fill` keeps them alive, so an id is a name
     known: dict[int, tuple[Algorithm, dict[int, float]]] = {}
-    basis = f"measured on the {action.runtime} runtime, {_machine(runtime)}, median of {action.repeat}"
     tell(f"starting {action.ranks} ranks on {action.runtime}")
     with _bench(runtime, action.ranks) as bench:
+        basis = f"measured on the {action.runtime} runtime, {bench.machine}, median of {action.repeat}"
 
         def cost(algorithm: Algorithm, size: int) -> float:
             if id(algorithm) not in known:
@@ -374,17 +373,6 @@ def _bench(runtime: Runtime, ranks: int) -> Bench:
     from sennit.collective.runtime.measure_torch import Bench
 
     return Bench(runtime, ranks)
-
-
-def _machine(runtime: Runtime) -> str:
-    from sennit.collective.runtime.measure import Runtime
-
-    if runtime is Runtime.GPU:
-        import torch
-
-        return str(torch.cuda.get_device_name())
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return f"{cores} cores"
 
 
 def _check_counts(*, repeat: int, sizes: Sequence[int]) -> None:

@@ -8,6 +8,7 @@ Ranks are processes held by `GlooRanks`; one call of it measures all sizes of a 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -59,6 +60,14 @@ class Bench:
     def __exit__(self, *exception: object) -> None:
         if self.processes is not None:
             self.processes.stop()
+
+    @property
+    def machine(self) -> str:
+        """What it runs on, in a few words."""
+        if self.runtime is Runtime.GPU:
+            return str(torch.cuda.get_device_name())
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return f"{cores} cores"
 
     def measure(self, request: Request) -> list[Times]:
         """By size."""
