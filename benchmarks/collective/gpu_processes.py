@@ -11,6 +11,7 @@ import torch.distributed as dist
 from gpu_cases import code_of
 
 from sennit.collective.runtime.gpu_peers_torch import GpuRank, arena_of, ipc_memory
+from sennit.collective.runtime.shm_group import ShmGroup
 from sennit.ir.dtype import DType
 
 
@@ -26,7 +27,9 @@ def process_work(rank: int, name: str, count: int, nbytes: int) -> tuple[float, 
     torch.cuda.set_device(device)
     code, n = code_of(name, count), nbytes // 4
     arena = arena_of(code, n, DType.F32)
-    peer = GpuRank(code, rank, n, DType.F32, arena, ipc_memory(arena, rank, exchange, device), exchange)
+    host = ShmGroup.create(rank, count, exchange, timeout=60.0)
+    memory = ipc_memory(arena, rank, exchange, device)
+    peer = GpuRank(code, rank, n, DType.F32, arena, memory, exchange, barrier=host.barrier)
     draws = [torch.Generator().manual_seed(7 * r + 1) for r in range(count)]
     everyone = [torch.randn(n, generator=draw) for draw in draws]
     peer.input.copy_(everyone[rank])
@@ -34,7 +37,7 @@ def process_work(rank: int, name: str, count: int, nbytes: int) -> tuple[float, 
     times = []
     for _ in range(8):
         torch.cuda.synchronize()
-        exchange(b"go")
+        host.barrier()
         start = time.perf_counter()
         peer.run()
         torch.cuda.synchronize()
@@ -43,4 +46,5 @@ def process_work(rank: int, name: str, count: int, nbytes: int) -> tuple[float, 
     goal = torch.stack(everyone).to(torch.float64).sum(0)
     assert torch.allclose(peer.output.cpu().to(torch.float64), goal, rtol=2e-5, atol=2e-5)
     exchange(b"done")
+    host.close()
     return statistics.median(times[2:]), len(peer.walks)

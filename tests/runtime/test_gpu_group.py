@@ -67,6 +67,17 @@ def test_element_types_and_reductions(kernels: GpuKernels, dtype: torch.dtype, r
                 assert torch.equal(output, outputs[0])
 
 
+@pytest.mark.parametrize("ranks", [7, 8, 9])
+def test_many_sources(kernels: GpuKernels, ranks: int) -> None:
+    """There is a version of the kernel's loop for 8 sources; other numbers have a common one."""
+    group = GpuGroup(code_of("direct_all_reduce", ranks), kernels)
+    inputs = [torch.arange(500, dtype=torch.float32) * (rank + 1) for rank in range(ranks)]
+    outputs = [torch.zeros(500) for _ in range(ranks)]
+    group.run(inputs, outputs)
+    for output in outputs:
+        assert torch.equal(output, torch.stack(inputs).sum(0))
+
+
 def test_nan_wins_in_min_and_max(kernels: GpuKernels) -> None:
     group = GpuGroup(code_of("direct_all_reduce", 2), kernels)
     for reduction in (Reduction.MIN, Reduction.MAX):

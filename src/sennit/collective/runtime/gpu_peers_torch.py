@@ -12,7 +12,8 @@ in this process's address space, and there are two ways to come by it:
     peer = GpuRank(code, rank, n, dtype, arena, ipc_memory(arena, rank, exchange, device), exchange)
     peer.input.copy_(x); peer.run(); y = peer.output
 
-`exchange` gathers a few bytes of every rank, in the order of the ranks: it is also the barrier on the host.
+`exchange` gathers a few bytes of every rank, in the order of the ranks. It is also the barrier on the host between phases, unless a faster one is
+given (`ShmGroup.barrier`).
 """
 
 from __future__ import annotations
@@ -123,10 +124,12 @@ class GpuRank:
         reduction: Reduction = Reduction.SUM,
         patience: float = 10.0,
         kernels: GpuKernels | None = None,
+        barrier: Callable[[], object] | None = None,
     ) -> None:
         device = memory.local.device
         self.code, self.rank, self.exchange, self.patience = code, rank, exchange, patience
         self.memory, self.device = memory, device
+        self.barrier = barrier if barrier is not None else lambda: exchange(b"here")
         self.kernels = kernels if kernels is not None else GpuKernels(device, system_scope=True)
         self.kernel = self.kernels.get(dtype, reduction)
         walks: list[Walk] = (
@@ -175,7 +178,7 @@ class GpuRank:
         no rank waits for an event that is not recorded yet."""
         stream = torch.cuda.current_stream(self.device)
         self.events[phase].record(stream)
-        self.exchange(b"recorded")
+        self.barrier()
         for events in self.others:
             stream.wait_event(events[phase])
 
