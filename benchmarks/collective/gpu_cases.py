@@ -15,7 +15,8 @@ from sennit.collective.library import Options, recipe
 from sennit.collective.library.rings import ring_all_reduce
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code
 from sennit.collective.runtime.encode import encode
-from sennit.collective.runtime.gpu_join import join_blocks, without_gates
+from sennit.collective.runtime.gpu_join import without_gates
+from sennit.collective.runtime.gpu_program import gpu_program
 from sennit.ir.collective import CollectiveName, CollectiveSpec
 from sennit.ir.layout import Reduction
 from sennit.ir.one_sided import OneSided
@@ -89,13 +90,14 @@ def program_of(name: str, ranks: int, options: Options | None = None) -> OneSide
 
 def code_of(name: str, ranks: int, options: Options | None = None, *, gates: bool = False, join: bool = True) -> Code:
     program = program_of(name, ranks, options)
-    program = join_blocks(program) if join else program
+    if join:
+        return encode(gpu_program(program, gates=gates))
     return encode(program if gates else without_gates(program))
 
 
 def ring_in_place(ranks: int) -> Code:
     """A ring that works on the output alone, which holds the input: without the first copy."""
-    return encode(without_gates(join_blocks(compile_one_sided(ring_all_reduce(ranks, in_place=True)))))
+    return encode(gpu_program(compile_one_sided(ring_all_reduce(ranks, in_place=True))))
 
 
 @dataclass

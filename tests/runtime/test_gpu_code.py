@@ -22,11 +22,13 @@ from sennit.collective.runtime.gpu_code import (
     join_transfers,
     walk_of,
 )
+from sennit.collective.runtime.gpu_delay import delay_copies
 from sennit.collective.runtime.gpu_join import join_blocks, without_gates
 from sennit.collective.runtime.gpu_phases import phases_of
+from sennit.collective.verify_one_sided import verify_one_sided
 from sennit.ir.collective import CollectiveName
 from sennit.ir.layout_numpy import Array
-from sennit.ir.one_sided import OneSided
+from sennit.ir.one_sided import LocalCopy, OneSided
 from sennit.ir.one_sided_numpy import run_one_sided
 
 NAMES = [item.name for item in recipes() if not item.across]
@@ -51,6 +53,34 @@ def test_direct_algorithms_become_one_step(name: str, sources: int, targets: int
         (item,) = join_transfers(code, block_items(code, rank, 1))
         assert isinstance(item, Transfer)
         assert (len(item.sources), len(item.targets)) == (sources, targets)
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(name=st.sampled_from(NAMES), ranks=st.sampled_from([2, 3, 4]), cut=st.integers(1, 2))
+def test_delayed_copies_keep_the_meaning(name: str, ranks: int, cut: int) -> None:
+    ranks = 4 if name == "halving_doubling_all_reduce" else ranks
+    program = joined(name, ranks, Options(instances=cut, pieces=cut))
+    delayed = delay_copies(program)
+    verify_one_sided(delayed)
+    draw = np.random.default_rng(ranks)
+    spec = program.collective
+    inputs = [draw.integers(-9, 9, (spec.input_chunks(rank), 3)) for rank in range(ranks)]
+    for seed in range(3):
+        found, wanted = (run_one_sided(p, inputs, seed=seed) for p in (delayed, program))
+        for rank in range(ranks):
+            for chunk in range(spec.output_chunks(rank)):
+                if spec.after(rank, chunk) is not None:
+                    np.testing.assert_array_equal(found[rank][chunk], wanted[rank][chunk])
+
+
+def test_a_ring_copies_one_chunk_only() -> None:
+    """The others are added where they are first needed; the one that the next rank reads at once must be copied."""
+    program = delay_copies(joined("ring_all_reduce", 4))
+    copies = [step for step in program.ranks[1].blocks[1] if isinstance(step, LocalCopy)]
+    assert [copy.source.count for copy in copies] == [1, 1, 1, 1]
+    code = encode(without_gates(program))
+    moves = [item for item in join_transfers(code, block_items(code, 1, 1)) if isinstance(item, Transfer)]
+    assert [(len(move.sources), move.sources[0].buffer) for move in moves[:4]] == [(1, 0), (2, 0), (2, 0), (2, 0)]
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)

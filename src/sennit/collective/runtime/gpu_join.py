@@ -61,6 +61,11 @@ class _Block:
     at: int = 0
     depth: int = 0  # of moves, one needing another
 
+    @property
+    def turn(self) -> int:
+        """The least goes first. A signal is sent as soon as it may be: others wait for it."""
+        return -1 if isinstance(self.steps[self.at], Signal) else self.depth
+
 
 def _order(program: OneSided) -> list[tuple[_Home, Step]]:
     """All steps but those of gates, one after another as the waits allow, those that could run early first."""
@@ -73,14 +78,13 @@ def _order(program: OneSided) -> list[tuple[_Home, Step]]:
     sent: defaultdict[tuple[_Home, _Home], list[int]] = defaultdict(list)  # from, to: the depth of each signal
     parked: dict[tuple[_Home, _Home], _Home] = {}
     order: list[tuple[_Home, Step]] = []
-    heap = [(0, *home) for home in blocks]
+    heap = [(block.turn, *home) for home, block in blocks.items() if block.steps]
+    heapq.heapify(heap)
     while heap:
-        depth, *where = heapq.heappop(heap)
+        _, *where = heapq.heappop(heap)
         home: _Home = where[0], where[1]
         block = blocks[home]
-        if block.at == len(block.steps):
-            continue
-        step = block.steps[block.at]
+        step, depth = block.steps[block.at], block.depth
         match step:
             case Await():
                 pair = (step.rank, step.block), home
@@ -93,12 +97,13 @@ def _order(program: OneSided) -> list[tuple[_Home, Step]]:
                 sent[pair].append(depth)
                 if pair in parked:
                     waiting = parked.pop(pair)
-                    heapq.heappush(heap, (blocks[waiting].depth, *waiting))
+                    heapq.heappush(heap, (blocks[waiting].turn, *waiting))
             case _:
                 depth += 1
         order.append((home, step))
         block.at, block.depth = block.at + 1, depth
-        heapq.heappush(heap, (depth, *home))
+        if block.at < len(block.steps):
+            heapq.heappush(heap, (block.turn, *home))
     if parked:
         stuck = ", ".join(f"rank {rank} block {block}" for rank, block in parked.values())
         raise CollectiveError(f"one-sided program {program.name!r} deadlocks", where=stuck)

@@ -30,7 +30,7 @@ from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Geometry
 from sennit.collective.runtime.encode import encode
 from sennit.collective.runtime.encode_pull import encode_pull
 from sennit.collective.runtime.encode_schedule import encode_schedule
-from sennit.collective.runtime.gpu_join import join_blocks, without_gates
+from sennit.collective.runtime.gpu_program import gpu_program
 from sennit.collective.verify import verify_algorithm, verify_schedule
 from sennit.collective.verify_one_sided import verify_one_sided
 from sennit.errors import CollectiveError
@@ -130,11 +130,11 @@ def code_for(subject: Subject, runtime: Runtime) -> Code:
         case Schedule():
             return encode_schedule(subject)
         case Algorithm() if runtime is Runtime.GPU:
-            return encode(without_gates(join_blocks(compile_one_sided(subject))))
+            return encode(gpu_program(compile_one_sided(subject)))
         case Algorithm():
             return encode_pull(subject)
         case OneSided() if runtime is Runtime.GPU:
-            return encode(without_gates(join_blocks(subject)))
+            return encode(gpu_program(subject))
         case OneSided():
             return encode(subject)
 
