@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 import sennit.collective.runtime.gpu_call as gpu_call
@@ -21,6 +22,13 @@ from sennit.ir.layout import Reduction
 from sennit.ir.layout_numpy import Array
 
 HERE = Path(__file__).parent
+
+
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """For what is built: one for all test files of a session."""
+    folder = factory.getbasetemp() / "gpu_host"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def compiler() -> str | None:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(gpu_host.compiler() is None, reason="no C++ comp
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> GpuKernels:
-    return gpu_host.HostKernels(tmp_path_factory.mktemp("gpu_host"))  # type: ignore[return-value]
+    return gpu_host.HostKernels(gpu_host.shared_folder(tmp_path_factory))  # type: ignore[return-value]
 
 
 def code_of(name: str, ranks: int, options: Options | None = None) -> Code:

@@ -31,7 +31,7 @@ NAMES = [item.name for item in recipes() if not item.across]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("gpu_host")
+    return gpu_host.shared_folder(tmp_path_factory)
 
 
 def library_program(name: str, ranks: int, options: Options) -> OneSided:

@@ -25,7 +25,7 @@ RANKS = 3
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("gpu_host")
+    return gpu_host.shared_folder(tmp_path_factory)
 
 
 def with_gates(name: str) -> Code:

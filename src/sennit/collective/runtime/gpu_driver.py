@@ -120,9 +120,13 @@ def load_nvrtc() -> ctypes.CDLL:
     folders = [Path(entry) / "nvidia" for entry in sys.path if entry]
     found = [path for name in names for folder in folders if folder.is_dir() for path in folder.glob(f"*/lib/{name}")]
     found += [path for name in names for path in Path("/usr/local").glob(f"cuda*/lib64/{name}")]
-    for candidate in [*names, *map(str, found)]:
+    for candidate in (*names, *found):
         try:
-            return ctypes.CDLL(candidate)
+            # it opens its second part by name alone when it compiles, so that part must have been loaded from the same folder
+            if isinstance(candidate, Path):
+                for builtins in candidate.parent.glob("libnvrtc-builtins.so.*"):
+                    ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(candidate))
         except OSError:
             continue  # the next place may have it
     raise RunError(
