@@ -13,8 +13,8 @@ from sennit.collective.compile_one_sided import compile_one_sided
 from sennit.collective.library import Options, recipe
 from sennit.collective.runtime.code import Code
 from sennit.collective.runtime.encode import encode
-from sennit.collective.runtime.gpu_join import join_blocks
 from sennit.collective.runtime.gpu_peers_torch import GpuRank, PeerMemory, arena_of
+from sennit.collective.runtime.gpu_program import gpu_program
 from sennit.collective.runtime.gpu_torch import GpuKernels
 from sennit.errors import RunError
 from sennit.ir.dtype import DType
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def with_gates(name: str) -> Code:
-    return encode(join_blocks(compile_one_sided(recipe(name).build(1, RANKS, Options()))))
+    return encode(gpu_program(compile_one_sided(recipe(name).build(1, RANKS, Options())), gates=True))
 
 
 def peers_of(code: Code, elements: int, folder: Path, patience: float = 20.0) -> list[GpuRank]:
@@ -85,6 +85,12 @@ def test_all_to_all(folder: Path) -> None:
     for peer in peers:
         parts = [other.input[peer.rank * elements : (peer.rank + 1) * elements] for other in peers]
         assert torch.equal(peer.output, torch.cat(parts))
+
+
+def test_code_without_gates_is_refused(folder: Path) -> None:
+    program = compile_one_sided(recipe("ring_all_reduce").build(1, RANKS, Options()))
+    with pytest.raises(RunError, match="has no gates"):
+        peers_of(encode(gpu_program(program)), 8, folder)
 
 
 def test_a_rank_that_does_not_call(folder: Path) -> None:

@@ -127,6 +127,11 @@ class GpuRank:
         barrier: Callable[[], object] | None = None,
     ) -> None:
         device = memory.local.device
+        if memory.at_once and code.ranks > 1 and not any(len(list(code.block(r, 0))) for r in range(code.ranks)):
+            raise RunError(
+                f"code {code.name!r} has no gates: a rank could write to one that is still in the call before",
+                fix="lower it with gpu_program(program, gates=True)",
+            )
         self.code, self.rank, self.exchange, self.patience = code, rank, exchange, patience
         self.memory, self.device = memory, device
         self.barrier = barrier if barrier is not None else lambda: exchange(b"here")

@@ -1,7 +1,6 @@
 """Collectives between virtual ranks on one GPU: every rank's buffers lie in its memory, one launch does it for all.
 
-    program = without_gates(join_blocks(compile_one_sided(algorithm)))
-    group = GpuGroup(encode(program))
+    group = GpuGroup(encode(gpu_program(compile_one_sided(algorithm))))
     group.run(inputs, outputs)             # lists of tensors, one for each rank; returns at once, ordered by the current stream
     group.check()                          # waits, and raises if the kernel gave up
 
