@@ -90,7 +90,7 @@ class Bench:
     checks: list[str] = field(default_factory=list)
     copies: dict[int, float] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
-    references: dict[tuple[str, int], Kernel] = field(default_factory=dict)
+    references: dict[tuple[str, int, bool], Kernel] = field(default_factory=dict)
 
     def section(self, title: str, work: Callable[[Bench], None]) -> None:
         print(f"\n== {title}", flush=True)
@@ -324,12 +324,14 @@ class Arrays(ctypes.Structure):
     )
 
 
-def reference(bench: Bench, name: str, threads: int = 512) -> Kernel:
-    if (name, threads) not in bench.references:
+def reference(bench: Bench, name: str, threads: int = 512, interleaved: bool = True) -> Kernel:
+    key = name, threads, interleaved
+    if key not in bench.references:
         source = (HERE / "gpu_reference.cu").read_text(encoding="utf-8")
         torch.zeros(1, device=bench.device)  # makes the context
-        bench.references[name, threads] = compile_kernel(source, name, {"RANKS": 8, "THREADS": threads}, threads)
-    return bench.references[name, threads]
+        defines = {"RANKS": 8, "THREADS": threads, "INTERLEAVED": int(interleaved)}
+        bench.references[key] = compile_kernel(source, name, defines, threads)
+    return bench.references[key]
 
 
 def stream() -> int:
@@ -351,14 +353,14 @@ def hand_written(bench: Bench) -> None:
         for kernel_name, code, join in pairs:
             best: tuple[float, str] | None = None
             spec = CollectiveSpec(CollectiveName.ALL_REDUCE, 8, 8)
-            for threads in (256, 512):
-                kernel = reference(bench, kernel_name, threads)
-                for team in (8, 16, 32, 33, 64):
+            for threads, interleaved in ((256, False), (512, False), (256, True), (512, True)):
+                kernel = reference(bench, kernel_name, threads, interleaved)
+                for team in (16, 32, 33, 64):
                     if 8 * team > kernel.resident_blocks():
                         continue
                     seconds = time_reference(bench, kernel, team, nbytes, code)
                     if best is None or seconds < best[0]:
-                        best = seconds, f"{threads} threads, team {team}"
+                        best = seconds, f"{threads} threads, team {team}{', interleaved' if interleaved else ''}"
             assert best is not None
             hand = bench.add(
                 Row(

@@ -1,5 +1,5 @@
 // Hand-written kernels for f32, to measure the interpreter against: what one would write for a single algorithm, with nothing to interpret.
-// RANKS and THREADS are defined at compile time; a rank's array has n elements, n a multiple of 4 * RANKS.
+// RANKS, THREADS and INTERLEAVED are defined at compile time; a rank's array has n elements, n a multiple of 4 * RANKS.
 
 typedef unsigned long long u64;
 typedef long long i64;
@@ -46,21 +46,26 @@ extern "C" __global__ void __launch_bounds__(THREADS) copy_vectors(Arrays a) {
     for (; i < a.vectors; i += step) a.output[0][i] = load(a.input[0] + i);
 }
 
-// The slice of a member: of chunk `rank` of every array, part `member` of a team.
-struct Slice {
-    i64 first, last;
+// What a member of a team takes of a chunk: with INTERLEAVED every team-th run of THREADS vectors, else one range.
+struct Share {
+    i64 first, step, last;
 };
-__device__ __forceinline__ Slice slice_of(const Arrays &a, int chunk, int member) {
-    i64 size = a.vectors / RANKS, share = (size + a.team - 1) / a.team;
+__device__ __forceinline__ Share share_of(const Arrays &a, int chunk, int member) {
+    i64 size = a.vectors / RANKS, start = chunk * size;
+#if INTERLEAVED
+    return {start + (i64)member * THREADS, (i64)a.team * THREADS, start + size};
+#else
+    i64 share = (size + a.team - 1) / a.team;
     i64 first = share * member < size ? share * member : size, last = first + share < size ? first + share : size;
-    return {chunk * size + first, chunk * size + last};
+    return {start + first, THREADS, start + last};
+#endif
 }
 
 // Direct, in one pass: rank r sums chunk r of all inputs and writes it to all outputs.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) direct_all_reduce(Arrays a) {
     int rank = blockIdx.x % RANKS;
-    Slice s = slice_of(a, rank, blockIdx.x / RANKS);
-    for (i64 i = s.first + threadIdx.x; i < s.last; i += THREADS) {
+    Share s = share_of(a, rank, blockIdx.x / RANKS);
+    for (i64 i = s.first + threadIdx.x; i < s.last; i += s.step) {
         float4 v[RANKS];
 #pragma unroll
         for (int k = 0; k < RANKS; ++k) v[k] = load(a.input[(rank + k) % RANKS] + i);
@@ -74,8 +79,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) direct_all_reduce(Array
 // All pairs in two passes: the sum is written to the own output, then read again and written to each other one.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) two_pass_all_reduce(Arrays a) {
     int rank = blockIdx.x % RANKS;
-    Slice s = slice_of(a, rank, blockIdx.x / RANKS);
-    for (i64 i = s.first + threadIdx.x; i < s.last; i += THREADS) {
+    Share s = share_of(a, rank, blockIdx.x / RANKS);
+    for (i64 i = s.first + threadIdx.x; i < s.last; i += s.step) {
         float4 v[RANKS];
 #pragma unroll
         for (int k = 0; k < RANKS; ++k) v[k] = load(a.input[(rank + k) % RANKS] + i);
@@ -86,14 +91,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) two_pass_all_reduce(Arr
     for (int k = 1; k < RANKS; ++k) {
         float4 *to = a.output[(rank + k) % RANKS];
         i64 i = s.first + threadIdx.x;
-        for (; i + 7 * THREADS < s.last; i += 8 * THREADS) {
+        for (; i + 7 * s.step < s.last; i += 8 * s.step) {
             float4 v[8];
 #pragma unroll
-            for (int w = 0; w < 8; ++w) v[w] = load(a.output[rank] + i + w * THREADS);
+            for (int w = 0; w < 8; ++w) v[w] = load(a.output[rank] + i + w * s.step);
 #pragma unroll
-            for (int w = 0; w < 8; ++w) to[i + w * THREADS] = v[w];
+            for (int w = 0; w < 8; ++w) to[i + w * s.step] = v[w];
         }
-        for (; i < s.last; i += THREADS) to[i] = load(a.output[rank] + i);
+        for (; i < s.last; i += s.step) to[i] = load(a.output[rank] + i);
     }
 }
 
@@ -102,35 +107,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) ring_all_reduce(Arrays 
     int rank = blockIdx.x % RANKS, member = blockIdx.x / RANKS, before = (rank + RANKS - 1) % RANKS, after = (rank + 1) % RANKS;
     u64 base = a.epoch * 4 * RANKS;
     for (int k = 1; k < RANKS; ++k) {
-        Slice s = slice_of(a, (rank + RANKS - k) % RANKS, member);
+        Share s = share_of(a, (rank + RANKS - k) % RANKS, member);
         const float4 *from = k == 1 ? a.input[before] : a.output[before];
         if (k > 1) await_flag(a.flags + before * a.team + member, base + k - 1);
         i64 i = s.first + threadIdx.x;
-        for (; i + 3 * THREADS < s.last; i += 4 * THREADS) {
+        for (; i + 3 * s.step < s.last; i += 4 * s.step) {
             float4 v[4], w[4];
 #pragma unroll
-            for (int u = 0; u < 4; ++u) v[u] = load(a.input[rank] + i + u * THREADS), w[u] = load(from + i + u * THREADS);
+            for (int u = 0; u < 4; ++u) v[u] = load(a.input[rank] + i + u * s.step), w[u] = load(from + i + u * s.step);
 #pragma unroll
-            for (int u = 0; u < 4; ++u) a.output[rank][i + u * THREADS] = add(v[u], w[u]);
+            for (int u = 0; u < 4; ++u) a.output[rank][i + u * s.step] = add(v[u], w[u]);
         }
-        for (; i < s.last; i += THREADS) a.output[rank][i] = add(load(a.input[rank] + i), load(from + i));
+        for (; i < s.last; i += s.step) a.output[rank][i] = add(load(a.input[rank] + i), load(from + i));
         raise_flag(a.flags + rank * a.team + member, base + k);
     }
     // chunk c of rank r + 1 was read for the last time by rank r + 2 in its step before this one; rank r puts to it after that
     for (int k = 0; k < RANKS - 1; ++k) {
-        Slice s = slice_of(a, (rank + 1 + RANKS - k) % RANKS, member);
+        Share s = share_of(a, (rank + 1 + RANKS - k) % RANKS, member);
         if (k > 0) await_flag(a.flags + before * a.team + member, base + RANKS - 1 + k);
         int reader = (after + 1) % RANKS;
         await_flag(a.flags + reader * a.team + member, base + RANKS - 1);
         i64 i = s.first + threadIdx.x;
-        for (; i + 7 * THREADS < s.last; i += 8 * THREADS) {
+        for (; i + 7 * s.step < s.last; i += 8 * s.step) {
             float4 v[8];
 #pragma unroll
-            for (int w = 0; w < 8; ++w) v[w] = load(a.output[rank] + i + w * THREADS);
+            for (int w = 0; w < 8; ++w) v[w] = load(a.output[rank] + i + w * s.step);
 #pragma unroll
-            for (int w = 0; w < 8; ++w) a.output[after][i + w * THREADS] = v[w];
+            for (int w = 0; w < 8; ++w) a.output[after][i + w * s.step] = v[w];
         }
-        for (; i < s.last; i += THREADS) a.output[after][i] = load(a.output[rank] + i);
+        for (; i < s.last; i += s.step) a.output[after][i] = load(a.output[rank] + i);
         raise_flag(a.flags + rank * a.team + member, base + RANKS + k);
     }
 }
