@@ -6,17 +6,16 @@
 //   step     8 words:
 //              MOVE    sources, targets, first place, chunks, clip     every target = the sources combined, in the order of the list
 //              PAIRS   pairs, pairs, first place, chunks, clip         each target = its own source, all at once
-//              SIGNAL  value, run, address                             the flag there = epoch * FLAG_STRIDE + value
-//              WAIT    value, run, address, flag                       until the flag there has reached that
+//              SIGNAL  value, run, flag, its address                   the flag = epoch * FLAG_STRIDE + value
+//              WAIT    value, run, flag, its address                   until the flag has reached that
 //            `run` is how many steps of the same kind follow, this one counted: they are done at once, by as many threads
 //   place    the address of the first element of a chunk
 //
 // The host has put all addresses in: buffers and flags of this rank and of others look alike here.
 //
 // A worker is a *team* of CTAs. A member takes the same share of every chunk, from the first step to the last, so members never touch each
-// other's data and need no barrier among them: each has flags of its own, member m's m words after
-// the address of the first.
-// A worker that moves nothing is one CTA, which signals and waits for all members of the others.
+// other's data and need no barrier among them: each has flags of its own, member m's m words after the address of the first. A worker that
+// moves nothing is one CTA, which signals and waits for all members of the others.
 //
 // Chunk c of a part holds elements [c * stride, (c + 1) * stride), cut at n. `clip` is one more than the largest chunk that a MOVE
 // names in a part, 0 where it names scratch only; with it the length of all its places is known at once.
@@ -30,8 +29,8 @@
 //
 // A wait ends at the deadline. It then says where in `status`, all CTAs leave, and the host raises.
 //
-// Compiled by NVRTC with ELEMENT, REDUCTION, THREADS, RESIDENT, FLAG_STRIDE and SYSTEM_SCOPE defined; and as C++ (SENNIT_HOST) for tests, where a CTA is one thread
-// of the host. No header is used, so that none has to be found.
+// Compiled by NVRTC with ELEMENT, REDUCTION, THREADS, RESIDENT, FLAG_STRIDE and SYSTEM_SCOPE defined; and as C++ (SENNIT_HOST) for tests, where
+// a CTA is one thread of the host. No header is used, so that none has to be found.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
