@@ -101,6 +101,23 @@ class Topology:
         first = self._inside(node, ("device", here), ("nic", nic))
         return (*first, up, *middle, down, *self._inside(other, ("nic", far), ("device", there)))
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether every node is as node 0: what holds for devices then holds for those some nodes further on."""
+        return True
+
+    def moved(self, wire: int, nodes: int) -> int:
+        """The wire that is to the devices `nodes` further on what `wire` is to these."""
+        cluster = self.cluster
+        own = cluster.nodes * self.wires_per_node
+        if wire < own:
+            return wire + nodes * self.wires_per_node
+        assert cluster.nic is not None
+        if wire < own + 2 * cluster.nodes * cluster.nic.per_node:
+            return wire + 2 * nodes * cluster.nic.per_node
+        rails = cluster.fabric is not None and cluster.fabric.rails
+        return wire if rails else wire + 2 * nodes  # a rail's leaf serves all nodes, another's its own
+
     def bandwidth(self, source: int, target: int) -> float:
         """Of the narrowest wire of the route, in bytes a second."""
         return min(self.wires[wire].bandwidth for wire in self.route(source, target))

@@ -16,6 +16,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sennit.errors import ProgramError
 from sennit.ir.graph import OutputKind, Ref, Role
 from sennit.ir.mesh import print_ranges
@@ -62,19 +65,40 @@ class Storage:
     ends: tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LaneCode:
+    """`computes` and `joints` are the positions of compute jobs and of the others; job `waits_after[i]` waits for job
+    `waits_before[i]`."""
+
     lane: Lane
     jobs: tuple[Job, ...]
     storages: tuple[Storage, ...]
     buffers: dict[str, Buffer]
+    computes: tuple[int, ...]
+    joints: tuple[int, ...]
+    compute_array: NDArray[np.int64]
+    waits_before: NDArray[np.int64]
+    waits_after: NDArray[np.int64]
 
 
 def compile_lane(lane: Lane, blocking: bool) -> LaneCode:
     walk = _Walk(lane, blocking)
     for step in lane.steps:
         walk.step(step)
-    return LaneCode(lane, tuple(walk.jobs), walk.storages(), walk.buffers)
+    jobs = tuple(walk.jobs)
+    computes = tuple([number for number, job in enumerate(jobs) if job.category is Category.COMPUTE])
+    joints = tuple([number for number, job in enumerate(jobs) if job.category is not Category.COMPUTE])
+    return LaneCode(
+        lane,
+        jobs,
+        walk.storages(),
+        walk.buffers,
+        computes,
+        joints,
+        np.array(computes, dtype=np.int64),
+        np.array([before for job in jobs for before in job.waits], dtype=np.int64),
+        np.array([number for number, job in enumerate(jobs) for _ in job.waits], dtype=np.int64),
+    )
 
 
 class _Walk:

@@ -6,19 +6,17 @@ times of one more device cost a few array operations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sennit.ir.dtype import TensorType
-from sennit.ir.timeline import Memory, MemoryKind
+from sennit.ir.event import MemoryKind
+from sennit.ir.event_rows import MemoryTrack
 from sennit.sim.lane import LaneCode
 
 __all__ = ["Ledger", "ledger", "live_memory"]
-
-Live = tuple[tuple[MemoryKind, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +74,8 @@ def live_memory(
     task_of: NDArray[np.int64],
     start: NDArray[np.float64],
     stop: NDArray[np.float64],
-    devices: Sequence[int],
-) -> list[Memory]:
+    devices: tuple[int, ...],
+) -> MemoryTrack:
     """One sample at each time at which memory changes, the same for all `devices`. Changes at one time count together:
     what a step frees is there for the next to take."""
     begins = start[task_of[book.starting]]
@@ -86,14 +84,9 @@ def live_memory(
     times = np.concatenate([np.zeros(book.at_once), begins, lasts])
     order = np.argsort(times, kind="stable")
     times = times[order]
-    kinds = list(MemoryKind)
-    changes = np.zeros((len(times), len(kinds)), dtype=np.int64)
+    changes = np.zeros((len(times), len(MemoryKind)), dtype=np.int64)
     changes[np.arange(len(times)), book.kind[order]] = book.size[order]
     last = np.flatnonzero(np.append(np.diff(times) > 0, True)) if len(times) else np.zeros(0, dtype=np.int64)
     totals = np.cumsum(changes, axis=0)[last]
     keep = np.append(True, (np.diff(totals, axis=0) != 0).any(axis=1)) if len(last) else np.zeros(0, dtype=np.bool_)
-    samples: list[Memory] = []
-    for time, row in zip(times[last][keep].tolist(), totals[keep].tolist(), strict=True):
-        live: Live = tuple([(kind, size) for kind, size in zip(kinds, row, strict=True) if size])
-        samples += [Memory(device, time, live) for device in devices]
-    return samples
+    return MemoryTrack(devices, times[last][keep], totals[keep])

@@ -12,14 +12,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import attrgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sennit.cluster import Cluster, Topology
 from sennit.errors import ProgramError
+from sennit.ir.event import Category
+from sennit.ir.event_rows import EventRows, Label, MemoryRows, MemoryTrack
 from sennit.ir.program import Program
-from sennit.ir.timeline import Category, Event, Memory, Origin, Timeline
+from sennit.ir.timeline import Origin, Timeline
 from sennit.sim.build import Built, build
 from sennit.sim.engine import Run, run
 from sennit.sim.memory import Ledger, ledger, live_memory
@@ -58,7 +60,7 @@ def _simulate(program: Program, cluster: Cluster, name: str, fold: bool) -> Time
 
 
 def _deadlock(program: Program, built: Built, times: Run) -> ProgramError:
-    number, position = built.members[times.stuck[0]][0]
+    number, position = built.member(times.stuck[0])
     actor = built.actors[number]
     return ProgramError(
         f"the program deadlocks: {len(times.stuck)} of {len(built.tasks)} steps never start, "
@@ -68,60 +70,54 @@ def _deadlock(program: Program, built: Built, times: Run) -> ProgramError:
     )
 
 
-def _memory(built: Built, times: Run) -> tuple[Memory, ...]:
+def _memory(built: Built, times: Run) -> MemoryRows:
     start, stop = np.array(times.start), np.array(times.stop)
     books: dict[tuple[int, int], Ledger] = {}
-    samples: list[Memory] = []
+    tracks: list[MemoryTrack] = []
     for actor, types, row in zip(built.actors, built.types, built.task_of, strict=True):
         key = (id(actor.code), id(types))  # devices of an even lane share both
         if key not in books:
             books[key] = ledger(actor.code, types)
-        samples += live_memory(books[key], np.array(row, dtype=np.int64), start, stop, actor.devices)
-    samples.sort(key=attrgetter("time", "device"))
-    return tuple(samples)
+        tracks.append(live_memory(books[key], row, start, stop, actor.devices))
+    return MemoryRows(tuple(tracks))
 
 
-def _events(built: Built, times: Run) -> tuple[Event, ...]:
-    """In order of start, then of device. `after` is an event of the task that let this one start: on the same device
-    where there is one, else on the device of the same place in its lane."""
-    actors, members = built.actors, built.members
-    devices = [
-        tuple(device for number, _ in group for device in actors[number].devices)
-        if len(group) > 1
-        else actors[group[0][0]].devices
-        for group in members
-    ]
-    order = sorted(range(len(members)), key=lambda task: (times.start[task], times.stop[task], devices[task], task))
-    # a task of no length may sort before the one that it waits for: numbers are given first, events made after
-    first = [0] * len(members)
-    total = 0
-    for task in order:
-        first[task] = total
-        total += len(devices[task])
-    events: list[Event] = []
-    start, stop, cause, wire_bytes = times.start, times.stop, times.cause, built.wire_bytes
-    for task in order:
-        before = cause[task]
-        theirs = devices[before] if before >= 0 else ()
-        index = 0
-        for number, position in members[task]:
-            actor = actors[number]
-            job = actor.code.jobs[position]
-            size = 0 if job.category is Category.RECEIVE else wire_bytes[task]
-            for place, device in enumerate(actor.devices):
-                after: int | None = None
-                if before >= 0:
-                    after = first[before] + _place(device, index, place, devices[task], theirs)
-                events.append(Event(device, job.stream, job.category, job.name, start[task], stop[task], size, after))
-                index += 1
-    return tuple(events)
-
-
-def _place(device: int, index: int, place: int, mine: tuple[int, ...], theirs: tuple[int, ...]) -> int:
-    if len(theirs) == 1:
-        return 0
-    if mine is theirs:
-        return index
-    if device in theirs:
-        return theirs.index(device)
-    return place % len(theirs)
+def _events(built: Built, times: Run) -> EventRows:
+    """A row for each job of each actor; tasks in order of start, then of stop, then of device, then as they were issued.
+    Actors are in order of their devices."""
+    actors = built.actors
+    labels: dict[Label, int] = {}
+    label_of: dict[int, NDArray[np.int64]] = {}  # by code, then job
+    receives: dict[int, NDArray[np.bool_]] = {}
+    columns: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]]
+    columns = []
+    for number, (actor, row) in enumerate(zip(actors, built.task_of, strict=True)):
+        key = id(actor.code)
+        if key not in label_of:
+            jobs = actor.code.jobs
+            numbers = [labels.setdefault((job.stream, job.category, job.name), len(labels)) for job in jobs]
+            label_of[key] = np.array(numbers, dtype=np.int64)
+            receives[key] = np.array([job.category is Category.RECEIVE for job in jobs], dtype=np.bool_)
+        whose = np.full(len(row), number, dtype=np.int64)
+        columns.append((row, whose, np.arange(len(row), dtype=np.int64), label_of[key], receives[key]))
+    task, actor_of, job, label, receive = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    start, stop, cause = np.array(times.start), np.array(times.stop), np.array(times.cause, dtype=np.int64)
+    size = np.zeros(len(start), dtype=np.int64)
+    size[list(built.wire_bytes)] = list(built.wire_bytes.values())
+    # a task goes by its first member: a sender, or who comes first
+    count = len(start)
+    rank = np.lexsort((job, actor_of, receive))
+    member = np.empty(count, dtype=np.int64)
+    member[task[rank][::-1]] = rank[::-1]
+    ranks = np.lexsort((job[member], actor_of[member], stop, start))
+    place = np.empty(count, dtype=np.int64)
+    place[ranks] = np.arange(count)
+    order = np.lexsort((job, actor_of, receive, place[task]))
+    task, size = task[order], np.where(receive[order], 0, size[task[order]])
+    before = cause[task]
+    cause_place = np.where(before >= 0, place[before], -1)
+    return EventRows.of(
+        (start[task], stop[task], label[order], size, actor_of[order], place[task], cause_place),
+        tuple(labels),
+        tuple(actor.devices for actor in actors),
+    )
