@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from sim_programs import programs
 
@@ -37,9 +38,5 @@ def test_an_event_beyond_the_last_is_an_error() -> None:
     )
     events = simulate(program, load("dgx-a100")).events
     assert len(events) == 1
-    try:
+    with pytest.raises(IndexError, match="event 1 of 1"):
         events[1]
-    except IndexError as error:
-        assert "event 1 of 1" in str(error)
-    else:
-        raise AssertionError("no error")

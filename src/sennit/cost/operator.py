@@ -36,7 +36,7 @@ from sennit.ir.graph import Arg, Ref
 from sennit.ir.operators import is_view
 from sennit.ir.program import Compute, reads
 
-__all__ = ["Product", "efficiency", "operator_cost", "products"]
+__all__ = ["Product", "efficiency", "memory_time", "operator_cost", "products"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def operator_cost(step: Compute, types: Mapping[str, TensorType], device: Device
         return Cost(0.0, device.launch.basis, "a view moves nothing")
     moved = _moved(step, types)
     basis = weakest(device.bandwidth.basis, device.bandwidth_efficiency.basis, device.launch.basis)
-    seconds, source = _memory_time(moved, device)
+    seconds, source = memory_time(moved, device)
     if device.special is not None and _is_special(step.kind):
         elements = max(types[name].elements for name in (*reads(step), *(buffer.name for buffer in step.results)))
         if elements / device.special.value > seconds:
@@ -84,7 +84,8 @@ def _peak(dtype: DType, device: Device) -> Figure:
     return found
 
 
-def _memory_time(moved: int, device: Device) -> tuple[float, str]:
+def memory_time(moved: int, device: Device) -> tuple[float, str]:
+    """Seconds to move bytes through the device's memory, and that in words."""
     rate = device.bandwidth.value * device.bandwidth_efficiency.value
     if device.cache is not None and device.cache_bandwidth is not None and moved <= device.cache.value:
         rate = max(rate, device.cache_bandwidth.value)

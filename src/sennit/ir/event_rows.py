@@ -131,6 +131,16 @@ class EventRows(Sequence[Event]):
         mine = np.isin(self.group, self.groups_of(device)) & wanted[self.label]
         return list(zip(self.start[mine].tolist(), self.stop[mine].tolist(), strict=True))
 
+    def of_device(self, device: int) -> list[Event]:
+        """Its events in order, without `after`."""
+        found = []
+        mine = np.flatnonzero(np.isin(self.group, self.groups_of(device)))
+        rows = zip(*(column[mine].tolist() for column in (self.label, self.start, self.stop, self.bytes)), strict=True)
+        for label, start, stop, size in rows:
+            stream, category, name = self.labels[label]
+            found.append(Event(device, stream, category, name, start, stop, size))
+        return found
+
     def wire_bytes(self, device: int | None) -> int:
         if device is None:
             return int((self.bytes * np.diff(self.first_event)).sum())

@@ -23,7 +23,9 @@ from sennit.ir.program import Collective, CollectiveKind, Program, Receive, Send
 from sennit.sim.engine import Tasks, Workers
 from sennit.sim.lane import Job, LaneCode, compile_lane
 from sennit.sim.local import LocalTypes, Machine, StepCosts, Types
+from sennit.sim.optimizer import Optimizer
 from sennit.sim.transfers import Bundle, CollectiveTimes, Party, Transfers, alike
+from sennit.sim.what_if import machines_of
 
 __all__ = ["Actor", "Built", "build"]
 
@@ -67,21 +69,24 @@ def build(
     fold: bool,
     machines: Sequence[Machine] | None = None,
     collectives: CollectiveTimes | None = None,
+    optimizer: Optimizer | None = None,
 ) -> Built:
-    """`machines` is by device of the cluster; without it all are as described. `collectives` overrules the closed forms."""
+    """`machines` is by device of the cluster; without it all are as described. `collectives` overrules the closed forms,
+    `optimizer` puts its step behind the others."""
     blocking = cluster.host is not None and cluster.host.blocking
     # the order of lanes in a program means nothing: put them in one order
     lanes = sorted(program.lanes, key=lambda lane: (lane.devices, lane.name))
-    codes = [compile_lane(lane, blocking) for lane in lanes]
-    sorts = machines if machines is not None else (Machine(cluster.device),) * cluster.devices
+    codes = [compile_lane(lane, blocking, optimizer.name if optimizer is not None else None) for lane in lanes]
+    sorts = machines if machines is not None else machines_of(cluster, ())
     transfers = Transfers(topology, collectives)
     if fold:
         actors = [Actor(code, code.lane.devices) for code in codes]
-        builder = _Builder(program, cluster, transfers, sorts, actors)
+        builder = _Builder(program, cluster, transfers, StepCosts(optimizer), sorts, actors)
         if builder.folds():
             return builder.build()
     single = [Actor(code, (device,)) for code in codes for device in code.lane.devices]
-    return _Builder(program, cluster, transfers, sorts, sorted(single, key=lambda actor: actor.devices)).build()
+    single.sort(key=lambda actor: actor.devices)
+    return _Builder(program, cluster, transfers, StepCosts(optimizer), sorts, single).build()
 
 
 class _Builder:
@@ -90,6 +95,7 @@ class _Builder:
         program: Program,
         cluster: Cluster,
         transfers: Transfers,
+        costs: StepCosts,
         machines: Sequence[Machine],
         actors: list[Actor],
     ) -> None:
@@ -102,7 +108,7 @@ class _Builder:
         self.lacking: dict[int, int] = {}  # by joint task, the devices that have not come yet
         self.everyone: dict[int, tuple[int, ...]] = {}  # by joint task
         self.local = LocalTypes()
-        self.costs = StepCosts()
+        self.costs = costs
         self.types = [self.local.of(actor.code, actor.devices[0]) for actor in actors]
         self.lanes = {actor.code.lane.name: actor.code.lane for actor in actors}
         uses_cores = cluster.host is not None and cluster.host.transfers_use_cores

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sennit.errors import ProgramError
-from sennit.ir.graph import OutputKind, Ref, Role
+from sennit.ir.event import Category, MemoryKind
+from sennit.ir.graph import OutputKind, Phase, Ref, Role
 from sennit.ir.mesh import print_ranges
 from sennit.ir.operators import is_local_move, is_view
 from sennit.ir.program import (
@@ -37,9 +38,10 @@ from sennit.ir.program import (
     reads,
     stream_of,
 )
-from sennit.ir.timeline import Category, MemoryKind
 
-__all__ = ["Job", "LaneCode", "Storage", "compile_lane"]
+__all__ = ["OPTIMIZER", "Job", "LaneCode", "Storage", "compile_lane"]
+
+OPTIMIZER = "sennit.optimizer"  # the kind of the step that `sim/optimizer.py` costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,13 @@ class LaneCode:
     waits_after: NDArray[np.int64]
 
 
-def compile_lane(lane: Lane, blocking: bool) -> LaneCode:
+def compile_lane(lane: Lane, blocking: bool, optimizer: str | None = None) -> LaneCode:
+    """`optimizer` names one whose step comes last, on all parameters that have gradients."""
     walk = _Walk(lane, blocking)
     for step in lane.steps:
         walk.step(step)
+    if optimizer is not None:
+        walk.update(optimizer)
     jobs = tuple(walk.jobs)
     computes = tuple([number for number, job in enumerate(jobs) if job.category is Category.COMPUTE])
     joints = tuple([number for number, job in enumerate(jobs) if job.category is not Category.COMPUTE])
@@ -166,6 +171,21 @@ class _Walk:
         self.jobs.append(Job(step, stream, _category(step), self._label(step), tuple(waits), names, _staging(step)))
         for buffer in defines(step):
             self._allocate(buffer.name, position)
+
+    def update(self, optimizer: str) -> None:
+        """The optimizer's step: it reads the parameters and waits for every gradient."""
+        gradients = [item.name for item in self.lane.outputs if item.kind is OutputKind.GRADIENT]
+        paths = {item.path for item in self.lane.outputs if item.kind is OutputKind.GRADIENT}
+        parameters = [item.buffer.name for item in self.lane.inputs if item.role is Role.PARAM and item.path in paths]
+        if not parameters:
+            return
+        waits = {self.last["compute"]: None} if "compute" in self.last else {}
+        waits.update((made, None) for name in gradients if (made := self.made[self._storage(name)]) is not None)
+        step = Compute(OPTIMIZER, tuple(map(Ref, parameters)), (), (), Phase.BACKWARD, "", optimizer)
+        self.last["compute"] = len(self.jobs)
+        self.jobs.append(
+            Job(step, "compute", Category.COMPUTE, f"optimizer {optimizer}", tuple(waits), tuple(parameters))
+        )
 
     def _free(self, name: str) -> None:
         root = self._storage(name)

@@ -14,7 +14,8 @@ from sennit.cost import Cost, OperatorCosts
 from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Ref
 from sennit.ir.program import Buffer, Compute
-from sennit.sim.lane import LaneCode
+from sennit.sim.lane import OPTIMIZER, LaneCode
+from sennit.sim.optimizer import Optimizer
 
 __all__ = ["LocalTypes", "Machine", "StepCosts", "Types"]
 
@@ -67,7 +68,8 @@ class LocalTypes:
 class StepCosts:
     """Costs of the compute jobs of a lane, in their order."""
 
-    def __init__(self) -> None:
+    def __init__(self, optimizer: Optimizer | None = None) -> None:
+        self.optimizer = optimizer
         self.models: dict[int, OperatorCosts] = {}  # by device description
         self.steps: dict[object, Cost] = {}
         self.lanes: dict[tuple[int, int, int], list[Cost]] = {}
@@ -81,10 +83,18 @@ class StepCosts:
             self.seconds[key] = [cost.seconds * machine.slowdown for cost in costs]
         return self.seconds[key]
 
+    def costs(self, code: LaneCode, types: Types, machine: Machine) -> list[Cost]:
+        """What the seconds of `of` were made of, without slowdowns."""
+        self.of(code, types, machine)
+        return self.lanes[id(code), id(types), id(machine)]
+
     def _cost(self, code: LaneCode, position: int, types: Types, machine: Machine) -> Cost:
         job = code.jobs[position]
         step = job.step
         assert isinstance(step, Compute)
+        if step.kind == OPTIMIZER:
+            assert self.optimizer is not None
+            return self.optimizer.cost((types[name] for name in job.reads), machine.device)
         local = tuple([id(types[name]) for name in job.reads] + [id(types[buffer.name]) for buffer in step.results])
         constants = tuple([arg for arg in step.args if not isinstance(arg, Ref)])
         key = (step.kind, len(job.reads), local, constants, id(machine.device))

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sennit.cluster import Device
 from sennit.ir.dtype import TensorType
 from sennit.ir.event import MemoryKind
 from sennit.ir.event_rows import MemoryTrack
+from sennit.ir.graph import OutputKind, Role
 from sennit.sim.lane import LaneCode
+from sennit.sim.optimizer import Optimizer
 
 __all__ = ["Ledger", "ledger", "live_memory"]
 
@@ -34,7 +37,15 @@ class Ledger:
     cuts: NDArray[np.int64]
 
 
-def ledger(code: LaneCode, types: dict[str, TensorType]) -> Ledger:
+def ledger(
+    code: LaneCode, types: dict[str, TensorType], device: Device | None = None, optimizer: Optimizer | None = None
+) -> Ledger:
+    """With `device`, sizes are rounded up as it allocates them. With `optimizer`, its state is there all the time."""
+    grain = int(device.allocation.value) if device is not None and device.allocation is not None else 1
+
+    def rounded(size: int) -> int:
+        return -(-size // grain) * grain
+
     kinds = list(MemoryKind)
     position = {kind: number for number, kind in enumerate(kinds)}
     staging = position[MemoryKind.STAGING]
@@ -42,7 +53,7 @@ def ledger(code: LaneCode, types: dict[str, TensorType]) -> Ledger:
     made: list[tuple[int, int, int]] = []
     gone: list[tuple[int, int, tuple[int, ...]]] = []
     for storage in code.storages:
-        size, kind = types[storage.buffer].bytes, position[storage.kind]
+        size, kind = rounded(types[storage.buffer].bytes), position[storage.kind]
         if storage.made is None:
             at_once.append((kind, size))
         else:
@@ -53,9 +64,16 @@ def ledger(code: LaneCode, types: dict[str, TensorType]) -> Ledger:
             at_once.append((kind, -size))  # freed before anything ran
     for number, job in enumerate(code.jobs):
         if job.staging is not None:
-            size = types[job.staging].bytes
+            size = rounded(types[job.staging].bytes)
             made.append((staging, size, number))
             gone.append((staging, -size, (number,)))
+    if optimizer is not None:
+        trained = {item.path for item in code.lane.outputs if item.kind is OutputKind.GRADIENT}
+        at_once += [
+            (position[MemoryKind.OPTIMIZER], rounded(optimizer.bytes(types[item.buffer.name])))
+            for item in code.lane.inputs
+            if item.role is Role.PARAM and item.path in trained
+        ]
     rows = [*at_once, *((kind, size) for kind, size, _ in made), *((kind, size) for kind, size, _ in gone)]
     table = np.array(rows, dtype=np.int64).reshape(-1, 2)
     lengths = np.array([0, *(len(jobs) for _, _, jobs in gone)], dtype=np.int64)

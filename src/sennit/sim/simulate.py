@@ -10,30 +10,94 @@ when sender and receiver are both there. Costs are those of `sennit.cost`, conte
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sennit.cluster import Cluster, Topology
+from sennit.cluster import Basis, Cluster, Topology
 from sennit.errors import ProgramError
 from sennit.ir.event import Category
 from sennit.ir.event_rows import EventRows, Label, MemoryRows, MemoryTrack
-from sennit.ir.program import Program
+from sennit.ir.program import Compute, Program
 from sennit.ir.timeline import Origin, Timeline
 from sennit.sim.build import Built, build
 from sennit.sim.engine import Run, run
 from sennit.sim.memory import Ledger, ledger, live_memory
+from sennit.sim.optimizer import Optimizer
+from sennit.sim.steady import Steady, steady_of, unrolled
+from sennit.sim.transfers import CollectiveTimes
+from sennit.sim.what_if import WhatIf, faults_of, machines_of
 
-__all__ = ["simulate"]
+__all__ = ["CostLine", "Simulation", "simulate", "simulate_fully"]
+
+
+@dataclass(frozen=True, slots=True)
+class CostLine:
+    """Compute seconds of one device whose costs rest on the same: how many steps, and which operators."""
+
+    basis: Basis
+    source: str
+    seconds: float
+    steps: int
+    operators: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """`costs` are by lane, of its first device; `folded` says whether one device stood for all of its lane."""
+
+    timeline: Timeline
+    costs: tuple[tuple[str, tuple[CostLine, ...]], ...]
+    steady: Steady | None
+    folded: bool
 
 
 def simulate(program: Program, cluster: Cluster, name: str | None = None, *, fold: bool = True) -> Timeline:
     """The simulated timeline. `fold` lets one device stand for all of its lane where that is exact."""
+    return simulate_fully(program, cluster, name, fold=fold).timeline
+
+
+def simulate_fully(
+    program: Program,
+    cluster: Cluster,
+    name: str | None = None,
+    *,
+    fold: bool = True,
+    what_if: Sequence[WhatIf] = (),
+    optimizer: Optimizer | None = None,
+    collectives: CollectiveTimes | None = None,
+    iterations: int = 1,
+) -> Simulation:
+    """The timeline of a step with what its costs rest on; of several `iterations`, how long a further one takes.
+
+    `what_if` changes devices and links, `optimizer` adds its step and state, `collectives` gives the times of collectives
+    that run by schedules of their own.
+    """
     cluster.require(max(program.devices, default=-1) + 1, f"program {program.name!r}")
+    topology = Topology.of(cluster, faults_of(what_if))
     with _collector_paused():
-        return _simulate(program, cluster, name or program.name, fold)
+        machines = machines_of(cluster, what_if)
+        built = build(
+            program, cluster, topology, fold=fold, machines=machines, collectives=collectives, optimizer=optimizer
+        )
+        bandwidth = [wire.bandwidth for wire in topology.wires]
+        cores = [cluster.host.cores.value] * cluster.nodes if cluster.host is not None else []
+        times = run(built.tasks, bandwidth, cores)
+        if times.stuck:
+            raise _deadlock(program, built, times)
+        steady = None
+        if iterations > 1:
+            steady = steady_of(
+                run(unrolled(built, iterations), bandwidth, cores).stop, iterations, max(times.stop, default=0.0)
+            )
+        timeline = Timeline(
+            name or program.name, Origin.SIMULATED, _events(built, times), _memory(built, times, optimizer)
+        )
+        folded = any(len(actor.devices) > 1 for actor in built.actors)
+        return Simulation(timeline, _costs(built), steady, folded)
 
 
 @contextmanager
@@ -49,14 +113,21 @@ def _collector_paused() -> Iterator[None]:
         gc.enable()
 
 
-def _simulate(program: Program, cluster: Cluster, name: str, fold: bool) -> Timeline:
-    topology = Topology.of(cluster)
-    built = build(program, cluster, topology, fold=fold)
-    cores = [cluster.host.cores.value] * cluster.nodes if cluster.host is not None else []
-    times = run(built.tasks, [wire.bandwidth for wire in topology.wires], cores)
-    if times.stuck:
-        raise _deadlock(program, built, times)
-    return Timeline(name, Origin.SIMULATED, _events(built, times), _memory(built, times))
+def _costs(built: Built) -> tuple[tuple[str, tuple[CostLine, ...]], ...]:
+    found: dict[str, tuple[CostLine, ...]] = {}
+    for actor, types in zip(built.actors, built.types, strict=True):
+        if actor.code.lane.name in found:
+            continue
+        spent: dict[tuple[Basis, str], tuple[float, int, dict[str, None]]] = {}
+        costs = built.costs.costs(actor.code, types, built.machines[actor.devices[0]])
+        for position, cost in zip(actor.code.computes, costs, strict=True):
+            step = actor.code.jobs[position].step
+            assert isinstance(step, Compute)
+            seconds, steps, kinds = spent.get((cost.basis, cost.model), (0.0, 0, {}))
+            spent[cost.basis, cost.model] = (seconds + cost.seconds, steps + 1, {**kinds, step.kind: None})
+        lines = [CostLine(*key, seconds, steps, tuple(kinds)) for key, (seconds, steps, kinds) in spent.items()]
+        found[actor.code.lane.name] = tuple(sorted(lines, key=lambda line: -line.seconds))
+    return tuple(found.items())
 
 
 def _deadlock(program: Program, built: Built, times: Run) -> ProgramError:
@@ -70,14 +141,15 @@ def _deadlock(program: Program, built: Built, times: Run) -> ProgramError:
     )
 
 
-def _memory(built: Built, times: Run) -> MemoryRows:
+def _memory(built: Built, times: Run, optimizer: Optimizer | None) -> MemoryRows:
     start, stop = np.array(times.start), np.array(times.stop)
-    books: dict[tuple[int, int], Ledger] = {}
+    books: dict[tuple[int, int, int], Ledger] = {}
     tracks: list[MemoryTrack] = []
     for actor, types, row in zip(built.actors, built.types, built.task_of, strict=True):
-        key = (id(actor.code), id(types))  # devices of an even lane share both
+        machine = built.machines[actor.devices[0]]
+        key = (id(actor.code), id(types), id(machine))  # devices of an even lane share the first two
         if key not in books:
-            books[key] = ledger(actor.code, types)
+            books[key] = ledger(actor.code, types, machine.device, optimizer)
         tracks.append(live_memory(books[key], row, start, stop, actor.devices))
     return MemoryRows(tuple(tracks))
 

@@ -10,7 +10,7 @@ sorts with equal bytes, where the sort of a wire is the list of all bundles with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sennit.cluster import Topology
@@ -54,16 +54,25 @@ class Transfers:
         self.parties: dict[tuple[Group, ...], Party] = {}
         self.first: dict[object, Transfer] = {}  # of groups that begin in node 0
         self.bundles: dict[object, Bundle] = {}
-        self.types: list[TensorType] = []  # kept alive, since bundles go by their identity
+        self.found: dict[tuple[int, tuple[str, ...], int], Party] = {}
+        self.alive: list[object] = []  # what tables above know by its identity
 
-    def party(self, mesh: Mesh, axes: tuple[str, ...], devices: Sequence[int]) -> Party:
-        """The groups of these devices; meshes are told apart by identity, as layouts are."""
+    def party(self, mesh: Mesh, axes: tuple[str, ...], devices: tuple[int, ...]) -> Party:
+        """The groups of these devices; meshes and tuples of devices are told apart by identity, as layouts are."""
+        key = (id(mesh), axes, id(devices))
+        if key not in self.found:
+            self.found[key] = self._party(mesh, axes, devices)
+            self.alive.append((mesh, devices))
+        return self.found[key]
+
+    def _party(self, mesh: Mesh, axes: tuple[str, ...], devices: tuple[int, ...]) -> Party:
         known = self.groups.setdefault((id(mesh), axes), {})
         for device in devices:
             if device not in known:
                 group = mesh.group(device, axes)
                 known.update(dict.fromkeys(group, group))
-        groups = tuple(dict.fromkeys([known[device] for device in devices]))
+        mine = [known[device] for device in devices]
+        groups = tuple({id(group): group for group in mine}.values())
         party = self.parties.get(groups)
         if party is None:
             everyone = tuple(sorted(device for group in groups for device in group))
@@ -74,7 +83,7 @@ class Transfers:
         key = (id(kind), id(party), id(moved))  # comparing them costs more than a bundle too many
         if key not in self.bundles:
             self.bundles[key] = self._bundle([self._collective(kind, group, moved.bytes) for group in party.groups])
-            self.types.append(moved)
+            self.alive.append(moved)
         return self.bundles[key]
 
     def pairs(self, pairs: tuple[tuple[int, int], ...], size: int) -> Bundle:
