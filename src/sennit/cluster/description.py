@@ -3,7 +3,7 @@
     name, summary, nodes, scale ("nodes" | "devices"), algorithms, switches
     collective_start, send_start, reduction
     [device]        kind, per_node, memory, bandwidth, bandwidth_efficiency, launch, cache, cache_bandwidth, special,
-                    profile, allocation
+                    profile, carried_profile, allocation
     [device.peak]   f64, f32, bf16, f16, i8              floating (or integer) operations a second
     [device.matmul] efficiency, tile, units, depth       the shape of the matrix-product efficiency curve
     [[link]]        name, between, bandwidth, efficiency, latency, shared, multicast, protocols
@@ -126,7 +126,7 @@ class Matmul(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`cache` bytes move at `cache_bandwidth`; `special` is elements a second of operators that evaluate special functions
     or normalise. Where these are absent, memory bandwidth alone decides. `profile` names measured operator times
-    (`cost/profile.py`); `allocation` is what the sizes of allocated memory are rounded up to."""
+    of this device, `carried_profile` those of another (`cost/profile.py`); `allocation` is what the sizes of allocated memory are rounded up to."""
 
     kind: str
     per_node: int
@@ -140,6 +140,7 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     cache_bandwidth: Figure | None = None
     special: Figure | None = None
     profile: str | None = None
+    carried_profile: str | None = None
     allocation: Figure | None = None
 
 

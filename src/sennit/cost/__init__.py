@@ -2,20 +2,26 @@
 
 from sennit.cost.costs import OperatorCosts
 from sennit.cost.operator import Product, efficiency, memory_time, operator_cost, products
+from sennit.cost.profile import Profile, load_profile
 from sennit.cost.transfer import Transfer, bus_bytes, collective, point_to_point
 from sennit.cost.value import Cost, weakest
+from sennit.cost.work import Work, works
 
 __all__ = [
     "Cost",
     "OperatorCosts",
     "Product",
+    "Profile",
     "Transfer",
+    "Work",
     "bus_bytes",
     "collective",
     "efficiency",
+    "load_profile",
     "memory_time",
     "operator_cost",
     "point_to_point",
     "products",
     "weakest",
+    "works",
 ]

@@ -36,7 +36,7 @@ from sennit.ir.graph import Arg, Ref
 from sennit.ir.operators import is_view
 from sennit.ir.program import Compute, reads
 
-__all__ = ["Product", "efficiency", "memory_time", "operator_cost", "products"]
+__all__ = ["Product", "efficiency", "memory_time", "moved_bytes", "operator_cost", "products"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def operator_cost(step: Compute, types: Mapping[str, TensorType], device: Device
     """The cost of a step on a device; `types` are the local types of the buffers that it reads and writes."""
     if is_view(step.kind):
         return Cost(0.0, device.launch.basis, "a view moves nothing")
-    moved = _moved(step, types)
+    moved = moved_bytes(step, types)
     basis = weakest(device.bandwidth.basis, device.bandwidth_efficiency.basis, device.launch.basis)
     seconds, source = memory_time(moved, device)
     if device.special is not None and _is_special(step.kind):
@@ -111,7 +111,8 @@ def _is_special(kind: str) -> bool:
     )
 
 
-def _moved(step: Compute, types: Mapping[str, TensorType]) -> int:
+def moved_bytes(step: Compute, types: Mapping[str, TensorType]) -> int:
+    """Bytes that an operator reads and writes, by the module's text."""
     written = sum(types[buffer.name].bytes for buffer in step.results)
     picks = ("sennit.slice", "aten.embedding.default", "aten.index_select.default", "aten.gather.default")
     return written + sum(

@@ -38,6 +38,7 @@ from sennit.ir.program import (
     reads,
     stream_of,
 )
+from sennit.sim.innermost import innermost
 
 __all__ = ["OPTIMIZER", "Job", "LaneCode", "Storage", "compile_lane"]
 
@@ -46,7 +47,8 @@ OPTIMIZER = "sennit.optimizer"  # the kind of the step that `sim/optimizer.py` c
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`waits` are positions of jobs of the same lane; `staging` names the buffer that is copied while it runs."""
+    """`waits` are positions of jobs of the same lane; `staging` names the buffer that is copied while it runs; `scattered`
+    are the buffers among `reads` whose last dim is not innermost in memory."""
 
     step: Step
     stream: str
@@ -55,6 +57,7 @@ class Job:
     waits: tuple[int, ...]
     reads: tuple[str, ...]
     staging: str | None = None
+    scattered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ class _Walk:
         self.readers: dict[str, list[int]] = {}  # by storage, the transfers that read it
         self.ends: dict[str, tuple[int, ...]] = {}
         self.last: dict[str, int] = {}  # by stream
+        self.inner: dict[str, int | None] = {}  # by view, its innermost dim, where that is not the last
         for item in lane.inputs:
             self._allocate(item.buffer.name, None)
 
@@ -148,9 +152,13 @@ class _Walk:
         if first is None:
             raise ProgramError(f"{step.kind} looks at no buffer", where=f"lane {self.lane.name!r}")
         root = self._storage(first.name)
+        rank = len(self.buffers[first.name].layout.shape)
+        inner = innermost(step, self.inner.get(first.name, rank - 1), rank)
         for buffer in step.results:
             self.root[buffer.name] = root
             self.names[root].add(buffer.name)
+            if inner != len(buffer.layout.shape) - 1:
+                self.inner[buffer.name] = inner
 
     def _job(self, step: Step) -> None:
         position, stream = len(self.jobs), stream_of(step)
@@ -168,7 +176,10 @@ class _Walk:
             if not is_compute:
                 self.readers[root].append(position)
         self.last[stream] = position
-        self.jobs.append(Job(step, stream, _category(step), self._label(step), tuple(waits), names, _staging(step)))
+        scattered = tuple([name for name in names if name in self.inner])
+        self.jobs.append(
+            Job(step, stream, _category(step), self._label(step), tuple(waits), names, _staging(step), scattered)
+        )
         for buffer in defines(step):
             self._allocate(buffer.name, position)
 
