@@ -6,7 +6,7 @@ carried over. A profile of another device under the first name is refused: its t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sennit.cluster import Basis, Device
@@ -16,6 +16,7 @@ from sennit.cost.value import Cost, weakest
 from sennit.cost.work import works
 from sennit.errors import ClusterError
 from sennit.ir.dtype import TensorType
+from sennit.ir.memory_order import MemoryOrder
 from sennit.ir.operators import is_view
 from sennit.ir.program import Compute
 
@@ -46,12 +47,14 @@ class OperatorCosts:
             return cls(device, load_profile(device.carried_profile), True)
         return cls(device)
 
-    def cost(self, step: Compute, types: Mapping[str, TensorType], scattered: Collection[str] = ()) -> Cost:
-        """Of a step on local types; `scattered` are the buffers whose last dim is not innermost in memory."""
+    def cost(
+        self, step: Compute, types: Mapping[str, TensorType], orders: Mapping[str, MemoryOrder] | None = None
+    ) -> Cost:
+        """Of a step on local types; `orders` are those of the buffers that do not lie plainly in memory."""
         if self.profile is None or is_view(step.kind) or not step.results:
             return operator_cost(step, types, self.device)
         parts = [
-            self.profile.cost(work, self.device if self.carried else None) for work in works(step, types, scattered)
+            self.profile.cost(work, self.device if self.carried else None) for work in works(step, types, orders or {})
         ]
         found = [part for part in parts if part is not None]
         if not found or len(found) < len(parts):

@@ -114,10 +114,17 @@ def _is_special(kind: str) -> bool:
 def moved_bytes(step: Compute, types: Mapping[str, TensorType]) -> int:
     """Bytes that an operator reads and writes, by the module's text."""
     written = sum(types[buffer.name].bytes for buffer in step.results)
-    picks = ("sennit.slice", "aten.embedding.default", "aten.index_select.default", "aten.gather.default")
-    return written + sum(
-        min(types[name].bytes, written) if step.kind in picks else types[name].bytes for name in reads(step)
-    )
+    names = reads(step)
+    name = step.kind.split(".")[1] if "." in step.kind else step.kind
+    match name:
+        case "slice" | "embedding" | "index_select" | "gather":
+            return written + sum(min(types[item].bytes, written) for item in names)
+        case "nll_loss_forward":  # a value of each row, with what lies beside it
+            return 32 * types[names[0]].shape[0] + types[names[1]].bytes
+        case "nll_loss_backward" | "embedding_dense_backward":  # the first names its shape only, the others are small
+            return written + sum(min(types[item].bytes, written) for item in names if types[item].bytes != written)
+        case _:
+            return written + sum(types[item].bytes for item in names)
 
 
 def efficiency(product: Product, device: Device) -> float:

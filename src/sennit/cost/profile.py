@@ -37,6 +37,9 @@ from sennit.ir.dtype import DType
 __all__ = ["Family", "Profile", "Reference", "fit_family", "load_profile", "lower_bound"]
 
 
+MARGIN = 0.2  # how far an interpolated log ratio may leave the measured ones
+
+
 class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The figures of the measured device that its ratios are relative to."""
 
@@ -58,15 +61,19 @@ def lower_bound(work: Work, reference: Reference) -> float:
 
 
 class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`points` are features, point by point; `weights` as in the module's text; errors are relative, of leaving one out:
-    half of the points and nine tenths of them are within."""
+    """`points` are features, point by point; `weights` as in the module's text; `least` and `most` bound the logarithms of
+    the measured ratios, beyond which no interpolation goes far; errors are relative, of leaving one out: half of the points
+    and nine tenths of them are within."""
 
     name: str
     points: tuple[tuple[float, ...], ...]
     weights: tuple[float, ...]
     mean: float
     length: float
+    noise: float
     scale: float
+    least: float
+    most: float
     median_error: float
     most_error: float
 
@@ -74,7 +81,7 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The ratio at some features, and how far the nearest point is, in lengths. `table` is `points` as an array."""
         apart = ((table - np.asarray(features)) ** 2).sum(axis=1) / self.length**2
         log_ratio = self.mean + self.scale**2 * float(np.exp(-0.5 * apart) @ np.asarray(self.weights))
-        return exp(log_ratio), float(np.sqrt(apart.min()))
+        return exp(min(self.most + MARGIN, max(self.least - MARGIN, log_ratio))), float(np.sqrt(apart.min()))
 
 
 @dataclass(frozen=True)
@@ -147,32 +154,41 @@ def load_profile(name: str) -> Profile:
     return Profile(file_.device, file_.where, file_.reference, file_.families)
 
 
-def fit_family(name: str, points: Sequence[tuple[float, ...]], ratios: Sequence[float]) -> Family:
-    """Weights, with the length and the noise that leave-one-out finds best."""
-    table, logs = np.array(points, dtype=np.float64), np.log(np.array(ratios, dtype=np.float64))
+def fit_family(
+    name: str, points: Sequence[tuple[float, ...]], ratios: Sequence[float], like: Family | None = None
+) -> Family:
+    """Weights, with the length and the noise that leave-one-out finds best, or those of a family fitted before."""
+    table, logs = np.array(points, dtype=np.float64).round(4), np.log(np.array(ratios, dtype=np.float64))
     mean = float(np.median(logs))
-    scale = max(0.05, float(np.std(logs - mean)))
+    scale = round(max(0.05, float(np.std(logs - mean))), 6)
     apart = ((table[:, None, :] - table[None, :, :]) ** 2).sum(axis=2)
-    best: tuple[float, float, NDArray[np.float64], NDArray[np.float64]] | None = None
-    for length in (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0):
+    best: tuple[float, float, float, NDArray[np.float64], NDArray[np.float64]] | None = None
+    for length in LENGTHS if like is None else (like.length,):
         kernel = scale**2 * np.exp(-0.5 * apart / length**2)
-        for noise in (0.01, 0.02, 0.05, 0.1):
+        for noise in NOISES if like is None else (like.noise,):
             inverse = np.linalg.inv(kernel + noise**2 * np.eye(len(table)))
             weights = inverse @ (logs - mean)
             left_out = np.abs(weights / np.diag(inverse))
             score = float(np.mean(np.minimum(left_out, 1.0)))
             if best is None or score < best[0]:
-                best = (score, length, weights, left_out)
+                best = (score, length, noise, weights, left_out)
     assert best is not None
-    _, length, weights, left_out = best
-    errors = np.expm1(left_out)
+    _, length, noise, weights, left_out = best
+    errors = np.expm1(np.minimum(left_out, 5.0))
     return Family(
         name,
-        tuple(tuple(round(value, 4) for value in point) for point in table.tolist()),
-        tuple(float(f"{weight:.6g}") for weight in weights.tolist()),
-        round(mean, 5),
+        tuple(tuple(point) for point in table.tolist()),
+        tuple(float(f"{weight:.7g}") for weight in weights.tolist()),
+        mean,
         length,
-        round(scale, 6),
+        noise,
+        scale,
+        round(float(logs.min()), 4),
+        round(float(logs.max()), 4),
         round(float(np.median(errors)), 4),
         round(float(np.quantile(errors, 0.9)), 4),
     )
+
+
+LENGTHS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # in binary logarithms of sizes
+NOISES = (0.01, 0.02, 0.05, 0.1, 0.2)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from sennit.errors import ProgramError
 from sennit.ir.event import Category, MemoryKind
 from sennit.ir.graph import OutputKind, Phase, Ref, Role
+from sennit.ir.memory_order import MemoryOrder, order_of_view
 from sennit.ir.mesh import print_ranges
 from sennit.ir.operators import is_local_move, is_view
 from sennit.ir.program import (
@@ -38,7 +39,6 @@ from sennit.ir.program import (
     reads,
     stream_of,
 )
-from sennit.sim.innermost import innermost
 
 __all__ = ["OPTIMIZER", "Job", "LaneCode", "Storage", "compile_lane"]
 
@@ -47,8 +47,8 @@ OPTIMIZER = "sennit.optimizer"  # the kind of the step that `sim/optimizer.py` c
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`waits` are positions of jobs of the same lane; `staging` names the buffer that is copied while it runs; `scattered`
-    are the buffers among `reads` whose last dim is not innermost in memory."""
+    """`waits` are positions of jobs of the same lane; `staging` names the buffer that is copied while it runs; `orders`
+    are those of the buffers among `reads` that do not lie plainly in memory."""
 
     step: Step
     stream: str
@@ -57,7 +57,7 @@ class Job:
     waits: tuple[int, ...]
     reads: tuple[str, ...]
     staging: str | None = None
-    scattered: tuple[str, ...] = ()
+    orders: tuple[tuple[str, MemoryOrder], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class _Walk:
         self.readers: dict[str, list[int]] = {}  # by storage, the transfers that read it
         self.ends: dict[str, tuple[int, ...]] = {}
         self.last: dict[str, int] = {}  # by stream
-        self.inner: dict[str, int | None] = {}  # by view, its innermost dim, where that is not the last
+        self.orders: dict[str, MemoryOrder] = {}  # by buffer that does not lie plainly in memory
         for item in lane.inputs:
             self._allocate(item.buffer.name, None)
 
@@ -152,13 +152,14 @@ class _Walk:
         if first is None:
             raise ProgramError(f"{step.kind} looks at no buffer", where=f"lane {self.lane.name!r}")
         root = self._storage(first.name)
-        rank = len(self.buffers[first.name].layout.shape)
-        inner = innermost(step, self.inner.get(first.name, rank - 1), rank)
+        seen = self.buffers[first.name]
+        plain = MemoryOrder.plain(len(seen.layout.shape))
+        order = order_of_view(step, self.orders.get(first.name, plain), {first.name: seen.type}, first.name)
         for buffer in step.results:
             self.root[buffer.name] = root
             self.names[root].add(buffer.name)
-            if inner != len(buffer.layout.shape) - 1:
-                self.inner[buffer.name] = inner
+            if not order.is_plain:
+                self.orders[buffer.name] = order
 
     def _job(self, step: Step) -> None:
         position, stream = len(self.jobs), stream_of(step)
@@ -176,9 +177,9 @@ class _Walk:
             if not is_compute:
                 self.readers[root].append(position)
         self.last[stream] = position
-        scattered = tuple([name for name in names if name in self.inner])
+        orders = tuple([(name, self.orders[name]) for name in names if name in self.orders])
         self.jobs.append(
-            Job(step, stream, _category(step), self._label(step), tuple(waits), names, _staging(step), scattered)
+            Job(step, stream, _category(step), self._label(step), tuple(waits), names, _staging(step), orders)
         )
         for buffer in defines(step):
             self._allocate(buffer.name, position)

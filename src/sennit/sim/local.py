@@ -97,10 +97,10 @@ class StepCosts:
             return self.optimizer.cost((types[name] for name in job.reads), machine.device)
         local = tuple([id(types[name]) for name in job.reads] + [id(types[buffer.name]) for buffer in step.results])
         constants = tuple([arg for arg in step.args if not isinstance(arg, Ref)])
-        order = tuple([name in job.scattered for name in job.reads]) if job.scattered else ()
-        key = (step.kind, len(job.reads), local, constants, order, id(machine.device))
+        orders = tuple([(job.reads.index(name), order) for name, order in job.orders])
+        key = (step.kind, len(job.reads), local, constants, orders, id(machine.device))
         if key not in self.steps:
             if id(machine.device) not in self.models:
                 self.models[id(machine.device)] = OperatorCosts.of(machine.device)
-            self.steps[key] = self.models[id(machine.device)].cost(step, types, job.scattered)
+            self.steps[key] = self.models[id(machine.device)].cost(step, types, dict(job.orders))
         return self.steps[key]
