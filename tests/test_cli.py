@@ -14,9 +14,10 @@ import pytest
 import sennit
 from sennit import cli, doctor
 from sennit.cli import main
+from sennit.cli_simulate import SimulateResult
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("demo", "simulate", "reshard", "doctor")
+COMMANDS = ("demo", "simulate", "reshard", "cluster", "probe", "doctor")
 
 PROGRAM = """
 program "two halves" {
@@ -196,7 +197,7 @@ def test_simulate_prints_simulated_figures(program: Path, capsys: pytest.Capture
 def test_simulate_as_json_with_a_trace(program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "step.json.gz"
     assert main(["simulate", str(program), "--cluster", "dgx-h100", "--trace", str(trace), "--json"]) == 0
-    result = msgspec.json.decode(capsys.readouterr().out, type=cli.SimulateResult)
+    result = msgspec.json.decode(capsys.readouterr().out, type=SimulateResult)
     assert result.schema == "sennit.simulate/1"
     assert result.origin == "simulated"
     assert result.step_seconds > 0

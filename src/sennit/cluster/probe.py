@@ -142,6 +142,7 @@ def cluster_of_probe(probe: Probe, like: Cluster, name: str) -> Cluster:
         nic=nic,
         fabric=Fabric(False, full) if nic is not None else None,
         collective_start=_measured(start, probe, "an all-reduce of 8 bytes over all ranks, less its hops"),
+        reduction=_reduction(probe, links, nic),
         send_start=Figure(0.0, Basis.MEASURED, "counted in the links' latency, which was measured with the library"),
         variant=(),
     )
@@ -165,6 +166,26 @@ def _start(probe: Probe) -> float:
     if probe.between is not None:
         hops += 2 * (probe.nodes - 1) * probe.between.latency.value
     return max(0.0, probe.small_all_reduce - hops)
+
+
+def _reduction(probe: Probe, links: Sequence[Link], nic: Nic | None) -> Figure | None:
+    """What gloo adds a second: its large all-reduce less the small one and less a ring's bytes on the wires. Libraries of
+    GPUs add while others arrive."""
+    if probe.backend != "gloo":
+        return None
+    count = probe.nodes * probe.per_node
+    share = (count - 1) / count * probe.large_bytes
+    carried = 0.0
+    if probe.inside is not None:
+        rate = links[0].bandwidth.value
+        carried = 2 * share * (count if links[0].shared else 1) / rate
+    if nic is not None:
+        carried = max(carried, 2 * share * probe.per_node / nic.per_node / probe.per_node / nic.bandwidth.value)
+    adding = probe.large_all_reduce - probe.small_all_reduce - carried
+    if adding <= 0:
+        return None
+    size = f"{probe.large_bytes / 2**20:g} MiB"
+    return _measured(share / adding, probe, f"an all-reduce of {size} over all ranks, less its bytes on the wires")
 
 
 def _measured(value: float, probe: Probe, what: str) -> Figure:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -20,9 +21,30 @@ import torch.distributed as dist
 from sennit.cluster.probe import PairClass, Probe, Times, estimate
 from sennit.errors import ClusterError
 
-__all__ = ["probe_ranks"]
+__all__ = ["joined_ranks", "probe_ranks"]
 
 Pair = tuple[int, int]
+
+
+@contextmanager
+def joined_ranks(backend: str | None) -> Iterator[None]:
+    """The process group that torchrun describes, joined where it is not yet, and left again."""
+    if dist.is_initialized():
+        yield
+        return
+    if not dist.is_torchelastic_launched():
+        raise ClusterError(
+            "a probe needs ranks, and none were started here",
+            fix="torchrun --nproc-per-node 2 --no-python sennit probe, or --topology FILE to read nvidia-smi's matrix",
+        )
+    chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    if chosen == "nccl":
+        torch.cuda.set_device(dist.get_node_local_rank(fallback_rank=0) % torch.cuda.device_count())
+    dist.init_process_group(chosen)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def probe_ranks(
