@@ -49,6 +49,13 @@ def test_a_probe_of_two_nodes_becomes_links_nics_and_a_fabric() -> None:
     assert "95% interval" in cluster.link[0].bandwidth.source
 
 
+def test_nodes_of_one_device_have_a_nic_and_no_switch() -> None:
+    probe = Probe(2, 1, "gloo", "CPU ranks", None, pair_class(23e6, 1.0, 1, 100e-6), 1e-3, 0.5, 4 << 20)
+    cluster = cluster_of_probe(probe, load("laptop:1"), "mine")
+    assert Cluster.parse(str(cluster)) == cluster
+    assert Topology.of(cluster).bandwidth(0, 1) == pytest.approx(23e6)
+
+
 def test_pairs_that_slow_each_other_down_share_a_link() -> None:
     probe = Probe(1, 8, "gloo", "CPU ranks", pair_class(2e9, 1.5, 4), None, 1e-3, 1e-2, 1 << 24)
     cluster = cluster_of_probe(probe, load("laptop:8"), "mine")

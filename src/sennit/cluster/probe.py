@@ -113,8 +113,6 @@ def cluster_of_probe(probe: Probe, like: Cluster, name: str) -> Cluster:
                 shared=shared,
             )
         )
-    elif probe.nodes > 1:
-        links.append(_through("switch"))
     nic = None
     if between is not None:
         count = max(1, min(probe.per_node, round(between.ways)))
@@ -138,7 +136,7 @@ def cluster_of_probe(probe: Probe, like: Cluster, name: str) -> Cluster:
         nodes=probe.nodes,
         scale=like.scale if probe.nodes == 1 else Scale.NODES,
         link=tuple(links),
-        switches=("switch",) if inside is not None or nic is None else (),
+        switches=("switch",) if inside is not None else (),
         nic=nic,
         fabric=Fabric(False, full) if nic is not None else None,
         collective_start=_measured(start, probe, "an all-reduce of 8 bytes over all ranks, less its hops"),

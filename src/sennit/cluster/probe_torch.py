@@ -52,8 +52,10 @@ def probe_ranks(
     repeats: int = 15,
     most_pairs: int = 6,
     progress: Callable[[str], None] | None = None,
+    host: str | None = None,
 ) -> Probe | None:
-    """Measure on all ranks; the result on rank 0, None on the others."""
+    """Measure on all ranks; the result on rank 0, None on the others. `host` names this rank's, where the machine's own
+    name does not tell hosts apart."""
     rank, world = dist.get_rank(), dist.get_world_size()
     if world < 2:
         raise ClusterError("one rank has no links to probe", fix="start at least two, as torchrun --nproc-per-node 2")
@@ -62,7 +64,7 @@ def probe_ranks(
     device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
     largest = 256 << 20 if backend == "nccl" else 16 << 20
     wanted = tuple(sizes) if sizes is not None else (8, 64 << 10, largest // 8, largest)
-    hosts = _hosts(world)
+    hosts = _hosts(world, host or socket.gethostname())
     ranks = _Ranks(rank, device, wanted, repeats, torch.zeros(wanted[-1], dtype=torch.uint8, device=device))
     say("pairs within a node")
     inside = _class(ranks, "within a node", _pairs_inside(hosts), most_pairs)
@@ -80,10 +82,10 @@ def _quiet(message: str) -> None:
     return None
 
 
-def _hosts(world: int) -> list[list[int]]:
+def _hosts(world: int, host: str) -> list[list[int]]:
     """Ranks by host, in order; hosts with unequal numbers of ranks are refused."""
     names: list[str] = [""] * world
-    dist.all_gather_object(names, socket.gethostname())
+    dist.all_gather_object(names, host)
     hosts: dict[str, list[int]] = {}
     for rank, name in enumerate(names):
         hosts.setdefault(name, []).append(rank)
