@@ -31,9 +31,10 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Measure the links of a running cluster, or read nvidia-smi's matrix, and write the cluster as TOML.
+    """Measure the links of a running cluster (under torchrun, as torchrun --nproc-per-node 8 --no-python sennit probe), or read
+    nvidia-smi's matrix, and write the cluster as TOML.
 
-    Example: torchrun --nproc-per-node 8 --no-python sennit probe --like h200x8 --out mine.toml
+    Example: sennit probe --topology topo.txt --like h200x8 --out mine.toml
     """
 
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("cluster.toml")

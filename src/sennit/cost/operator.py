@@ -1,4 +1,4 @@
-"""What one operator costs on one device, by the roofline:
+"""What one operator costs on one device by the roofline, where no profile (`cost/profile.py`) has its family:
 
     seconds = max(flops / (peak * efficiency), bytes / bandwidth, elements / special) + launch
 
@@ -20,7 +20,7 @@ derivatives), where the device says how many elements of these it does in a seco
 - *depth*: filling and draining a tile's pipeline takes as long as `depth` elements of k: k / (k + depth).
 
 A convolution is the product that its implicit form is: m output positions, n output channels, k inputs of one output.
-`benchmarks/sim/measure_gpu.py` measures products; docs/cluster.md has the comparison.
+`benchmarks/sim/compare_gpu.py` compares it with measured products; docs/cluster.md has the result.
 """
 
 from __future__ import annotations
