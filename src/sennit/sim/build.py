@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sennit.cluster import Cluster, Topology
+from sennit.cost import CollectiveTimes
 from sennit.errors import ProgramError
 from sennit.ir.program import Collective, CollectiveKind, Program, Receive, Send
 from sennit.sim.engine import Tasks, Workers
 from sennit.sim.lane import Job, LaneCode, compile_lane
 from sennit.sim.local import LocalTypes, Machine, StepCosts, Types
 from sennit.sim.optimizer import Optimizer
-from sennit.sim.transfers import Bundle, CollectiveTimes, Party, Transfers, alike
+from sennit.sim.transfers import Bundle, Party, Transfers, alike
 from sennit.sim.what_if import machines_of
 
 __all__ = ["Actor", "Built", "build"]

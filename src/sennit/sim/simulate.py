@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sennit.cluster import Basis, Cluster, Topology
+from sennit.cost import CollectiveTimes
 from sennit.errors import ProgramError
 from sennit.ir.event import Category
 from sennit.ir.event_rows import EventRows, Label, MemoryRows, MemoryTrack
@@ -28,7 +29,6 @@ from sennit.sim.engine import Run, run
 from sennit.sim.memory import Ledger, ledger, live_memory
 from sennit.sim.optimizer import Optimizer
 from sennit.sim.steady import Steady, steady_of, unrolled
-from sennit.sim.transfers import CollectiveTimes
 from sennit.sim.what_if import WhatIf, faults_of, machines_of
 
 __all__ = ["CostLine", "Simulation", "simulate", "simulate_fully"]

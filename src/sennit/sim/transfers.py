@@ -14,17 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sennit.cluster import Topology
-from sennit.cost import Transfer, collective, point_to_point
+from sennit.cost import CollectiveTimes, Transfer, collective, point_to_point
 from sennit.ir.dtype import TensorType
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import CollectiveKind
 
-__all__ = ["Bundle", "CollectiveTimes", "Group", "Party", "Transfers", "alike"]
+__all__ = ["Bundle", "Group", "Party", "Transfers", "alike"]
 
 Group = tuple[int, ...]
-CollectiveTimes = Callable[[CollectiveKind, Group, int], Transfer | None]
-"""What a collective of a group of devices lays on the wires, or None where the cluster's library decides. The bytes are
-those of `cost/transfer.py`'s table. A compiled schedule, simulated chunk by chunk, comes in this way."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
