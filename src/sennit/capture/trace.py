@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from sennit.capture.depth import check_depth
 from sennit.capture.element_types import dtype_of
 from sennit.capture.explain import explain, line_of, place_of, refuse_dynamic
 from sennit.capture.fold import NotPeriodic, unroll
@@ -103,6 +104,7 @@ def capture_call(
 def _folded(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], runs: tuple[Run, ...], *, training: bool, name: str
 ) -> Captured:
+    check_depth(model, args, kwargs, runs)
     with shortened(model, runs):
         captured = _whole(model, args, kwargs, training=training, name=name)
     graph = captured.graph
