@@ -108,7 +108,9 @@ def test_unrolled_is_captured(layers: int, passes: int, p: float, norm: bool, pe
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize(("name", "layers"), [("gpt2", 6), ("resnet", 7), pytest.param("t5", 6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "layers"), [("gpt2", 6), ("resnet", 7), pytest.param("t5", 6, marks=pytest.mark.slow)]
+)
 def test_families(name: str, layers: int) -> None:
     family = families()[name]
     if importlib.util.find_spec(family.library) is None:
