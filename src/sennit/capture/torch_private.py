@@ -7,13 +7,14 @@ Tried with torch 2.11 and 2.13; the names used here are private to torch and may
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
+
+from sennit.capture.decompositions import decompositions
 
 __all__ = ["JointGraph", "joint_graph"]
 
@@ -40,20 +41,9 @@ def joint_graph(model: nn.Module, args: tuple[Any, ...]) -> JointGraph:
     with ExitStack() as stack, sdpa_kernel(SDPBackend.MATH):
         exported = torch.export.export(model, args, strict=False)
         module: nn.Module = exported.module(check_guards=False)
-        joint = aot_export_joint_with_descriptors(stack, module, args, decompositions=_decompositions())
+        joint = aot_export_joint_with_descriptors(stack, module, args, decompositions=decompositions())
     graph_module: fx.GraphModule = joint.graph_module
     return _described(graph_module)
-
-
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """What is taken apart before planning: the loss, so that its count of targets is a tensor of its own, and
-    compositions whose parts have rules."""
-    from torch._decomp import get_decompositions
-
-    aten = torch.ops.aten
-    wanted: list[Any] = [aten.nll_loss_forward, aten.nll_loss_backward, aten._safe_softmax, aten.tril]
-    wanted += [aten.split.Tensor, aten.t, aten.transpose.int]
-    return dict(get_decompositions(wanted))
 
 
 def _described(module: fx.GraphModule) -> JointGraph:
