@@ -17,7 +17,9 @@ from sennit.ir.dtype import DType
 from sennit.ir.graph import Arg, OutputKind, Ref
 from sennit.ir.layout import Layout, Pending
 from sennit.ir.mesh import print_ranges
+from sennit.ir.operators import is_local_form, is_local_move
 from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Program, Receive, Send, Step, reads
+from sennit.run.local_forms import emit_form
 
 __all__ = ["emit_lane", "inner_size"]
 
@@ -121,12 +123,16 @@ class _Emitter:
         where = f"{step.module or 'model'}, {step.phase.value}" + "".join(
             f", {axis} {covered[0]}" for axis, covered in step.results[0].times if len(covered) == 1
         )
-        if where != self.heading and not step.kind.startswith("sennit."):
+        if where != self.heading and not is_local_move(step.kind):
             self.heading = where
             self.lines += ["", f"    # {where}"]
         results = ", ".join(self._variable(buffer.name) for buffer in step.results)
-        if step.kind.startswith("sennit."):
+        if is_local_move(step.kind):
             call = self._local_move(step)
+        elif is_local_form(step.kind):
+            call = emit_form(step, self.buffers, self._arg)
+            if step.kind == "sennit.convolution_backward" and len(step.results) == 1:
+                results += ","
         else:
             call = self._aten(step)
             if len(step.results) == 1 and _returns_tuple(step.kind):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sennit.capture.rules import decide, letters_of, localize, map_split, propose
+from sennit.capture.rules import Letters, decide, localize, map_split, propose, rule_of
 from sennit.errors import PlanError
 from sennit.ir.aten_numpy import apply, bind
 from sennit.ir.dtype import DType
@@ -54,7 +54,8 @@ def strategies_of(op: Op, types, size: int):
             alone = [entry if other == position else None for other in range(len(op.reads))]
             for strategy in (*propose(op, types, size, have), *propose(op, types, size, alone)):
                 found.setdefault(strategy)
-    for letter in letters_of(op, types).letters:
+    rule = rule_of(op, types)
+    for letter in rule.letters if isinstance(rule, Letters) else ():
         try:
             found.setdefault(decide(op, types, size, letter))
         except PlanError:
