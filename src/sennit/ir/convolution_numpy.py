@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,8 @@ def convolution_backward(
             seen: Array = padded[:, part_in][window]
             here: Any = (..., *offset)
             grad_x[:, part_in][window] += np.einsum("bo...,oc->bc...", grad[:, part_out], weight[part_out][here])
-            grad_weight[part_out][here] += np.einsum("bo...,bc...->oc", grad[:, part_out], seen)
+            flat = (len(grad), -1, prod(grad.shape[2:]))
+            grad_weight[part_out][here] += np.einsum("bop,bcp->oc", grad[:, part_out].reshape(flat), seen.reshape(flat))
     inside = tuple(slice(pad, pad + size) for pad, size in zip(padding, x.shape[2:], strict=True))
     grad_bias = grad.sum(axis=(0, *range(2, grad.ndim)))
     results = (grad_x[(slice(None), slice(None), *inside)], grad_weight, grad_bias)

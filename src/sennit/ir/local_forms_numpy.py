@@ -31,6 +31,7 @@ from sennit.ir.convolution_numpy import convolution, convolution_backward
 from sennit.ir.dtype import DType
 from sennit.ir.layout_numpy import Array
 from sennit.ir.program import Buffer
+from sennit.ir.random_numpy import uniform_at
 
 __all__ = ["apply_form"]
 
@@ -111,8 +112,6 @@ def _planes(places: Sequence[Array]) -> tuple[Any, ...]:
 
 
 def _uniform(args: Sequence[Any], places: Sequence[Array]) -> Array:
-    from sennit.ir.random_numpy import uniform_at
-
     seed, number, shape, dtype = args
     assert isinstance(dtype, DType)
     return uniform_at(seed, number, shape, dtype, places)

@@ -394,7 +394,7 @@ def _whole(graph: Graph) -> set[str]:
 
 def _sources(graph: Graph) -> set[str]:
     """The operators that read nothing but the seed, or what such operators make: by name."""
-    free = {item.value.name for item in graph.inputs if item.role.value == "seed"}
+    free = {item.value.name for item in graph.inputs if item.role is Role.SEED}
     found: set[str] = set()
     for op in graph.ops:
         if all(name in free for name in op.reads):

@@ -30,9 +30,7 @@ from sennit.ir.program_check import check_program
 __all__ = ["verify"]
 
 
-def verify(
-    program: Program, graph: Graph, sources: Sequence[Source] = (), certifier: Certifier | None = None
-) -> None:
+def verify(program: Program, graph: Graph, sources: Sequence[Source] = (), certifier: Certifier | None = None) -> None:
     """Raise unless the program computes the outputs of the graph and cannot deadlock. `sources` are those that it was planned
     with. A `certifier` executes every rule that the proof relies on, once; without one, rules are taken at their word."""
     check_program(program)

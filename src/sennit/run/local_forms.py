@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sennit.ir.graph import Arg, refs
 from sennit.ir.program import Buffer, Compute
+from sennit.run.random import uniform
 
 __all__ = ["Indices", "LocalForms", "emit_form"]
 
@@ -108,8 +109,6 @@ class LocalForms:
     def uniform(
         self, seed: Tensor, number: int, shape: Sequence[int], dtype: torch.dtype, *, places: Sequence[Indices]
     ) -> Tensor:
-        from sennit.run.random import uniform
-
         return uniform(seed, number, shape, dtype, indices=[part.all() for part in places])
 
     def convolution(

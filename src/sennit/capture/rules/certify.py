@@ -26,9 +26,11 @@ from sennit.capture.rules.trial import Way, largest_difference, small, way_of
 from sennit.errors import PlanError
 from sennit.ir.graph import Op
 
-__all__ = ["Certifier", "TOLERANCE"]
+__all__ = ["TOLERANCE", "Certifier"]
 
-TOLERANCE = 1e-9  # of the largest value, in float64: sums in another order differ by 1e-15 or so, wrong splits by much more
+TOLERANCE = (
+    1e-9  # of the largest value, in float64: sums in another order differ by 1e-15 or so, wrong splits by much more
+)
 
 
 class Certifier:
@@ -54,7 +56,9 @@ class Certifier:
             raise PlanError(
                 f"the rule of {op.kind} is wrong: {way}, its pieces differ from the whole by {difference:.3g} of the largest value",
                 where=f"{op.describe()}, rule {rule}",
-                fix="correct the annotation in sennit.rule" if _is_foreign(op) else "split it otherwise, and report this rule",
+                fix="correct the annotation in sennit.rule"
+                if _is_foreign(op)
+                else "split it otherwise, and report this rule",
             )
         self.tried += 1
         self.held.add(key)
@@ -68,7 +72,9 @@ class Certifier:
             raise PlanError(
                 f"the rule of {op.kind} cannot be tried: {way}, {type(error).__name__}: {error}",
                 where=f"{op.describe()}, rule {rule}",
-                fix="correct the annotation in sennit.rule" if _is_foreign(op) else "split it otherwise, and report this rule",
+                fix="correct the annotation in sennit.rule"
+                if _is_foreign(op)
+                else "split it otherwise, and report this rule",
             ) from error
 
     def save(self) -> None:
@@ -89,7 +95,16 @@ def _is_foreign(op: Op) -> bool:
 
 def _key(op: Op, types: Types, rule: Rule, way: Way, size: int) -> str:
     reduced, reads = small(op, types, rule)
-    what = (op.kind, reduced.args, reduced.kwargs, tuple(reads.values()), tuple(v.type for v in reduced.results), rule, way, size)
+    what = (
+        op.kind,
+        reduced.args,
+        reduced.kwargs,
+        tuple(reads.values()),
+        tuple(v.type for v in reduced.results),
+        rule,
+        way,
+        size,
+    )
     return hashlib.sha256(repr(what).encode()).hexdigest()
 
 

@@ -18,7 +18,17 @@ from sennit.errors import PlanError
 from sennit.ir.graph import Op
 from sennit.ir.layout import Entry, Pending, Reduction, Split, block_strides
 
-__all__ = ["carries_pending", "decide", "from_row", "is_relabelling", "making", "map_split", "propose", "split_on", "through_view"]
+__all__ = [
+    "carries_pending",
+    "decide",
+    "from_row",
+    "is_relabelling",
+    "making",
+    "map_split",
+    "propose",
+    "split_on",
+    "through_view",
+]
 
 
 def propose(
@@ -222,6 +232,7 @@ def _follow_row(op: Op, types: Types, row: Row, size: int, position: int, entry:
 
 def from_row(row: Row, stride: int) -> Strategy:
     """The strategy of a row, with a stride for the dims that it splits."""
+
     def entry(item: int | Reduction | None) -> Entry | None:
         if item is None:
             return None

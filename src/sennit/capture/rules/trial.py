@@ -62,9 +62,7 @@ def way_of(rule: Rule, strategy: Strategy) -> Way:
         case Reshape() | Chunks():
             return Way(digits=strategy)
         case Letters():
-            for entry, dims in zip(
-                (*strategy.reads, *strategy.results), (*rule.reads, *rule.results), strict=True
-            ):
+            for entry, dims in zip((*strategy.reads, *strategy.results), (*rule.reads, *rule.results), strict=True):
                 if isinstance(entry, Split) and (letter := dims[entry.dim]) is not None:
                     return Way(letter=letter)
             return Way(pending=strategy)
@@ -120,7 +118,9 @@ def _double(dtype: DType) -> DType:
 def _rename(arg: Arg, numbers: Iterator[int]) -> Arg:
     match arg:
         case Ref():
-            return Ref(f"x{next(numbers)}")  # a value that is read twice gets two tensors: parts of it may be laid out differently
+            return Ref(
+                f"x{next(numbers)}"
+            )  # a value that is read twice gets two tensors: parts of it may be laid out differently
         case tuple():
             return tuple(_rename(part, numbers) for part in arg)
         case DType():
@@ -158,12 +158,22 @@ def _strategies(op: Op, types: Types, rule: Rule, way: Way, size: int) -> list[t
         case Listed(rows) if way.row is not None:
             shapes = [types[name].shape for name in op.reads] + [value.type.shape for value in op.results]
             row = rows[way.row]
-            extents = [shape[d] for shape, d in zip(shapes, (*row.reads, *row.results), strict=True) if isinstance(d, int)]
+            extents = [
+                shape[d] for shape, d in zip(shapes, (*row.reads, *row.results), strict=True) if isinstance(d, int)
+            ]
             pieces = 2 if all(extent % 2 == 0 for extent in extents) else size
             strides = dict.fromkeys((min(extents, default=pieces) // pieces, 1))
             return [(from_row(row, stride), pieces) for stride in strides if len(set(extents)) <= 1 or stride == 1]
+        case Chunks(along) if way.digits is not None and _split_dim(way.digits) not in (None, along):
+            split = [Split(_split_dim(way.digits) or 0, stride) for stride in (_SMALL // 2, 1)]
+            return [(Strategy((e,) * len(op.reads), (e,) * len(op.results)), 2) for e in split]
         case _:
             return [(way.pending or way.digits or Strategy((), ()), size)]
+
+
+def _split_dim(strategy: Strategy) -> int | None:
+    """The dim that a strategy of `Chunks` splits: one and the same in all tensors."""
+    return strategy.reads[0].dim if isinstance(strategy.reads[0], Split) else None
 
 
 def _extent(op: Op, types: Types, rule: Letters, letter: str) -> int:
@@ -203,7 +213,7 @@ def _difference(
             bound = iter(local)
             call_args = [_bind(arg, bound) for arg in args]
             call_kwargs = {key: _bind(arg, bound) for key, arg in kwargs}
-            found = apply_form(f"sennit.{strategy.form}", call_args, call_kwargs, reads, made, device)
+            found = list(apply_form(f"sennit.{strategy.form}", call_args, call_kwargs, reads, made, device))
         for parts, part, buffer in zip(pieces, found, made, strict=True):
             if part.shape != buffer.layout.local_shape():
                 return float("inf")
@@ -215,7 +225,7 @@ def _difference(
 
 
 def _run(kind: str, args: Sequence[Arg], kwargs: Sequence[tuple[str, Arg]], values: Sequence[Array]) -> list[Array]:
-    tensors = iter([torch.from_numpy(np.ascontiguousarray(value)) for value in values])
+    tensors = iter([torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape)) for value in values])
     with torch.no_grad():
         return [np.asarray(result) for result in call(kind, args, kwargs, tensors)]
 
@@ -275,11 +285,11 @@ def _bound(op: Op, position: int, types: Types) -> int:
             return shapes[0][0]
         case "embedding_dense_backward", 1:
             return op.results[0].type.shape[0]
-        case ("gather" | "scatter" | "scatter_add" | "scatter_reduce" | "index_select" | "index_add"), 1:
+        case (("gather" | "scatter" | "scatter_add" | "scatter_reduce" | "index_select" | "index_add"), 1):
             dim = op.args[1]
             assert isinstance(dim, int)
             return shapes[0][dim]
-        case ("index" | "index_put" | "_unsafe_index_put"), at if at > 0:
+        case (("index" | "index_put" | "_unsafe_index_put"), at) if at > 0:
             indices = op.args[1]
             assert isinstance(indices, tuple)
             dims = [dim for dim, index in enumerate(indices) if isinstance(index, Ref)]
@@ -302,4 +312,4 @@ def _reshape_difference(rule: Reshape, strategy: Strategy, size: int) -> float:
         np.unravel_index(flat, shape)[entry.dim] // entry.stride % size
         for shape, entry in ((rule.source, before), (rule.target, after))
     ]
-    return 0.0 if np.array_equal(*digits) else float("inf")
+    return 0.0 if np.array_equal(digits[0], digits[1]) else float("inf")
