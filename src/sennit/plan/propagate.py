@@ -15,8 +15,9 @@ backward:
   dx = g w' sums over n, dw = x' g sums over m, so each letter of the forward product names one of the backward product. By
   bytes alone it might be cheaper to gather a weight than a gradient, once; but then its derivative is in the wrong place.
 
-**Sources.** Operators that read nothing but the seed (positions, masks made of them, random numbers, fills) can be made in any piece.
-They are decided last, backwards: split as all their readers want them, whole where readers differ, since a slice is free.
+**Sources.** Operators that read nothing but the seed (positions, masks made of them, random numbers, fills) can be made in any piece,
+and so can what is made of whole inputs (the one-hot rows of targets). They are decided last, backwards: split as all their
+readers want them, whole where readers differ, since a slice is free.
 
 **Time.** A time axis (micro-batches) is propagated like any other, with one difference: nothing can be gathered over it while
 micro-batches are in flight. Three moments make it work:
@@ -167,9 +168,11 @@ class _AxisPass:
     def run(self, moment: dict[str, Moment]) -> None:
         self._inputs()
         late: set[str] = set()  # values that exist only after the last micro-batch
+        free: list[Op] = []  # to be decided by their readers
         wanted: dict[str, set[Entry | None]] = {output.name: {None} for output in self.graph.outputs}
         for op in self.graph.ops:
-            if op.name in self.index.sources and op.name not in self.decided:
+            if self._is_free(op):
+                free.append(op)
                 self.have.update((value.name, None) for value in op.results)
                 continue
             strategy = self.decided.get(op.name) or self._mirror(op) or self._choose(op)
@@ -178,15 +181,24 @@ class _AxisPass:
             if self.is_time:
                 moment[op.name] = self._moment(op, strategy, late)
             self._settle(op, strategy, wanted, moment)
-        for op in reversed(self.graph.ops):
-            if op.name in self.index.sources and op.name not in self.decided:
-                strategy = self._source(op, wanted)
-                if self.is_time:
-                    moment[op.name] = Moment.BEFORE if strategy.is_replicated else Moment.DURING
-                self._settle(op, strategy, wanted, moment)
+        for op in reversed(free):
+            strategy = self._source(op, wanted)
+            if self.is_time:
+                moment[op.name] = Moment.BEFORE if strategy.is_replicated else Moment.DURING
+            self._settle(op, strategy, wanted, moment)
         if not self.is_time:
             for item in self.graph.inputs:
                 self.values[item.value.name][self.axis.name] = self.have[item.value.name]
+
+    def _is_free(self, op: Op) -> bool:
+        """Whether any piece of what the operator makes can be made here, without moving anything: it reads nothing but the seed,
+        or, in space, only values that are whole on this axis and that no parameter flows into."""
+        if op.name in self.decided:
+            return False
+        if op.name in self.index.sources:
+            return True
+        early = all(value.name in self.index.whole for value in op.results)
+        return early and not self.is_time and not any(self.have[name] for name in op.reads)
 
     def _settle(
         self, op: Op, strategy: Strategy, wanted: dict[str, set[Entry | None]], moment: Mapping[str, Moment]

@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from math import prod
 
+import torch
+
 from sennit.errors import ProgramError
 from sennit.ir.dtype import DType
 from sennit.ir.graph import Arg, Ref
@@ -143,7 +145,8 @@ class _Emitter:
         parts = [self._arg(arg) for arg in step.args] + [f"{key}={self._arg(arg)}" for key, arg in step.kwargs]
         # a piece may lie differently in memory than the whole did, so a view may have to copy
         kind = "aten.reshape.default" if step.kind in ("aten.view.default", "aten._unsafe_view.default") else step.kind
-        call = f"{kind}({', '.join(parts)})"
+        name = kind if kind.startswith("aten.") else f"torch.ops.{kind}"
+        call = f"{name}({', '.join(parts)})"
         return f"rank.present({call})" if _may_return_none(step) else call
 
     def _local_move(self, step: Compute) -> str:
@@ -224,11 +227,10 @@ def _reduction(layout: Layout, axis: str) -> str:
 
 
 def _returns_tuple(kind: str) -> bool:
-    return kind in (
-        "aten.split_with_sizes.default",
-        "aten.native_layer_norm.default",
-        "aten.native_layer_norm_backward.default",
-    )
+    """Whether the operator returns several tensors, or a list of them, also where only one is there."""
+    namespace, name, overload = kind.split(".")
+    returns = getattr(getattr(getattr(torch.ops, namespace), name), overload)._schema.returns
+    return len(returns) != 1 or str(returns[0].type) != "Tensor"
 
 
 def _may_return_none(step: Compute) -> bool:
