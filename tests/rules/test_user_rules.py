@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,7 +21,7 @@ from sennit.run import run_in_process
 
 
 @pytest.fixture(scope="module", autouse=True)
-def operators() -> Iterator[None]:
+def operators() -> None:
     """A gated product y = x w * sigmoid(g), with its derivative as a second operator."""
 
     @sennit.rule("sennit_test::gated", "... k+, k+ n, n -> ... n")
@@ -55,7 +53,6 @@ def operators() -> Iterator[None]:
         return torch.ops.sennit_test.gated_backward(grad, x, w, g), flat.T @ rows, slope
 
     gated.register_autograd(backward, setup_context=setup)
-    yield
 
 
 class Gated(nn.Module):
