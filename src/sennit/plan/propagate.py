@@ -55,7 +55,7 @@ from sennit.capture.rules import (
 from sennit.errors import LayoutError, PlanError
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Graph, Op, Phase, Role
-from sennit.ir.layout import Entry, Layout, Pending, Split
+from sennit.ir.layout import Entry, Layout, Pending, Reduction, Split
 from sennit.ir.mesh import Axis, AxisKind
 from sennit.plan.plan import OpSplit, Plan
 
@@ -120,6 +120,11 @@ class _Index:
         self.sources = _sources(plan.graph)
         self.products = {
             op.seq: op for op in plan.graph.ops if op.phase is Phase.FORWARD and op.seq is not None and _is_product(op)
+        }
+        self.zeros = {
+            op.name
+            for op in plan.graph.ops
+            if not op.reads and isinstance(rule := book.rule(op), Letters) and () in rule.linear
         }
         self._layouts: dict[tuple[object, ...], bool] = {}
 
@@ -218,7 +223,7 @@ class _AxisPass:
         rule = self.index.book.rule(op)
         for position, value in enumerate(op.results):
             needs = wanted.get(value.name, set())
-            if len(needs) == 1 and isinstance(entry := next(iter(needs)), Split):
+            if len(needs) == 1 and (entry := next(iter(needs))) is not None:
                 strategy = making(op, self.types, self.axis.size, position, entry, rule)
                 others = strategy and zip(op.results, strategy.results, strict=True)
                 if strategy is not None and all({made} >= wanted.get(item.name, set()) for item, made in others or ()):
@@ -297,9 +302,22 @@ class _AxisPass:
         if all(value.name in self.index.whole for value in op.results):
             return Moment.BEFORE
         if any(isinstance(entry, Pending) for entry in strategy.reads) or any(name in late for name in op.reads):
+            self._check_after(op, strategy, late)
             late.update(value.name for value in op.results)
             return Moment.AFTER
         return Moment.BEFORE if strategy.is_replicated else Moment.DURING
+
+    def _check_after(self, op: Op, strategy: Strategy, late: set[str]) -> None:
+        """What waits for the last micro-batch cannot also read one micro-batch at a time."""
+        parts = [name for name, entry in zip(op.reads, strategy.reads, strict=True) if isinstance(entry, Split)]
+        if parts and not all(name in self.index.whole for name in parts):
+            sums = [name for name in op.reads if name in late or isinstance(self.have[name], Pending)]
+            raise PlanError(
+                f"{op.kind} reads %{parts[0]}, which axis {self.axis.name!r} splits in time, and %{sums[0]}, which is a sum over all "
+                f"of {self.axis.name!r}",
+                where=op.describe(),
+                fix=f"do not micro-batch this model over {self.axis.name!r}: this needs all micro-batches before any goes on",
+            )
 
     def _inputs(self) -> None:
         """Entries of inputs: as the plan splits them, and for parameters as the first decided operator needs them."""
@@ -335,6 +353,11 @@ class _AxisPass:
         have = tuple(self.have[name] for name in op.reads)
         if not any(have):
             return self._replicated(op)
+        pending = next((entry for entry in have if entry == Pending(Reduction.SUM)), None)
+        if pending is not None:  # zeros are added to a sum as parts that are zero
+            have = tuple(
+                pending if name in self.index.zeros else entry for name, entry in zip(op.reads, have, strict=True)
+            )
         others = tuple((axis, strategy) for axis, strategy in self.strategies[op.name].items())
         early = tuple(name in self.index.whole for name in op.reads) if self.is_time else ()
         key = (self.index.book.signature(op), have, others, early)
@@ -372,6 +395,8 @@ class _AxisPass:
             return 0.0
         size, total = self.axis.size, float(self.types[name].bytes)
         match have, need:
+            case (None, Pending()) if self.is_time:
+                return float("inf")
             case (None, _):
                 return 0.0
             case _ if self.is_time:
