@@ -121,6 +121,10 @@ class _Index:
         self.products = {
             op.seq: op for op in plan.graph.ops if op.phase is Phase.FORWARD and op.seq is not None and _is_product(op)
         }
+        self.readers: dict[str, list[Op]] = {}
+        for op in plan.graph.ops:
+            for name in dict.fromkeys(op.reads):
+                self.readers.setdefault(name, []).append(op)
         self.zeros = {
             op.name
             for op in plan.graph.ops
@@ -169,6 +173,7 @@ class _AxisPass:
         }
         self.have: dict[str, Entry | None] = {}  # on a time axis: what the value would have if everything were split
         self.chosen: dict[tuple[object, ...], Strategy] = {}  # layers repeat, and so do choices
+        self.hints = self._hints()
 
     def run(self, moment: dict[str, Moment]) -> None:
         self._inputs()
@@ -218,17 +223,45 @@ class _AxisPass:
         for value, entry in zip(op.results, strategy.results, strict=True):
             self.values[value.name][self.axis.name] = entry
 
-    def _source(self, op: Op, wanted: Mapping[str, set[Entry | None]]) -> Strategy:
+    def _source(self, op: Op, wanted: dict[str, set[Entry | None]]) -> Strategy:
         """Split as every reader of every result wants it, or whole."""
         rule = self.index.book.rule(op)
         for position, value in enumerate(op.results):
             needs = wanted.get(value.name, set())
+            if len(needs) == 2 and None in needs and not self.is_time:
+                (entry,) = needs - {None}
+                if isinstance(entry, Split) and self._reduce_instead(value.name, entry):
+                    needs = wanted[value.name] = {entry}
             if len(needs) == 1 and (entry := next(iter(needs))) is not None:
                 strategy = making(op, self.types, self.axis.size, position, entry, rule)
                 others = strategy and zip(op.results, strategy.results, strict=True)
                 if strategy is not None and all({made} >= wanted.get(item.name, set()) for item, made in others or ()):
                     return strategy if self._fits(op, strategy) else self._replicated(op)
         return self._replicated(op)
+
+    def _reduce_instead(self, name: str, entry: Split) -> bool:
+        """Where some readers want a piece, and those that want the whole only sum it up: let these sum their piece, and leave the
+        sums pending. A sum over the vocabulary is one number per token; the rows that it sums would be whole on every device."""
+        revised: list[tuple[Op, Strategy]] = []
+        for reader in self.index.readers.get(name, ()):
+            strategy = self.strategies[reader.name].get(self.axis.name) or self._replicated(reader)
+            position = reader.reads.index(name)
+            if strategy.reads[position] == entry:
+                continue
+            rule = self.index.book.rule(reader)
+            letter = rule.reads[position][entry.dim] if isinstance(rule, Letters) else None
+            if not isinstance(rule, Letters) or letter is None or letter not in dict(rule.summed):
+                return False
+            reduced = split_on(rule, letter, entry.stride)
+            others = [at for at, need in enumerate(reduced.reads) if need is not None and at != position]
+            if not strategy.is_replicated or others or not self._fits(reader, reduced):
+                return False
+            revised.append((reader, reduced))
+        for reader, strategy in revised:
+            self.strategies[reader.name][self.axis.name] = strategy
+            for value, made in zip(reader.results, strategy.results, strict=True):
+                self.values[value.name][self.axis.name] = made
+        return bool(revised)
 
     def _replicated(self, op: Op) -> Strategy:
         return Strategy((None,) * len(op.reads), (None,) * len(op.results))
@@ -360,15 +393,28 @@ class _AxisPass:
             )
         others = tuple((axis, strategy) for axis, strategy in self.strategies[op.name].items())
         early = tuple(name in self.index.whole for name in op.reads) if self.is_time else ()
-        key = (self.index.book.signature(op), have, others, early)
+        hint = self.hints.get(op.name) if any(isinstance(entry, Pending) for entry in have) else None
+        key = (self.index.book.signature(op), have, others, early, hint)
         if key not in self.chosen:
-            self.chosen[key] = self._cheapest(op, have)
+            self.chosen[key] = self._cheapest(op, have, hint)
         return self.chosen[key]
 
-    def _cheapest(self, op: Op, have: tuple[Entry | None, ...]) -> Strategy:
+    def _hints(self) -> dict[str, Entry]:
+        """How the first decided reader of a value wants it: a pending sum is scattered to there, rather than reduced and cut."""
+        hints: dict[str, Entry] = {}
+        for op in () if self.is_time else self.graph.ops:
+            strategy = self.decided.get(op.name)
+            for name, entry in zip(op.reads, strategy.reads if strategy else (), strict=False):
+                root, at_root = self._root(self.index.producers, name, entry)
+                if isinstance(at_root, Split):
+                    hints.setdefault(root, at_root)
+        return hints
+
+    def _cheapest(self, op: Op, have: tuple[Entry | None, ...], hint: Entry | None) -> Strategy:
         size, rule = self.axis.size, self.index.book.rule(op)
         best: tuple[tuple[float, float], Strategy] | None = None
-        for strategy in propose(op, self.types, size, have, rule):
+        hinted = making(op, self.types, size, 0, hint, rule) if hint is not None else None
+        for strategy in (*propose(op, self.types, size, have, rule), *((hinted,) if hinted is not None else ())):
             passes = any(
                 isinstance(entry, Pending) and entry == need for entry, need in zip(have, strategy.reads, strict=True)
             )
