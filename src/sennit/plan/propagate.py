@@ -9,7 +9,7 @@ linear operators only where that is free. Three rules make the decisions of Mega
 backward:
 
 - *join*: a pending sum passes only through operators that move values, scale them, or add sums that are all pending
-  (`Letters.carries`); anything else resolves it;
+  (`Letters.carries`); anything else resolves it. Where autograd adds the gradients of several readers, a whole one joins as a part;
 - *hoist*: a redistribution sits at the root of a chain of views and serves all of them (`plan/lower.py`);
 - *mirror*: a product of the backward pass is split as the forward product that it is a derivative of. With y = x w and letters m, k, n:
   dx = g w' sums over n, dw = x' g sums over m, so each letter of the forward product names one of the backward product. By
@@ -387,6 +387,9 @@ class _AxisPass:
         if not any(have):
             return self._replicated(op)
         pending = next((entry for entry in have if entry == Pending(Reduction.SUM)), None)
+        if pending is not None and not self.is_time and _adds_gradients(op):
+            # one reduction after several sums, not one for each: what is whole joins as a part, the others being zero
+            have = tuple(pending if entry is None else entry for entry in have)
         if pending is not None:  # zeros are added to a sum as parts that are zero
             have = tuple(
                 pending if name in self.index.zeros else entry for name, entry in zip(op.reads, have, strict=True)
@@ -484,6 +487,11 @@ def _sources(graph: Graph) -> set[str]:
             found.add(op.name)
             free.update(value.name for value in op.results)
     return found
+
+
+def _adds_gradients(op: Op) -> bool:
+    """Whether it is one of the sums that autograd makes where a value has several readers."""
+    return op.kind == "aten.add.Tensor" and op.phase is Phase.BACKWARD and op.seq is None
 
 
 def _is_product(op: Op) -> bool:
