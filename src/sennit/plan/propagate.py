@@ -174,6 +174,9 @@ class _AxisPass:
         self.have: dict[str, Entry | None] = {}  # on a time axis: what the value would have if everything were split
         self.chosen: dict[tuple[object, ...], Strategy] = {}  # layers repeat, and so do choices
         self.hints = self._hints()
+        self.resolved: set[str] = (
+            set()
+        )  # pending values that some operator needs reduced: the others get that for nothing
 
     def run(self, moment: dict[str, Moment]) -> None:
         self._inputs()
@@ -217,6 +220,8 @@ class _AxisPass:
         once = self.is_time and moment[op.name] is not Moment.DURING
         for name, entry in zip(op.reads, strategy.reads, strict=True):
             wanted.setdefault(name, set()).add(None if once else entry)
+            if entry is None and isinstance(self.have.get(name), Pending) and not self.is_time:
+                self.resolved.add(name)
         if once:
             return
         self.strategies[op.name][self.axis.name] = strategy
@@ -397,6 +402,7 @@ class _AxisPass:
         others = tuple((axis, strategy) for axis, strategy in self.strategies[op.name].items())
         early = tuple(name in self.index.whole for name in op.reads) if self.is_time else ()
         hint = self.hints.get(op.name) if any(isinstance(entry, Pending) for entry in have) else None
+        early += tuple(name in self.resolved for name in op.reads)
         key = (self.index.book.signature(op), have, others, early, hint)
         if key not in self.chosen:
             self.chosen[key] = self._cheapest(op, have, hint)
@@ -415,7 +421,7 @@ class _AxisPass:
 
     def _cheapest(self, op: Op, have: tuple[Entry | None, ...], hint: Entry | None) -> Strategy:
         size, rule = self.axis.size, self.index.book.rule(op)
-        best: tuple[tuple[float, float], Strategy] | None = None
+        best: tuple[tuple[float, float, float], Strategy] | None = None
         hinted = making(op, self.types, size, 0, hint, rule) if hint is not None else None
         for strategy in (*propose(op, self.types, size, have, rule), *((hinted,) if hinted is not None else ())):
             passes = any(
@@ -426,7 +432,7 @@ class _AxisPass:
             if not self._fits(op, strategy):
                 continue
             moved = sum(self._moved(*read) for read in zip(op.reads, have, strategy.reads, strict=True))
-            cost = (moved, _work(op, self.types, strategy, size))
+            cost = (moved, _left(op, strategy), _work(op, self.types, strategy, size))
             if moved < float("inf") and (best is None or cost < best[0]):
                 best = (cost, strategy)
         if best is None:
@@ -440,7 +446,11 @@ class _AxisPass:
 
     def _moved(self, name: str, have: Entry | None, need: Entry | None) -> float:
         """Bytes that a device sends to turn one entry into another; infinite where that is impossible."""
-        if have == need or (self.is_time and name in self.index.whole and not isinstance(need, Pending)):
+        if (
+            have == need
+            or (need is None and name in self.resolved)
+            or (self.is_time and name in self.index.whole and not isinstance(need, Pending))
+        ):
             return 0.0
         size, total = self.axis.size, float(self.types[name].bytes)
         match have, need:
@@ -507,9 +517,14 @@ def _letter(product: Op, strategy: Strategy) -> tuple[str, int] | None:
     return ("n", w.stride) if isinstance(w, Split) else None
 
 
+def _left(op: Op, strategy: Strategy) -> float:
+    """Bytes of results that are left pending: to be reduced later, by whoever needs them."""
+    results = zip(op.results, strategy.results, strict=True)
+    return float(sum(value.type.bytes for value, entry in results if isinstance(entry, Pending)))
+
+
 def _work(op: Op, types: Mapping[str, TensorType], strategy: Strategy, size: int) -> float:
-    """Bytes touched per device, and those that a pending result will cost to resolve: the measure between strategies that
-    move equally much."""
+    """Bytes touched per device: the measure between strategies that move equally much and leave equally much."""
     pairs = [(types[name].bytes, entry) for name, entry in zip(op.reads, strategy.reads, strict=True)]
     pairs += [(value.type.bytes, entry) for value, entry in zip(op.results, strategy.results, strict=True)]
     return sum(total / size if isinstance(entry, Split) else total for total, entry in pairs)
