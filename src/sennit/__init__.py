@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sennit.capture.rules import rule
     from sennit.cluster import Cluster
     from sennit.errors import SennitError
     from sennit.ir.graph import Graph
@@ -35,6 +36,7 @@ __all__ = [
     "absent_weight",
     "load_checkpoint",
     "redistribute",
+    "rule",
     "serve_dtensor",
     "simulate",
     "stream_weights",
@@ -53,6 +55,7 @@ _HOME = {
     "absent_weight": "sennit.reshard.weights_torch",
     "load_checkpoint": "sennit.reshard.checkpoint_torch",
     "redistribute": "sennit.reshard.dtensor_torch",
+    "rule": "sennit.capture.rules",
     "serve_dtensor": "sennit.reshard.serve_torch",
     "simulate": "sennit.sim",
     "stream_weights": "sennit.reshard.weights_torch",

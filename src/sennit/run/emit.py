@@ -12,12 +12,16 @@ from __future__ import annotations
 import re
 from math import prod
 
+import torch
+
 from sennit.errors import ProgramError
 from sennit.ir.dtype import DType
 from sennit.ir.graph import Arg, Ref
 from sennit.ir.layout import Layout, Pending
 from sennit.ir.mesh import print_ranges
+from sennit.ir.operators import is_local_form, is_local_move
 from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Program, Receive, Send, Step, reads
+from sennit.run.local_forms import emit_form
 
 __all__ = ["emit_lane", "inner_size"]
 
@@ -121,12 +125,16 @@ class _Emitter:
         where = f"{step.module or 'model'}, {step.phase.value}" + "".join(
             f", {axis} {covered[0]}" for axis, covered in step.results[0].times if len(covered) == 1
         )
-        if where != self.heading and not step.kind.startswith("sennit."):
+        if where != self.heading and not is_local_move(step.kind):
             self.heading = where
             self.lines += ["", f"    # {where}"]
         results = ", ".join(self._variable(buffer.name) for buffer in step.results)
-        if step.kind.startswith("sennit."):
+        if is_local_move(step.kind):
             call = self._local_move(step)
+        elif is_local_form(step.kind):
+            call = emit_form(step, self.buffers, self._arg)
+            if step.kind == "sennit.convolution_backward" and len(step.results) == 1:
+                results += ","
         else:
             call = self._aten(step)
             if len(step.results) == 1 and _returns_tuple(step.kind):
@@ -137,7 +145,8 @@ class _Emitter:
         parts = [self._arg(arg) for arg in step.args] + [f"{key}={self._arg(arg)}" for key, arg in step.kwargs]
         # a piece may lie differently in memory than the whole did, so a view may have to copy
         kind = "aten.reshape.default" if step.kind in ("aten.view.default", "aten._unsafe_view.default") else step.kind
-        call = f"{kind}({', '.join(parts)})"
+        name = kind if kind.startswith("aten.") else f"torch.ops.{kind}"
+        call = f"{name}({', '.join(parts)})"
         return f"rank.present({call})" if _may_return_none(step) else call
 
     def _local_move(self, step: Compute) -> str:
@@ -146,15 +155,18 @@ class _Emitter:
         source, result = self.buffers[names[0]].layout, step.results[0].layout
         match step.kind:
             case "sennit.slice":
-                (axis,) = [axis for axis, entry in result.entries if source.entry(axis) != entry]
-                dim, inner = inner_size(result, axis)
-                times = dict(step.results[0].times)
-                at = times[axis][0] if axis in times else None
-                where = f"at={at}" if at is not None else f"axis={axis!r}"
-                return f"rank.slice({variables[0]}, dim={dim}, inner={inner}, size={result.mesh.size(axis)}, {where})"
+                call, current, times = variables[0], source, dict(step.results[0].times)
+                for axis in [axis for axis, entry in result.entries if source.entry(axis) != entry]:
+                    current = current.with_entry(axis, result.entry(axis))
+                    dim, inner = inner_size(current, axis)
+                    where = f"at={times[axis][0]}" if axis in times else f"axis={axis!r}"
+                    call = f"rank.slice({call}, dim={dim}, inner={inner}, size={result.mesh.size(axis)}, {where})"
+                return call
             case "sennit.partial":
-                (axis,) = [axis for axis, entry in result.entries if source.entry(axis) != entry]
-                return f"rank.partial({variables[0]}, axis={axis!r}, op={_reduction(result, axis)!r})"
+                call = variables[0]
+                for axis in [axis for axis, entry in result.entries if source.entry(axis) != entry]:
+                    call = f"rank.partial({call}, axis={axis!r}, op={_reduction(result, axis)!r})"
+                return call
             case "sennit.accumulate":
                 return f"rank.accumulate({', '.join(variables)}, fresh={self._is_first_sum(names[0])})"
             case _:
@@ -218,11 +230,10 @@ def _reduction(layout: Layout, axis: str) -> str:
 
 
 def _returns_tuple(kind: str) -> bool:
-    return kind in (
-        "aten.split_with_sizes.default",
-        "aten.native_layer_norm.default",
-        "aten.native_layer_norm_backward.default",
-    )
+    """Whether the operator returns several tensors, or a list of them, also where only one is there."""
+    namespace, name, overload = kind.split(".")
+    returns = getattr(getattr(getattr(torch.ops, namespace), name), overload)._schema.returns
+    return len(returns) != 1 or str(returns[0].type) != "Tensor"
 
 
 def _may_return_none(step: Compute) -> bool:
