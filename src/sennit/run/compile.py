@@ -54,7 +54,13 @@ class Compiled:
 
 
 def compile_call(
-    recipe: Recipe, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device_type: str, *, training: bool
+    recipe: Recipe,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    device_type: str,
+    *,
+    training: bool,
 ) -> Compiled:
     """The program of `model(*args, **kwargs)`: with gradients where `training`, else forward alone."""
     clock = _Clock()

@@ -8,6 +8,7 @@ for that call. With `dynamic`, each new set of argument shapes has programs of i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from sennit.run.compile import Compiled, Recipe, compile_call
 from sennit.run.executable import Executable
 from sennit.run.groups import ProcessGroups
 from sennit.run.homes import Homes, Move, device_meshes, homes_of
+from sennit.run.memory import StorageMeter
 from sennit.run.skeleton import Slot
 from sennit.run.step import StepCall, run_step
 from sennit.run.world import together
@@ -87,6 +89,7 @@ class Engine:
         self.homes: Homes | None = None
         self.step = 0  # training steps so far: what makes the dropout of each differ
         self.anchor = torch.zeros((), device=device, requires_grad=True)
+        self.meter: StorageMeter | None = None  # counts what the next steps make, while it is there
 
     # ---- compiling -----------------------------------------------------------------------------------------------------
 
@@ -164,7 +167,8 @@ class Engine:
         inputs = self._inputs(executable, call, tangents)
 
         def run() -> Mapping[str, Tensor]:
-            made = executable.run(inputs)
+            with self.meter or nullcontext():
+                made = executable.run(inputs)
             self._write_buffers(executable, made)
             return made
 
@@ -181,8 +185,8 @@ class Engine:
 
     def _rebuild(self, executable: Executable, values: Mapping[str, Tensor]) -> object:
         signature = executable.signature
-        absent = {leaf.path: None for leaf in signature.results if leaf.path is not None}
-        return signature.rebuild({**absent, **values})
+        found: dict[str, Any] = {leaf.path: None for leaf in signature.results if leaf.path is not None}
+        return signature.rebuild({**found, **values})
 
     def _tangents(self, executable: Executable) -> dict[str, float]:
         """What each loss is differentiated with, by key."""

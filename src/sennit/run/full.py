@@ -8,8 +8,10 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
+from sennit.reshard.dtensor_torch import redistribute
+from sennit.reshard.private_torch import local_of
 from sennit.run.homes import Homes
 from sennit.run.skeleton import Slot
 
@@ -22,7 +24,8 @@ def whole(path: str, tensor: DTensor | None, like: Tensor | None, homes: Homes, 
     owner = homes.owner(path)
     if dist.get_rank() in owner.devices:
         assert tensor is not None
-        found = tensor.detach().full_tensor().contiguous()
+        gathered = redistribute(tensor, [Replicate()] * tensor.device_mesh.ndim)
+        found = local_of(gathered).detach().contiguous()
     else:
         assert like is not None
         found = torch.empty(like.shape, dtype=like.dtype, device=device)
@@ -55,6 +58,6 @@ def single_device(skeleton: nn.Module, state: Mapping[str, Tensor]) -> nn.Module
     memo: dict[int, object] = {}
     for name, tensor in skeleton.named_parameters():
         memo[id(tensor)] = nn.Parameter(state[name].clone(), requires_grad=tensor.requires_grad)
-    for name, tensor in skeleton.named_buffers():
-        memo[id(tensor)] = state[name].clone()
+    for name, buffer in skeleton.named_buffers():
+        memo[id(buffer)] = state[name].clone()
     return copy.deepcopy(skeleton, memo)

@@ -94,10 +94,7 @@ def homes_of(program: Program, slots: tuple[Slot, ...], shapes: Mapping[str, tup
     first = program.lanes[0]
     mesh = next(iter(first.buffers().values())).layout.mesh
     return Homes(
-        {
-            path: tuple(homes) or (Home(first.name, Layout(mesh, shapes[path])),)
-            for path, homes in found.items()
-        },
+        {path: tuple(homes) or (Home(first.name, Layout(mesh, shapes[path])),) for path, homes in found.items()},
         program,
     )
 
@@ -123,9 +120,7 @@ def place(whole: Tensor, home: Home, rank: int, device: torch.device, groups: Pr
 def as_dtensor(local: Tensor, layout: Layout, mesh: DeviceMesh) -> DTensor:
     placements: tuple[Placement, ...] = to_placements(layout) or (Replicate(),)
     stride = torch.empty(layout.shape, device="meta").stride()
-    return DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=torch.Size(layout.shape), stride=stride
-    )
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(layout.shape), stride=stride)
 
 
 def fill(target: DTensor, value: Tensor, layout: Layout, rank: int) -> None:

@@ -71,9 +71,7 @@ def memory_report(
         MemoryKind.GRADIENTS: sum(gradients),
         MemoryKind.OPTIMIZER: None if optimizer is None else _state_bytes(optimizer),
     }
-    return MemoryReport(
-        rank, predicted, measured, sum(predicted.get(kind) or 0 for kind in STEP_KINDS), measured_step
-    )
+    return MemoryReport(rank, predicted, measured, sum(predicted.get(kind) or 0 for kind in STEP_KINDS), measured_step)
 
 
 def predicted_memory(program: Program, rank: int) -> dict[MemoryKind, int]:
@@ -128,11 +126,11 @@ def _optimizer_step(optimizer: torch.optim.Optimizer) -> int | None:
     return _state_bytes(twin)
 
 
-class StorageMeter(TorchDispatchMode):
+class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of the storages that operators make while this is active, and their peak."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live, self.peak = 0, 0
         self.known: dict[int, weakref.ref[Any]] = {}
 

@@ -13,7 +13,8 @@ Methods that say "all ranks" communicate: a rank that does not call leaves the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from sennit.run.engine import Call, Engine
 from sennit.run.executable import Executable
 from sennit.run.full import full_state, single_device
 from sennit.run.homes import Home, Homes, fill, place, plain
-from sennit.run.memory import MemoryReport, memory_report
+from sennit.run.memory import MemoryReport, StorageMeter, memory_report
 
 __all__ = ["ParallelModule"]
 
@@ -42,6 +43,7 @@ class ParallelModule(nn.Module):
     def __init__(self, engine: Engine, first: Executable, value_of: Callable[[str], Tensor]) -> None:
         super().__init__()
         self._engine, self._first = engine, first
+        self._measured: int | None = None
         self._scopes(value_of)
         self.training = engine.skeleton.training
 
@@ -220,7 +222,16 @@ class ParallelModule(nn.Module):
 
     def memory_report(self, optimizer: torch.optim.Optimizer | None = None) -> MemoryReport:
         """This rank's memory by kind: predicted from the program, and as it is now. Print it."""
-        return memory_report(self.program, dist.get_rank(), self._engine.tensors, optimizer)
+        return memory_report(self.program, dist.get_rank(), self._engine.tensors, optimizer, self._measured)
+
+    @contextmanager
+    def measuring_memory(self) -> Iterator[None]:
+        """Count the memory that training steps make inside this block; `memory_report` shows the peak. It slows them down."""
+        self._engine.meter = meter = StorageMeter()
+        try:
+            yield
+        finally:
+            self._engine.meter, self._measured = None, meter.peak
 
     def extra_repr(self) -> str:
         bytes_here = sum(local_of(tensor).nbytes for tensor in self._engine.tensors.values())

@@ -50,9 +50,7 @@ def skeleton_of(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module
         if tensor.device.type != "meta":
             empty.untyped_storage().resize_(0)
         is_parameter = isinstance(tensor, nn.Parameter)
-        made[storage_key(tensor)] = (
-            nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
-        )
+        made[storage_key(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
         memo[id(tensor)] = made[storage_key(tensor)]
     try:
         return copy.deepcopy(model, memo)

@@ -86,7 +86,9 @@ def _loaded(value: Any, saved: Any, home: Home) -> Any:
 
 def _saved(state: dict[str, Any], key: str) -> Any:
     if key not in state:
-        raise RunError(f"the checkpoint has no {key!r}", fix="load it into the kind of optimizer that it was saved from")
+        raise RunError(
+            f"the checkpoint has no {key!r}", fix="load it into the kind of optimizer that it was saved from"
+        )
     return state[key]
 
 

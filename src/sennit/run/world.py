@@ -29,7 +29,7 @@ def join() -> None:
     if dist.is_torchelastic_launched():
         dist.init_process_group()
     else:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 
 
 def together(work: Callable[[], T], text: Callable[[T], str], what: str) -> T:
