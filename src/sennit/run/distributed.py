@@ -43,9 +43,13 @@ class ProcessCommunicator:
 
     def __init__(self, groups: ProcessGroups, device: torch.device | None = None) -> None:
         self.groups = groups
-        self.device = device or torch.device("cpu")
+        self._device = device or torch.device("cpu")
         self.counts: dict[tuple[int, int], int] = defaultdict(int)
         self.sending: list[_Work] = []
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
 
     def all_reduce(self, group: Group, tensor: Tensor, op: Reduction) -> _Work:
         result = tensor.clone()  # the source may still be read, or share memory with what is

@@ -2,7 +2,11 @@
 
 One function, `step(rank, inputs)`, runs on every device of the lane; what differs between devices (peers, groups, slices) is
 behind `rank` (`run/rank.py`). Communication is started where the program has it and waited for where its result is first
-read, so it overlaps with the lines between. Frees are `del` statements. Comments name the module and the layout.
+read, so it overlaps with the lines between. Frees are `del` statements.
+
+Comments say what a reader asks: a ruler where another micro-batch or phase begins, a heading for each module, behind each line the
+type and layout of what it makes, at each communication what goes where and how much of it, and what the plan decided of an operator
+(`notes`, by the operator's name).
 
 The source holds no numbers that depend on the device, so a thousand ranks of a lane share one text.
 """
@@ -10,21 +14,24 @@ The source holds no numbers that depend on the device, so a thousand ranks of a 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from math import prod
 
 from sennit.errors import ProgramError
 from sennit.ir.dtype import DType
-from sennit.ir.graph import Arg, Ref
+from sennit.ir.graph import Arg, Ref, Role
 from sennit.ir.layout import Layout, Pending
 from sennit.ir.mesh import print_ranges
+from sennit.ir.operators import is_local_move
 from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Program, Receive, Send, Step, reads
 
 __all__ = ["emit_lane", "inner_size"]
 
 
-def emit_lane(program: Program, lane: Lane) -> str:
+def emit_lane(program: Program, lane: Lane, notes: Mapping[str, str] | None = None) -> str:
     """The source of one lane."""
-    return _Emitter(program, lane).source()
+    return _Emitter(program, lane, notes or {}).source()
 
 
 def inner_size(layout: Layout, axis: str) -> tuple[int, int]:
@@ -37,20 +44,19 @@ def inner_size(layout: Layout, axis: str) -> tuple[int, int]:
 
 
 class _Emitter:
-    def __init__(self, program: Program, lane: Lane) -> None:
-        self.program, self.lane = program, lane
+    def __init__(self, program: Program, lane: Lane, notes: Mapping[str, str]) -> None:
+        self.program, self.lane, self.notes = program, lane, notes
         self.buffers = lane.buffers()
         self.variables: dict[str, str] = {}
         self.in_flight: set[str] = set()
         self.lines: list[str] = []
         self.heading = ""
+        self.section = ""
 
     def source(self) -> str:
         lane = self.lane
-        meshes = dict.fromkeys(buffer.layout.mesh for buffer in self.buffers.values())
         self.lines += [
-            f'"""{lane.name} of program {self.program.name!r}: devices {print_ranges(lane.devices)}, '
-            f'mesh {" and ".join(map(str, meshes))}."""',
+            *self._preface(),
             "",
             "import torch",
             "",
@@ -59,8 +65,12 @@ class _Emitter:
             "",
             "def step(rank, inputs):",
         ]
-        for item in lane.inputs:
-            self._line(f"{self._variable(item.buffer.name)} = inputs[{item.path!r}]", _type(item.buffer))
+        for role in Role:
+            items = [item for item in lane.inputs if item.role is role]
+            if items:
+                self.lines += ["", f"    # {_ROLES[role]}"]
+            for item in items:
+                self._line(f"{self._variable(item.buffer.name)} = inputs[{item.path!r}]", _type(item.buffer))
         dead: list[str] = []  # freed one after another: one line
         for step in lane.steps:
             if isinstance(step, Free):
@@ -71,6 +81,26 @@ class _Emitter:
         self._free(dead)
         self._outputs()
         return "\n".join(self.lines) + "\n"
+
+    def _preface(self) -> list[str]:
+        """What a reader must know: who runs this, on what mesh, and what it sends."""
+        lane = self.lane
+        meshes = dict.fromkeys(buffer.layout.mesh for buffer in self.buffers.values())
+        moved = Counter(
+            f"{step.kind.value} over {', '.join(step.axes)}" for step in lane.steps if isinstance(step, Collective)
+        )
+        moved.update(f"send to {step.to}" for step in lane.steps if isinstance(step, Send))
+        moved.update(f"receive from {step.origin}" for step in lane.steps if isinstance(step, Receive))
+        text = ", ".join(f"{count} {name}" for name, count in moved.items()) or "nothing"
+        return [
+            f'"""{lane.name} of program {self.program.name!r}: devices {print_ranges(lane.devices)}, '
+            f"mesh {' and '.join(map(str, meshes))}.",
+            "",
+            f"A step of each device communicates: {text}.",
+            "Behind each line: the type of the whole tensor and how it lies on the mesh. `8{dp}` is a dim of 8 that axis dp splits,",
+            "`{sum:tp}` a sum that is still to be taken over tp.",
+            '"""',
+        ]
 
     def _line(self, code: str, comment: str = "") -> None:
         self.lines.append(f"    {code}  # {comment}" if comment else f"    {code}")
@@ -100,12 +130,13 @@ class _Emitter:
             case Collective():
                 self._collective(step)
             case Send(source, to):
-                self._line(f"rank.send({self._variable(source)}, {to!r})")
+                buffer = self.buffers[source]
+                self._line(f"rank.send({self._variable(source)}, {to!r})", f"{_type(buffer)}, {self._size(buffer)}")
             case Receive(result, origin):
                 shape = list(result.layout.local_shape())
                 self._line(
                     f"{self._variable(result.name)} = rank.receive({shape}, torch.{result.dtype.torch_name}, {origin!r})",
-                    _type(result),
+                    f"{_type(result)}, {self._size(result)}",
                 )
                 self.in_flight.add(result.name)
             case Free():
@@ -118,12 +149,8 @@ class _Emitter:
             names.clear()
 
     def _compute(self, step: Compute) -> None:
-        where = f"{step.module or 'model'}, {step.phase.value}" + "".join(
-            f", {axis} {covered[0]}" for axis, covered in step.results[0].times if len(covered) == 1
-        )
-        if where != self.heading and not step.kind.startswith("sennit."):
-            self.heading = where
-            self.lines += ["", f"    # {where}"]
+        if not is_local_move(step.kind):
+            self._headings(step)
         results = ", ".join(self._variable(buffer.name) for buffer in step.results)
         if step.kind.startswith("sennit."):
             call = self._local_move(step)
@@ -131,10 +158,35 @@ class _Emitter:
             call = self._aten(step)
             if len(step.results) == 1 and _returns_tuple(step.kind):
                 results += ","
-        self._line(f"{results} = {call}", ", ".join(map(_type, step.results)))
+        note = self.notes.get(step.op, "")
+        types = ", ".join(dict.fromkeys(map(_type, step.results)))
+        self._line(f"{results} = {call}", f"{types}  <- {note}" if note else types)
+
+    def _headings(self, step: Compute) -> None:
+        times = [f"{axis} {covered[0]}" for axis, covered in step.results[0].times if len(covered) == 1]
+        section = ", ".join([step.phase.value, *times]) if times else f"{step.phase.value}, whole batch"
+        if section != self.section:
+            self.section = section
+            self.lines += ["", f"    # ======== {section} " + "=" * (100 - len(section))]
+            self.heading = ""
+        where = ", ".join([step.module or "model", step.phase.value, *times])
+        if where != self.heading:
+            self.heading = where
+            self.lines += ["", f"    # {where}"]
+
+    def _size(self, buffer: Buffer) -> str:
+        """What one device holds of a buffer."""
+        size = float(buffer.bytes(self.lane.devices[0]))
+        for unit in ("B", "KiB", "MiB"):
+            if size < 1024:
+                return f"{size:.4g} {unit}"
+            size /= 1024
+        return f"{size:.4g} GiB"
 
     def _aten(self, step: Compute) -> str:
         parts = [self._arg(arg) for arg in step.args] + [f"{key}={self._arg(arg)}" for key, arg in step.kwargs]
+        if not reads(step):
+            parts.append("device=rank.torch_device")  # what reads no tensor does not know where it runs
         # a piece may lie differently in memory than the whole did, so a view may have to copy
         kind = "aten.reshape.default" if step.kind in ("aten.view.default", "aten._unsafe_view.default") else step.kind
         call = f"{kind}({', '.join(parts)})"
@@ -181,7 +233,8 @@ class _Emitter:
                 (from_dim, from_inner), (to_dim, to_inner) = inner_size(source, axis), inner_size(result, axis)
                 parts.append(f"gather=({from_dim}, {from_inner}), split=({to_dim}, {to_inner})")
         self._line(
-            f"{self._variable(step.result.name)} = rank.{step.kind.value}({', '.join(parts)})", _type(step.result)
+            f"{self._variable(step.result.name)} = rank.{step.kind.value}({', '.join(parts)})",
+            f"{source} -> {_type(step.result)}, {self._size(self.buffers[step.source])}",
         )
         self.in_flight.add(step.result.name)
 
@@ -205,6 +258,15 @@ class _Emitter:
                 return f'float("{arg}")'
             case _:
                 return repr(arg)
+
+
+_ROLES = {
+    Role.PARAM: "parameters",
+    Role.BUFFER: "buffers",
+    Role.INPUT: "what the model was called with",
+    Role.TANGENT: "upstream gradients of the losses",
+    Role.SEED: "what random numbers are made from",
+}
 
 
 def _type(buffer: Buffer) -> str:
