@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from sennit.capture.decompositions import decompositions
+
 __all__ = ["Forward", "JointGraph", "distinct_leaves", "flat_arguments", "forward_graph", "joint_graph", "storage_key"]
 
 
@@ -67,7 +69,7 @@ def joint_graph(
     _detach_results(forward.module, losses)
     # Attention in its mathematical form: its parts have operator rules of their own.
     with ExitStack() as stack, sdpa_kernel(SDPBackend.MATH), torch.set_grad_enabled(training):
-        joint = aot_export_joint_with_descriptors(stack, forward.module, args, kwargs, decompositions=_decompositions())
+        joint = aot_export_joint_with_descriptors(stack, forward.module, args, kwargs, decompositions=decompositions())
     graph_module: fx.GraphModule = joint.graph_module
     return _described(graph_module)
 
@@ -120,17 +122,6 @@ def _detach_results(module: fx.GraphModule, losses: Collection[int]) -> None:
                 leaves[position] = module.graph.call_function(torch.ops.aten.detach.default, (part,))
     node.args = (tuple(leaves),)
     module.recompile()
-
-
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """What is taken apart before planning: the loss, so that its count of targets is a tensor of its own, and
-    compositions whose parts have rules."""
-    from torch._decomp import get_decompositions
-
-    aten = torch.ops.aten
-    wanted: list[Any] = [aten.nll_loss_forward, aten.nll_loss_backward, aten._safe_softmax, aten.tril]
-    wanted += [aten.split.Tensor, aten.t, aten.transpose.int]
-    return dict(get_decompositions(wanted))
 
 
 def _described(module: fx.GraphModule) -> JointGraph:

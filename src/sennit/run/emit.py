@@ -23,8 +23,9 @@ from sennit.ir.dtype import DType
 from sennit.ir.graph import Arg, Ref, Role
 from sennit.ir.layout import Layout, Pending
 from sennit.ir.mesh import print_ranges
-from sennit.ir.operators import is_local_move
+from sennit.ir.operators import is_local_form, is_local_move
 from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Program, Receive, Send, Step, reads
+from sennit.run.local_forms import emit_form
 
 __all__ = ["emit_lane", "inner_size"]
 
@@ -152,8 +153,12 @@ class _Emitter:
         if not is_local_move(step.kind):
             self._headings(step)
         results = ", ".join(self._variable(buffer.name) for buffer in step.results)
-        if step.kind.startswith("sennit."):
+        if is_local_move(step.kind):
             call = self._local_move(step)
+        elif is_local_form(step.kind):
+            call = emit_form(step, self.buffers, self._arg)
+            if step.kind == "sennit.convolution_backward" and len(step.results) == 1:
+                results += ","
         else:
             call = self._aten(step)
             if len(step.results) == 1 and _returns_tuple(step.kind):

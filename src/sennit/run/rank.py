@@ -21,6 +21,7 @@ from torch import Tensor
 from sennit.ir.layout import Reduction
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Collective, Lane, Program
+from sennit.run.local_forms import LocalForms
 
 __all__ = ["Communicator", "Handle", "Rank", "groups_of"]
 
@@ -59,7 +60,7 @@ class _Then:
         return self.after(self.handle.wait())
 
 
-class Rank:
+class Rank(LocalForms):
     """One device of one lane. `mesh` is the mesh of the lane's layouts."""
 
     def __init__(self, program: Program, lane: Lane, device: int, communicator: Communicator) -> None:
