@@ -32,7 +32,11 @@ class TwoLosses(nn.Module):
     def forward(self, batch: dict[str, Tensor], *, weight: float = 1.0) -> dict[str, Tensor]:
         hidden = torch.relu(self.source(batch["x"])) * self.scale + self.shift.to(batch["x"].dtype)
         one, two = self.first(hidden) * self.mask, self.second(hidden)
-        losses = {"one": ((one - batch["y"]) ** 2).mean(), "two": weight * (two - batch["y"]).abs().mean()}
+        count = batch["y"].numel()
+        losses = {
+            "one": ((one - batch["y"]) ** 2).sum() / count,
+            "two": weight * (two - batch["y"]).abs().sum() / count,
+        }
         return {**losses, "prediction": one}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from sennit.capture.certain import Certain
 from sennit.capture.decompositions import decompositions
 
 __all__ = ["Forward", "JointGraph", "distinct_leaves", "flat_arguments", "forward_graph", "joint_graph", "storage_key"]
@@ -49,7 +50,8 @@ def forward_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     """Trace `model(*args, **kwargs)`."""
     from torch.utils._pytree import tree_unflatten
 
-    exported = torch.export.export(model, args, kwargs, strict=False)
+    with Certain():
+        exported = torch.export.export(model, args, kwargs, strict=False)
     module = exported.module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
     spec = exported.call_spec.out_spec
