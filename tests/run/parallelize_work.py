@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 import sennit
 from sennit.demo.gpt import GPT, GPTConfig, random_batch
-from sennit.ir.graph import Graph
+from sennit.ir.graph import Graph, OutputKind
 from sennit.ir.mesh import Mesh
 from sennit.ir.timeline import MemoryKind
 from sennit.plan import Plan, data_parallel, pipeline, tensor_parallel, transform
@@ -150,7 +150,7 @@ def whole_gradients(model: sennit.ParallelModule) -> dict[str, Tensor]:
         tensor = engine.tensors.get(slot.path)
         gradient = tensor.grad if tensor is not None else None
         assert gradient is None or isinstance(gradient, DTensor)
-        if any(output.path == slot.path for output in model.graph.outputs):
+        if (OutputKind.GRADIENT, slot.path) in {(output.kind, output.path) for output in model.graph.outputs}:
             like = torch.empty(slot.shape, dtype=slot.dtype, device="meta")
             found[slot.path] = whole(slot.path, gradient, like, model._homes, engine.device)
     return found

@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Mapping
 from math import prod
 
+import torch
+
 from sennit.errors import ProgramError
 from sennit.ir.dtype import DType
 from sennit.ir.graph import Arg, Ref, Role
@@ -61,7 +63,7 @@ class _Emitter:
             "",
             "import torch",
             "",
-            "aten = torch.ops.aten",
+            *self._namespaces(),
             "",
             "",
             "def step(rank, inputs):",
@@ -102,6 +104,12 @@ class _Emitter:
             "`{sum:tp}` a sum that is still to be taken over tp.",
             '"""',
         ]
+
+    def _namespaces(self) -> list[str]:
+        """Where operators come from: `aten`, and the libraries of a user's own operators."""
+        kinds = [step.kind for step in self.lane.steps if isinstance(step, Compute)]
+        names = dict.fromkeys(["aten", *(kind.split(".")[0] for kind in kinds)])
+        return [f"{name} = torch.ops.{name}" for name in names if name != "sennit"]
 
     def _line(self, code: str, comment: str = "") -> None:
         self.lines.append(f"    {code}  # {comment}" if comment else f"    {code}")
@@ -285,11 +293,13 @@ def _reduction(layout: Layout, axis: str) -> str:
 
 
 def _returns_tuple(kind: str) -> bool:
-    return kind in (
-        "aten.split_with_sizes.default",
-        "aten.native_layer_norm.default",
-        "aten.native_layer_norm_backward.default",
-    )
+    """Whether torch returns several tensors, or a list of them, also where one of them is all that is there."""
+    namespace, name, overload = kind.split(".")
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if packet is None:
+        return False  # no operator of torch: the source says so when it runs
+    returns = getattr(packet, overload)._schema.returns
+    return len(returns) > 1 or str(returns[0].type).startswith("List")
 
 
 def _may_return_none(step: Compute) -> bool:
