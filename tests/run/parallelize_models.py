@@ -12,6 +12,7 @@ import sennit
 from sennit.ir.graph import Graph, Phase
 from sennit.ir.mesh import Mesh
 from sennit.plan import Plan, data_inputs, data_parallel, pipeline, place, transform
+from sennit.testing.training_torch import whole_gradients
 
 WIDTH = 16
 
@@ -65,7 +66,7 @@ def structures(rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[st
     made = model(batch(), weight=0.5)
     (3 * (made["one"] + made["two"])).backward()
     assert not made["prediction"].requires_grad
-    gradients = work.whole_gradients(model)
+    gradients = whole_gradients(model)
     return {key: value.detach() for key, value in made.items()}, gradients, said
 
 
@@ -74,7 +75,7 @@ def one_of_two_losses(rank: int) -> dict[str, Tensor]:
     made = model(batch())
     assert made["prediction"] is None
     made["two"].backward()
-    return work.whole_gradients(model)
+    return whole_gradients(model)
 
 
 def master_weights(rank: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -88,7 +89,7 @@ def master_weights(rank: int) -> tuple[Tensor, dict[str, Tensor]]:
     (made["one"] + made["two"]).backward()
     assert all(parameter.dtype is torch.float32 for parameter in model.parameters())
     assert all(p.grad.dtype is torch.float32 for p in model.parameters() if p.grad is not None)
-    return made["one"].detach(), work.whole_gradients(model)
+    return made["one"].detach(), whole_gradients(model)
 
 
 def autocast(rank: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -97,7 +98,7 @@ def autocast(rank: int) -> tuple[Tensor, dict[str, Tensor]]:
     model = sennit.parallelize(TwoLosses(), sample, plan=data_parallel, autocast=torch.bfloat16)
     made = model(batch(dtype=torch.float32))
     (made["one"] + made["two"]).backward()
-    return made["one"].detach(), work.whole_gradients(model)
+    return made["one"].detach(), whole_gradients(model)
 
 
 def two_stages(graph: Graph, mesh: Mesh) -> Plan:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 
 import sennit
 from sennit.demo.gpt import GPT, GPTConfig, random_batch
-from sennit.ir.graph import Graph, OutputKind
+from sennit.ir.graph import Graph
 from sennit.ir.mesh import Mesh
 from sennit.ir.timeline import MemoryKind
 from sennit.plan import Plan, data_parallel, pipeline, tensor_parallel, transform
-from sennit.run.full import whole
-from sennit.testing.eager_torch import comparable
+from sennit.testing.training_torch import Record, adamw, sgd, train_parallel, whole_gradients
 
 CONFIG = GPTConfig(vocabulary=48, context=12, width=32, heads=4, layers=2)
 BATCH = 8
@@ -50,110 +46,6 @@ PLANS: dict[str, tuple[Callable[[Graph, Mesh], Plan], str]] = {
     "two devices, tensor": (megatron, "tp=2"),
     "two devices, pipeline": (staged, "pp=2;mb=2"),
 }
-
-
-@dataclass
-class Record:
-    """What a training run showed, whole: losses, norms, the gradients of the last step, parameters and buffers at the end."""
-
-    losses: list[float] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-    state: dict[str, Tensor] = field(default_factory=dict)
-
-    def difference(self, other: Record) -> float:
-        """The largest difference, relative to the largest value of each tensor."""
-        assert set(self.gradients) == set(other.gradients)
-        assert set(self.state) == set(other.state)
-        pairs = [(torch.tensor(self.losses), torch.tensor(other.losses))]
-        pairs += [(torch.tensor(self.norms), torch.tensor(other.norms))]
-        pairs += [(self.gradients[path], other.gradients[path]) for path in self.gradients]
-        pairs += [(self.state[path], other.state[path]) for path in self.state]
-        return max(_relative(left, right) for left, right in pairs)
-
-
-def _relative(left: Tensor, right: Tensor) -> float:
-    if left.numel() == 0 or torch.equal(left, right):
-        return 0.0
-    return float((left.double() - right.double()).abs().max() / right.double().abs().max().clamp(min=1e-300))
-
-
-Optimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
-
-
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    """Two groups, as people have them: no weight decay on vectors. A large epsilon, so that no rounding is blown up."""
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    vectors = [parameter for parameter in model.parameters() if parameter.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0, "lr": 2e-3}]
-    return torch.optim.AdamW(groups, lr=1e-3, eps=1e-4)
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def loss_of(result: Any) -> Tensor:
-    if isinstance(result, Tensor):
-        return result
-    loss: Tensor = result["loss"] if isinstance(result, dict) else result.loss
-    return loss
-
-
-def train_eager(
-    model: nn.Module,
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]],
-    optimizer: torch.optim.Optimizer,
-    mode: Callable[[int], AbstractContextManager[None]] = lambda step: comparable(0, step),
-    max_norm: float = 1.0,
-) -> Record:
-    """The unsplit model in eager torch: what the parallel one must equal."""
-    record = Record()
-    for step, (args, kwargs) in enumerate(calls):
-        with mode(step):
-            loss = loss_of(model(*args, **kwargs))
-            loss.backward()
-        record.losses.append(loss.item())
-        record.norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), max_norm)))
-        record.gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-        optimizer.step()
-        optimizer.zero_grad()
-    record.state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    return record
-
-
-def train_parallel(
-    model: sennit.ParallelModule,
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]],
-    optimizer: torch.optim.Optimizer,
-    max_norm: float = 1.0,
-) -> Record:
-    """The same loop on a parallel model; clipping by the model, which knows its stages."""
-    record = Record()
-    for args, kwargs in calls:
-        loss = loss_of(model(*args, **kwargs))
-        loss.backward()
-        record.losses.append(loss.item())
-        record.norms.append(float(model.clip_grad_norm_(max_norm)))
-        record.gradients = whole_gradients(model)
-        optimizer.step()
-        optimizer.zero_grad()
-    record.state = model.full_state_dict()
-    return record
-
-
-def whole_gradients(model: sennit.ParallelModule) -> dict[str, Tensor]:
-    """Every gradient, whole on every rank."""
-    engine = model._engine
-    found: dict[str, Tensor] = {}
-    for slot in engine.slots:
-        tensor = engine.tensors.get(slot.path)
-        gradient = tensor.grad if tensor is not None else None
-        assert gradient is None or isinstance(gradient, DTensor)
-        if (OutputKind.GRADIENT, slot.path) in {(output.kind, output.path) for output in model.graph.outputs}:
-            like = torch.empty(slot.shape, dtype=slot.dtype, device="meta")
-            found[slot.path] = whole(slot.path, gradient, like, model._homes, engine.device)
-    return found
 
 
 # ---- what ranks run --------------------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ import functools
 import parallelize_work as work
 import pytest
 import torch
-from parallelize_work import Record, adamw, batches, gpt, sgd, train_eager
+from parallelize_work import batches, gpt
 from torch import Tensor
 
 from sennit.cluster.ranks_torch import GlooRanks
 from sennit.testing.eager_torch import comparable
+from sennit.testing.training_torch import Record, adamw, sgd, train_eager
 
 ROUNDING = 1e-12
 
