@@ -46,8 +46,8 @@ def main() -> None:
         for name in ("blocks.0.up.weight", "blocks.1.up.weight", "blocks.0.attention.qkv.weight"):
             print(f"{name} lies as {model.home(name).layout}")
         print("\n".join(model.source().splitlines()[:40]))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()

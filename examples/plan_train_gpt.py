@@ -49,11 +49,11 @@ def main(name: str, steps: int = 10) -> None:
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(f"step {step}: loss {loss.item():.5f}")
 
-    if isinstance(model, sennit.ParallelModule):
-        if dist.get_rank() == 0:
-            print(model.memory_report(optimizer))
-        dist.destroy_process_group()
+    if isinstance(model, sennit.ParallelModule) and dist.get_rank() == 0:
+        print(model.memory_report(optimizer))
 
 
 if __name__ == "__main__":
     main(sys.argv[1] if len(sys.argv) > 1 else "pipeline")
+    if dist.is_initialized():
+        dist.destroy_process_group()

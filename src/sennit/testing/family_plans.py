@@ -18,7 +18,7 @@ __all__ = ["Splits", "family_mesh", "family_plan", "splits"]
 @dataclass(frozen=True, slots=True)
 class Splits:
     """Globs of modules: of matrix products, of a fused query, key and value product, of convolutions; and the layers in their
-    order. Batch statistics need the whole batch at once: such a family has no micro-batches."""
+    order. A family that needs the whole batch at once (batch statistics) has no micro-batches."""
 
     layers: tuple[str, ...]
     column: str = ""
@@ -44,7 +44,8 @@ def splits() -> Mapping[str, Splits]:
     return {
         "gpt2": Splits(_two("transformer.h"), "*.c_fc", "*.c_proj", qkv="*.c_attn"),
         "llama": llama,
-        "mixtral": Splits(llama.layers, projections, "*.o_proj"),
+        # the loss that balances the experts is no sum over samples
+        "mixtral": Splits(llama.layers, projections, "*.o_proj", microbatches=False),
         "t5": Splits((*_two("encoder.block"), *_two("decoder.block")), "*.q|*.k|*.v|*.wi", "*.o|*.wo"),
         "mbart": Splits(
             (*_two("model.encoder.layers"), *_two("model.decoder.layers")), f"{projections}|*.fc1", "*.out_proj|*.fc2"
