@@ -68,10 +68,8 @@ def check_draws(graph: Graph, name: str) -> None:
 
 def check_origins(graph: Graph) -> None:
     """Nearly every operator knows its module, so that plans can name it; what autograd adds up belongs to none."""
-    known = [op for op in graph.ops if op.module]
-    assert len(known) > 0.8 * len(graph.ops)
-    unknown = {op.kind for op in graph.ops if op.phase is Phase.FORWARD and not op.module and op.seq is not None}
-    assert len(unknown) < 40
+    unknown = [op for op in graph.ops if not op.module and not (op.phase is Phase.BACKWARD and op.seq is None)]
+    assert len(unknown) < 0.25 * len(graph.ops)
 
 
 @pytest.mark.filterwarnings("default")
@@ -91,7 +89,7 @@ CHECKS: dict[str, Callable[[Graph], bool]] = {
     "t5": lambda graph: _tied(graph, "shared.weight", "lm_head.weight"),
     "resnet": lambda graph: any(output.path.endswith("running_var") for output in graph.outputs),
     "mixtral": lambda graph: any(op.kind == "aten.topk.default" for op in graph.ops),
-    "evoformer": lambda graph: len(graph.select("blocks.0.row", "aten.native_layer_norm.default")) == 6,
+    "evoformer": lambda graph: len(graph.select("blocks.0.row.*", "aten.native_layer_norm.default")) == 6,
 }
 
 

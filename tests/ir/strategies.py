@@ -12,7 +12,7 @@ from math import prod
 from hypothesis import strategies as st
 
 from sennit.ir.dtype import DType, TensorType
-from sennit.ir.graph import Arg, Graph, Input, Op, Output, OutputKind, Phase, Ref, Role, Value
+from sennit.ir.graph import Arg, Graph, Input, Op, Output, OutputKind, Phase, Ref, Repeat, Role, Value
 from sennit.ir.layout import Entry, Layout, Pending, Reduction, Split
 from sennit.ir.mesh import Axis, AxisKind, Mesh
 from sennit.ir.program import (
@@ -85,9 +85,11 @@ def graphs(draw: st.DrawFn) -> Graph:
         results = tuple(Value(name, draw(tensor_types)) for name in names[cut:stop])
         seq = draw(st.none() | st.integers())
         phase = draw(st.sampled_from(Phase))
-        ops.append(Op(draw(kinds), positional, keyword, results, phase, draw(texts), draw(texts), seq))
+        call = draw(st.integers(0, 3))
+        ops.append(Op(draw(kinds), positional, keyword, results, phase, draw(texts), draw(texts), seq, call))
         cut = stop
-    return Graph(draw(texts), inputs, tuple(ops), draw(_outputs(names)))
+    repeats = [Repeat(draw(texts), draw(st.integers(0, 9)), start, 1, 1) for start in range(len(ops))]
+    return Graph(draw(texts), inputs, tuple(ops), draw(_outputs(names)), tuple(repeats))
 
 
 # ---- meshes and layouts ----------------------------------------------------------------------------------------------

@@ -8,8 +8,12 @@ Tried with torch 2.11 and 2.13; the names used here are private to torch and may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
+import io
+import logging
+import operator
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +23,7 @@ from torch import Tensor, fx, nn
 from sennit.capture.certain import Certain
 from sennit.capture.decompositions import decompositions
 
-__all__ = ["Forward", "JointGraph", "distinct_leaves", "flat_arguments", "forward_graph", "joint_graph", "storage_key"]
+__all__ = ["Forward", "JointGraph", "distinct_leaves", "flat_arguments", "forward_graph", "joint_graph", "storage_key", "without_memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +47,64 @@ class JointGraph:
     results: dict[int, int]  # output -> leaf of the result
     gradients: dict[int, str]  # output -> parameter path
     updates: dict[int, str]  # output -> path of the buffer whose new value it is
-    changed_arguments: tuple[int, ...]  # arguments that the model writes to
+    changed_arguments: tuple[int, ...] = ()  # arguments that the model writes to
+    changed_parameters: tuple[str, ...] = ()
 
 
 def forward_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
     """Trace `model(*args, **kwargs)`."""
     from torch.utils._pytree import tree_unflatten
 
-    with Certain():
+    with Certain(), _quiet():
         exported = torch.export.export(model, args, kwargs, strict=False)
     module = exported.module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
+    _inline_grad_regions(module)
     spec = exported.call_spec.out_spec
     assert spec is not None
     results = tuple(part.meta["val"] if isinstance(part, fx.Node) else part for part in _returned(module))
     return Forward(module, results, lambda leaves: tree_unflatten(leaves, spec))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Where torch fails to trace it writes the whole graph to stderr: our error says more with less."""
+    loggers = [
+        logging.getLogger(f"torch.{name}") for name in ("fx.experimental.symbolic_shapes", "_subclasses.fake_tensor")
+    ]
+    levels = [logger.level for logger in loggers]
+    written = io.StringIO()
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with redirect_stderr(written):
+            yield
+        sys.stderr.write(written.getvalue())  # not of torch: the model's own
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _inline_grad_regions(module: fx.GraphModule) -> None:
+    """`with torch.no_grad()` becomes an operator on a submodule, behind which the modules and lines of its operators are lost.
+    Put the operators in its place: what it returns is detached, which is all that can be seen of it outside."""
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.wrap_with_set_grad_enabled):
+        enabled, region, *operands = node.args
+        assert isinstance(region, fx.Node)
+        inner = module.get_submodule(str(region.target))
+        assert isinstance(inner, fx.GraphModule)
+        _inline_grad_regions(inner)
+        inside = dict(zip(inner.graph.find_nodes(op="placeholder"), operands, strict=True))
+        with module.graph.inserting_before(node):
+            results: Any = module.graph.graph_copy(inner.graph, inside)
+            if not enabled:
+                results = [module.graph.call_function(torch.ops.aten.detach.default, (part,)) for part in results]
+        for user in list(node.users):  # each takes one result of the tuple
+            assert user.target is operator.getitem
+            user.replace_all_uses_with(results[user.args[1]])
+            module.graph.erase_node(user)
+        module.graph.erase_node(node)
+    module.recompile()
 
 
 def joint_graph(
@@ -70,7 +117,7 @@ def joint_graph(
 
     _detach_results(forward.module, losses)
     # Attention in its mathematical form: its parts have operator rules of their own.
-    with ExitStack() as stack, sdpa_kernel(SDPBackend.MATH), torch.set_grad_enabled(training):
+    with _quiet(), ExitStack() as stack, sdpa_kernel(SDPBackend.MATH), torch.set_grad_enabled(training):
         joint = aot_export_joint_with_descriptors(stack, forward.module, args, kwargs, decompositions=decompositions())
     graph_module: fx.GraphModule = joint.graph_module
     return _described(graph_module)
@@ -93,6 +140,44 @@ def distinct_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tupl
         lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, (args, kwargs)
     )
     return fresh
+
+
+@contextmanager
+def without_memory(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """A model on the meta device, and a call of it, as fake tensors that say they are on the CPU. On the meta device itself some
+    operators have no derivative. A model with weights is left as it is: they are not read."""
+    from torch._subclasses import FakeTensorMode
+    from torch.utils._pytree import tree_map
+
+    places = [
+        (tensors, name, tensor)
+        for module in model.modules()
+        for tensors in (module._parameters, module._buffers)
+        for name, tensor in tensors.items()
+        if tensor is not None and tensor.device.type == "meta"
+    ]
+    if not places:
+        yield args, kwargs
+        return
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes: dict[int, Tensor] = {}  # tied tensors stay tied
+
+    def fake(tensor: Tensor) -> Tensor:
+        with mode:
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+        return empty
+
+    try:
+        for tensors, name, tensor in places:
+            tensors[name] = fakes.setdefault(id(tensor), fake(tensor))  # type: ignore[assignment]
+        yield tree_map(lambda leaf: fake(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    finally:
+        for tensors, name, tensor in places:
+            tensors[name] = tensor  # type: ignore[assignment]
 
 
 def storage_key(tensor: Tensor) -> tuple[object, ...]:
@@ -137,7 +222,7 @@ def _described(module: fx.GraphModule) -> JointGraph:
         TangentAOTInput,
     )
 
-    joint = JointGraph(module, {}, {}, {}, {}, {}, {}, {}, ())
+    joint = JointGraph(module, {}, {}, {}, {}, {}, {}, {})
     for node in module.graph.find_nodes(op="placeholder"):
         match node.meta["desc"]:
             case ParamAOTInput(target=path):
@@ -148,9 +233,12 @@ def _described(module: fx.GraphModule) -> JointGraph:
                 joint.arguments[node.name] = position
             case TangentAOTInput(output=PlainAOTOutput(idx=position)):
                 joint.tangents[node.name] = position
+            case TangentAOTInput():
+                pass  # of a parameter that the model writes to: refused below
             case other:
                 raise AssertionError(f"torch described a placeholder as {other!r}")
     changed: list[int] = []
+    changed_parameters: list[str] = []
     for position, desc in enumerate(_output(module).meta["desc"]):
         match desc:
             case PlainAOTOutput(idx=leaf):
@@ -161,8 +249,10 @@ def _described(module: fx.GraphModule) -> JointGraph:
                 joint.updates[position] = path
             case InputMutationAOTOutput(mutated_input=PlainAOTInput(idx=argument)):
                 changed.append(argument)
+            case InputMutationAOTOutput(mutated_input=ParamAOTInput(target=path)):
+                changed_parameters.append(path)
             case None | GradAOTOutput():
                 pass  # nothing, or the gradient of an argument
             case other:
                 raise AssertionError(f"torch described an output as {other!r}")
-    return replace(joint, changed_arguments=tuple(changed))
+    return replace(joint, changed_arguments=tuple(changed), changed_parameters=tuple(changed_parameters))

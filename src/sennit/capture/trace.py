@@ -19,18 +19,21 @@ captured.
 from __future__ import annotations
 
 import inspect
+import logging
 import operator
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from sennit.capture.element_types import dtype_of
+from sennit.capture.explain import explain, line_of, place_of, refuse_dynamic
+from sennit.capture.fold import NotPeriodic, unroll
 from sennit.capture.random import RandomParts, is_random
+from sennit.capture.runs import Run, find_runs, shortened
 from sennit.capture.signature import BuiltIn, ResultLeaf, Signature, argument_paths, leaves, result_paths, type_of
 from sennit.capture.torch_private import (
     Forward,
@@ -40,14 +43,16 @@ from sennit.capture.torch_private import (
     forward_graph,
     joint_graph,
     storage_key,
+    without_memory,
 )
 from sennit.errors import CaptureError
 from sennit.ir.dtype import DType, TensorType
-from sennit.ir.graph import Arg, Graph, Input, Op, Output, OutputKind, Phase, Ref, Role, Value
+from sennit.ir.graph import Arg, Graph, Input, Op, Output, OutputKind, Phase, Ref, Role, Value, refs
 
 __all__ = ["Captured", "Model", "capture", "capture_call"]
 
 Model = nn.Module
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +84,46 @@ def capture_call(
     *,
     training: bool = True,
     name: str | None = None,
+    fold: bool = True,
 ) -> Captured:
-    """The graph of one call with its signature."""
+    """The graph of one call with its signature. With `fold`, equal layers are captured a few times and copied: see `fold.py`."""
     args, kwargs = distinct_leaves(args, dict(kwargs or {}))
     name = name or type(model).__name__
-    with _mode(model, training):
-        try:
-            forward = forward_graph(model, args, kwargs)
-        except Exception as error:  # torch raises many kinds; each one means that this model was not captured
-            raise _untraceable(model, error) from error
-        edges = _Edges(model, args, kwargs, forward)
-        losses = edges.losses() if training else ()
-        try:
-            joint = joint_graph(forward, args, kwargs, losses=losses, training=training)
-        except Exception as error:
-            raise _untraceable(model, error) from error
+    argument_paths(model, args, kwargs)  # raises where the arguments do not fit
+    with _mode(model, training), without_memory(model, args, kwargs) as (args, kwargs):
+        runs = find_runs(model) if fold else ()
+        if runs:
+            try:
+                return _folded(model, args, kwargs, runs, training=training, name=name)
+            except (NotPeriodic, CaptureError) as reason:
+                log.info("%s: captured layer by layer, because %s", name, reason)
+        return _whole(model, args, kwargs, training=training, name=name)
+
+
+def _folded(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], runs: tuple[Run, ...], *, training: bool, name: str
+) -> Captured:
+    with shortened(model, runs):
+        captured = _whole(model, args, kwargs, training=training, name=name)
+    graph = captured.graph
+    for run in runs:
+        graph = unroll(graph, run)
+    return replace(captured, graph=graph)
+
+
+def _whole(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool, name: str) -> Captured:
+    try:
+        forward = forward_graph(model, args, kwargs)
+    except Exception as error:  # torch raises many kinds; each one means that this model was not captured
+        raise explain(model, error) from error
+    refuse_dynamic(model, forward.module)
+    edges = _Edges(model, args, kwargs, forward)
+    losses = edges.losses() if training else ()
+    try:
+        joint = joint_graph(forward, args, kwargs, losses=losses, training=training)
+    except Exception as error:
+        raise explain(model, error) from error
     return _Reader(edges, joint, training).read(name)
-
-
-def _untraceable(model: nn.Module, error: Exception) -> CaptureError:
-    return CaptureError(
-        f"torch could not trace {type(model).__name__}: {type(error).__name__}: {str(error).strip().splitlines()[0]}",
-        fix="branches on tensor values and calls outside torch cannot be traced: see the error above this one",
-    )
 
 
 @contextmanager
@@ -185,13 +207,14 @@ class _Reader:
         self.alias: dict[str, str] = {}  # a node -> the value it is another name of
         self.types: dict[str, TensorType] = {}
         self.modules: dict[int, str] = {}  # sequence number -> module of the forward operator
+        self.calls: dict[str, tuple[tuple[str, int], ...]] = {}  # operator -> modules around it, and which call of each
         self.taken = {node.name for node in joint.module.graph.nodes if node.op == "call_function"}
         self.inputs: dict[str, Input] = {}
         self.constants: dict[str, Tensor] = {}
         self.random = RandomParts(self._free("seed"))
 
     def read(self, name: str) -> Captured:
-        self._refuse_changed_arguments()
+        self._refuse_writes()
         ops: list[Op] = []
         for node in self.joint.module.graph.nodes:
             match node.op:
@@ -200,11 +223,14 @@ class _Reader:
                 case "get_attr":
                     ops += self._constant(node)
                 case "call_function":
-                    ops += self._ops(node)
+                    try:
+                        ops += self._ops(node)
+                    except CaptureError as error:
+                        raise CaptureError(error.what, where=error.where or place_of(node), fix=error.fix) from None
         if self.random.drawn:
             self._input(Role.SEED, self.random.seed, TensorType((2,), DType.I64), "seed")
         outputs = self._outputs()
-        graph = _without_dead_code(name, list(self.inputs.values()), ops, outputs)
+        graph = _without_dead_code(name, list(self.inputs.values()), self._counted(ops), outputs)
         live = {item.path for item in graph.inputs}
         constants = {path: value for path, value in self.constants.items() if path in live}
         return Captured(graph, self.edges.signature(set(self.joint.tangents.values())), constants)
@@ -254,12 +280,17 @@ class _Reader:
         self.alias[node.name] = self._input(Role.BUFFER, path, type_, path)
         return []
 
-    def _refuse_changed_arguments(self) -> None:
-        for position in self.joint.changed_arguments:
-            path = self.edges.argument_path[position]
+    def _refuse_writes(self) -> None:
+        for path in self.joint.changed_parameters:
             raise CaptureError(
-                f"{type(self.edges.model).__name__} writes to its argument {path!r} in place",
-                fix=f"let it work on a copy: {path} = {path}.clone()",
+                f"{type(self.edges.model).__name__} writes to its parameter {path!r} in forward",
+                fix="make it a buffer, whose new value is kept, or change it outside of forward",
+            )
+        for position in self.joint.changed_arguments:
+            argument = self.edges.argument_path[position]
+            raise CaptureError(
+                f"{type(self.edges.model).__name__} writes to its argument {argument!r} in place",
+                fix=f"let it work on a copy: {argument} = {argument}.clone()",
             )
 
     # ---- operators ---------------------------------------------------------------------------------------------------
@@ -280,7 +311,10 @@ class _Reader:
         kwargs = tuple((key, self._arg(value)) for key, value in node.kwargs.items() if key not in dropped)
         args = tuple(self._arg(value) for value in node.args)
         op = self._op(node, kind, args, kwargs)
-        return self.random.take_apart(op, self.types.__getitem__) if is_random(kind) else (op,)
+        ops = self.random.take_apart(op, self.types.__getitem__) if is_random(kind) else (op,)
+        for part in ops:
+            self.calls[part.name] = self.calls[op.name]
+        return ops
 
     def _copy(self, node: fx.Node) -> tuple[Op, ...]:
         """`copy(x, y)` is y in x's element type: x itself is not read."""
@@ -296,12 +330,34 @@ class _Reader:
         seq: int | None = node.meta.get("seq_nr")
         if phase is Phase.BACKWARD and stack is None:
             seq = None  # a sum of gradients, which autograd made: it carries the number of an unrelated operator
-        module = list(stack.values())[-1][0] if stack else ""
+        module = list(stack.values())[-1][0] if stack else self._owner(args)
         if phase is Phase.FORWARD and seq is not None:
             self.modules.setdefault(seq, module)
         elif seq is not None:
             module = module or self.modules.get(seq, "")
-        return Op(kind, args, kwargs, self._results(node), phase, module, _line(node), seq)
+        op = Op(kind, args, kwargs, self._results(node), phase, module, line_of(node), seq)
+        self.calls[op.name] = tuple(
+            (path, int(key.rpartition("@")[2]) if "@" in key else 0) for key, (path, *_) in (stack or {}).items()
+        )
+        return op
+
+    def _counted(self, ops: list[Op]) -> list[Op]:
+        """Operators with the call that they belong to, and with sequence numbers from 0."""
+        again = {path for stack in self.calls.values() for path, call in stack if call}
+        least = min((op.seq for op in ops if op.seq is not None), default=0)
+        counted = []
+        for op in ops:
+            stack = self.calls.get(op.name, ())
+            call = next((call for path, call in stack if path in again), 0)
+            counted.append(replace(op, call=call, seq=None if op.seq is None else op.seq - least))
+        return counted
+
+    def _owner(self, args: tuple[Arg, ...]) -> str:
+        """The module whose parameter or buffer is read: torch does not say where a counter of a norm is counted up."""
+        for name in refs(args):
+            if name in self.inputs and self.inputs[name].role in (Role.PARAM, Role.BUFFER):
+                return self.inputs[name].path.rpartition(".")[0]
+        return ""
 
     def _results(self, node: fx.Node) -> tuple[Value, ...]:
         value = node.meta["val"]
@@ -359,7 +415,7 @@ class _Reader:
 
     def _type(self, node: fx.Node, value: Any) -> TensorType:
         if not isinstance(value, torch.Tensor):
-            raise CaptureError(f"{node.target} gives a value of type {type(value).__name__}", where=_line(node) or None)
+            raise CaptureError(f"{node.target} gives a value of type {type(value).__name__}")
         return type_of(value)
 
     def _arg(self, value: Any) -> Arg:
@@ -374,13 +430,6 @@ class _Reader:
                 return dtype_of(value)
             case _:
                 raise CaptureError(f"an operator argument of type {type(value).__name__}: {value!r}")
-
-
-def _line(node: fx.Node) -> str:
-    """The user's line nearest to the operator: the last frame outside torch."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    mine = [(path, line) for path, line in frames if "/torch/" not in path]
-    return f"{mine[-1][0].rsplit('/', 1)[-1]}:{mine[-1][1]}" if mine else ""
 
 
 def _without_dead_code(name: str, inputs: list[Input], ops: list[Op], outputs: list[Output]) -> Graph:

@@ -13,7 +13,6 @@ the last are without gradients: three forward passes to one backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -207,7 +206,7 @@ class AlphaFoldTrunk(nn.Module):
         self.right = nn.Embedding(config.amino_acids, config.pair_width)
         self.msa_again = nn.LayerNorm(config.msa_width)
         self.pair_again = nn.LayerNorm(config.pair_width)
-        self.blocks: Iterable[EvoformerBlock] = nn.ModuleList(EvoformerBlock(config) for _ in range(config.blocks))
+        self.blocks = nn.ModuleList(EvoformerBlock(config) for _ in range(config.blocks))
         self.residue_head = nn.Linear(config.msa_width, config.amino_acids)
         self.distance_head = nn.Linear(config.pair_width, config.distance_bins)
 

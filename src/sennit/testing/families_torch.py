@@ -247,9 +247,7 @@ def evoformer(layers: int) -> Sample:
     kwargs = {
         "sequences": residues.masked_fill(masked, config.amino_acids - 1),
         "residues": residues.masked_fill(~masked, -100),
-        "distances": torch.randint(
-            config.distance_bins, (2, config.residues, config.residues), generator=generator
-        ),
+        "distances": torch.randint(config.distance_bins, (2, config.residues, config.residues), generator=generator),
     }
     torch.manual_seed(0)
     return Sample(AlphaFoldTrunk(config).double(), kwargs)

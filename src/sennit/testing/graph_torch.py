@@ -27,7 +27,9 @@ def run_graph_torch(graph: Graph, state: Mapping[str, Tensor]) -> dict[str, Tens
         for op in graph.ops:
             for result, tensor in zip(op.results, _apply(op, values), strict=True):
                 if tuple(tensor.shape) != result.type.shape or tensor.dtype is not torch_dtype(result.type.dtype):
-                    raise GraphError(f"%{result.name} is {tensor.dtype}{list(tensor.shape)}, not {result.type}", where=op.describe())
+                    raise GraphError(
+                        f"%{result.name} is {tensor.dtype}{list(tensor.shape)}, not {result.type}", where=op.describe()
+                    )
                 values[result.name] = tensor
     return {output.key: values[output.name] for output in graph.outputs}
 

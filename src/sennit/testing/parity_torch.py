@@ -39,7 +39,9 @@ def compare(sample: Sample, *, training: bool, seed: int = 5, step: int = 9) -> 
     ours = run_graph_torch(captured.graph, state_of(captured, model, sample.kwargs, seed, step))
     theirs = eager_step(captured, model, sample.kwargs, seed, step)
     if set(ours) != set(theirs):
-        raise AssertionError(f"the graph returns {sorted(set(ours) - set(theirs))}, eager torch {sorted(set(theirs) - set(ours))}")
+        raise AssertionError(
+            f"the graph returns {sorted(set(ours) - set(theirs))}, eager torch {sorted(set(theirs) - set(ours))}"
+        )
     return Compared(captured, {key: float((ours[key].double() - theirs[key].double()).abs().max()) for key in ours})
 
 
