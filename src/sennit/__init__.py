@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sennit.capture.rules.user import rule
+    from sennit.capture.rules import rule
     from sennit.cluster import Cluster
     from sennit.errors import SennitError
     from sennit.ir.graph import Graph
@@ -69,7 +69,7 @@ _HOME = {
     "load_checkpoint": "sennit.reshard.checkpoint_torch",
     "parallelize": "sennit.run.parallelize",
     "redistribute": "sennit.reshard.dtensor_torch",
-    "rule": "sennit.capture.rules.user",
+    "rule": "sennit.capture.rules",
     "serve_dtensor": "sennit.reshard.serve_torch",
     "simulate": "sennit.sim",
     "stream_weights": "sennit.reshard.weights_torch",

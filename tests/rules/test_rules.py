@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from rule_ways import failures
+
 from sennit.capture.rules import Letters, decide, map_split, propose, rule_of
 from sennit.errors import PlanError
 from sennit.ir.graph import Phase

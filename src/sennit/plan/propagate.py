@@ -9,14 +9,15 @@ linear operators only where that is free. Three rules make the decisions of Mega
 backward:
 
 - *join*: a pending sum passes only through operators that move values, scale them, or add sums that are all pending
-  (`Letters.carries`); anything else resolves it;
+  (`Letters.carries`); anything else resolves it. Where autograd adds the gradients of several readers, a whole one joins as a part;
 - *hoist*: a redistribution sits at the root of a chain of views and serves all of them (`plan/lower.py`);
 - *mirror*: a product of the backward pass is split as the forward product that it is a derivative of. With y = x w and letters m, k, n:
   dx = g w' sums over n, dw = x' g sums over m, so each letter of the forward product names one of the backward product. By
   bytes alone it might be cheaper to gather a weight than a gradient, once; but then its derivative is in the wrong place.
 
-**Sources.** Operators that read nothing but the seed (positions, masks made of them, random numbers, fills) can be made in any piece.
-They are decided last, backwards: split as all their readers want them, whole where readers differ, since a slice is free.
+**Sources.** Operators that read nothing but the seed (positions, masks made of them, random numbers, fills) can be made in any piece,
+and so can what is made of whole inputs (the one-hot rows of targets). They are decided last, backwards: split as all their
+readers want them, whole where readers differ, since a slice is free.
 
 **Time.** A time axis (micro-batches) is propagated like any other, with one difference: nothing can be gathered over it while
 micro-batches are in flight. Three moments make it work:
@@ -54,7 +55,7 @@ from sennit.capture.rules import (
 from sennit.errors import LayoutError, PlanError
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Graph, Op, Phase, Role
-from sennit.ir.layout import Entry, Layout, Pending, Split
+from sennit.ir.layout import Entry, Layout, Pending, Reduction, Split
 from sennit.ir.mesh import Axis, AxisKind
 from sennit.plan.plan import OpSplit, Plan
 
@@ -120,6 +121,15 @@ class _Index:
         self.products = {
             op.seq: op for op in plan.graph.ops if op.phase is Phase.FORWARD and op.seq is not None and _is_product(op)
         }
+        self.readers: dict[str, list[Op]] = {}
+        for op in plan.graph.ops:
+            for name in dict.fromkeys(op.reads):
+                self.readers.setdefault(name, []).append(op)
+        self.zeros = {
+            op.name
+            for op in plan.graph.ops
+            if not op.reads and isinstance(rule := book.rule(op), Letters) and () in rule.linear
+        }
         self._layouts: dict[tuple[object, ...], bool] = {}
 
     def root(self, name: str) -> str:
@@ -163,13 +173,16 @@ class _AxisPass:
         }
         self.have: dict[str, Entry | None] = {}  # on a time axis: what the value would have if everything were split
         self.chosen: dict[tuple[object, ...], Strategy] = {}  # layers repeat, and so do choices
+        self.hints = self._hints()
 
     def run(self, moment: dict[str, Moment]) -> None:
         self._inputs()
         late: set[str] = set()  # values that exist only after the last micro-batch
+        free: list[Op] = []  # to be decided by their readers
         wanted: dict[str, set[Entry | None]] = {output.name: {None} for output in self.graph.outputs}
         for op in self.graph.ops:
-            if op.name in self.index.sources and op.name not in self.decided:
+            if self._is_free(op):
+                free.append(op)
                 self.have.update((value.name, None) for value in op.results)
                 continue
             strategy = self.decided.get(op.name) or self._mirror(op) or self._choose(op)
@@ -178,15 +191,24 @@ class _AxisPass:
             if self.is_time:
                 moment[op.name] = self._moment(op, strategy, late)
             self._settle(op, strategy, wanted, moment)
-        for op in reversed(self.graph.ops):
-            if op.name in self.index.sources and op.name not in self.decided:
-                strategy = self._source(op, wanted)
-                if self.is_time:
-                    moment[op.name] = Moment.BEFORE if strategy.is_replicated else Moment.DURING
-                self._settle(op, strategy, wanted, moment)
+        for op in reversed(free):
+            strategy = self._source(op, wanted)
+            if self.is_time:
+                moment[op.name] = Moment.BEFORE if strategy.is_replicated else Moment.DURING
+            self._settle(op, strategy, wanted, moment)
         if not self.is_time:
             for item in self.graph.inputs:
                 self.values[item.value.name][self.axis.name] = self.have[item.value.name]
+
+    def _is_free(self, op: Op) -> bool:
+        """Whether any piece of what the operator makes can be made here, without moving anything: it reads nothing but the seed,
+        or, in space, only values that are whole on this axis and that no parameter flows into."""
+        if op.name in self.decided:
+            return False
+        if op.name in self.index.sources:
+            return True
+        early = all(value.name in self.index.whole for value in op.results)
+        return early and not self.is_time and not any(self.have[name] for name in op.reads)
 
     def _settle(
         self, op: Op, strategy: Strategy, wanted: dict[str, set[Entry | None]], moment: Mapping[str, Moment]
@@ -201,17 +223,45 @@ class _AxisPass:
         for value, entry in zip(op.results, strategy.results, strict=True):
             self.values[value.name][self.axis.name] = entry
 
-    def _source(self, op: Op, wanted: Mapping[str, set[Entry | None]]) -> Strategy:
+    def _source(self, op: Op, wanted: dict[str, set[Entry | None]]) -> Strategy:
         """Split as every reader of every result wants it, or whole."""
         rule = self.index.book.rule(op)
         for position, value in enumerate(op.results):
             needs = wanted.get(value.name, set())
-            if len(needs) == 1 and isinstance(entry := next(iter(needs)), Split):
+            if len(needs) == 2 and None in needs and not self.is_time:
+                (entry,) = needs - {None}
+                if isinstance(entry, Split) and self._reduce_instead(value.name, entry):
+                    needs = wanted[value.name] = {entry}
+            if len(needs) == 1 and (entry := next(iter(needs))) is not None:
                 strategy = making(op, self.types, self.axis.size, position, entry, rule)
                 others = strategy and zip(op.results, strategy.results, strict=True)
                 if strategy is not None and all({made} >= wanted.get(item.name, set()) for item, made in others or ()):
                     return strategy if self._fits(op, strategy) else self._replicated(op)
         return self._replicated(op)
+
+    def _reduce_instead(self, name: str, entry: Split) -> bool:
+        """Where some readers want a piece, and those that want the whole only sum it up: let these sum their piece, and leave the
+        sums pending. A sum over the vocabulary is one number per token; the rows that it sums would be whole on every device."""
+        revised: list[tuple[Op, Strategy]] = []
+        for reader in self.index.readers.get(name, ()):
+            strategy = self.strategies[reader.name].get(self.axis.name) or self._replicated(reader)
+            position = reader.reads.index(name)
+            if strategy.reads[position] == entry:
+                continue
+            rule = self.index.book.rule(reader)
+            letter = rule.reads[position][entry.dim] if isinstance(rule, Letters) else None
+            if not isinstance(rule, Letters) or letter is None or letter not in dict(rule.summed):
+                return False
+            reduced = split_on(rule, letter, entry.stride)
+            others = [at for at, need in enumerate(reduced.reads) if need is not None and at != position]
+            if not strategy.is_replicated or others or not self._fits(reader, reduced):
+                return False
+            revised.append((reader, reduced))
+        for reader, strategy in revised:
+            self.strategies[reader.name][self.axis.name] = strategy
+            for value, made in zip(reader.results, strategy.results, strict=True):
+                self.values[value.name][self.axis.name] = made
+        return bool(revised)
 
     def _replicated(self, op: Op) -> Strategy:
         return Strategy((None,) * len(op.reads), (None,) * len(op.results))
@@ -285,9 +335,22 @@ class _AxisPass:
         if all(value.name in self.index.whole for value in op.results):
             return Moment.BEFORE
         if any(isinstance(entry, Pending) for entry in strategy.reads) or any(name in late for name in op.reads):
+            self._check_after(op, strategy, late)
             late.update(value.name for value in op.results)
             return Moment.AFTER
         return Moment.BEFORE if strategy.is_replicated else Moment.DURING
+
+    def _check_after(self, op: Op, strategy: Strategy, late: set[str]) -> None:
+        """What waits for the last micro-batch cannot also read one micro-batch at a time."""
+        parts = [name for name, entry in zip(op.reads, strategy.reads, strict=True) if isinstance(entry, Split)]
+        if parts and not all(name in self.index.whole for name in parts):
+            sums = [name for name in op.reads if name in late or isinstance(self.have[name], Pending)]
+            raise PlanError(
+                f"{op.kind} reads %{parts[0]}, which axis {self.axis.name!r} splits in time, and %{sums[0]}, which is a sum over all "
+                f"of {self.axis.name!r}",
+                where=op.describe(),
+                fix=f"do not micro-batch this model over {self.axis.name!r}: this needs all micro-batches before any goes on",
+            )
 
     def _inputs(self) -> None:
         """Entries of inputs: as the plan splits them, and for parameters as the first decided operator needs them."""
@@ -323,17 +386,38 @@ class _AxisPass:
         have = tuple(self.have[name] for name in op.reads)
         if not any(have):
             return self._replicated(op)
+        pending = next((entry for entry in have if entry == Pending(Reduction.SUM)), None)
+        if pending is not None and not self.is_time and _adds_gradients(op):
+            # one reduction after several sums, not one for each: what is whole joins as a part, the others being zero
+            have = tuple(pending if entry is None else entry for entry in have)
+        if pending is not None:  # zeros are added to a sum as parts that are zero
+            have = tuple(
+                pending if name in self.index.zeros else entry for name, entry in zip(op.reads, have, strict=True)
+            )
         others = tuple((axis, strategy) for axis, strategy in self.strategies[op.name].items())
         early = tuple(name in self.index.whole for name in op.reads) if self.is_time else ()
-        key = (self.index.book.signature(op), have, others, early)
+        hint = self.hints.get(op.name) if any(isinstance(entry, Pending) for entry in have) else None
+        key = (self.index.book.signature(op), have, others, early, hint)
         if key not in self.chosen:
-            self.chosen[key] = self._cheapest(op, have)
+            self.chosen[key] = self._cheapest(op, have, hint)
         return self.chosen[key]
 
-    def _cheapest(self, op: Op, have: tuple[Entry | None, ...]) -> Strategy:
+    def _hints(self) -> dict[str, Entry]:
+        """How the first decided reader of a value wants it: a pending sum is scattered to there, rather than reduced and cut."""
+        hints: dict[str, Entry] = {}
+        for op in () if self.is_time else self.graph.ops:
+            strategy = self.decided.get(op.name)
+            for name, entry in zip(op.reads, strategy.reads if strategy else (), strict=False):
+                root, at_root = self._root(self.index.producers, name, entry)
+                if isinstance(at_root, Split):
+                    hints.setdefault(root, at_root)
+        return hints
+
+    def _cheapest(self, op: Op, have: tuple[Entry | None, ...], hint: Entry | None) -> Strategy:
         size, rule = self.axis.size, self.index.book.rule(op)
         best: tuple[tuple[float, float], Strategy] | None = None
-        for strategy in propose(op, self.types, size, have, rule):
+        hinted = making(op, self.types, size, 0, hint, rule) if hint is not None else None
+        for strategy in (*propose(op, self.types, size, have, rule), *((hinted,) if hinted is not None else ())):
             passes = any(
                 isinstance(entry, Pending) and entry == need for entry, need in zip(have, strategy.reads, strict=True)
             )
@@ -360,6 +444,8 @@ class _AxisPass:
             return 0.0
         size, total = self.axis.size, float(self.types[name].bytes)
         match have, need:
+            case (None, Pending()) if self.is_time:
+                return float("inf")
             case (None, _):
                 return 0.0
             case _ if self.is_time:
@@ -401,6 +487,11 @@ def _sources(graph: Graph) -> set[str]:
             found.add(op.name)
             free.update(value.name for value in op.results)
     return found
+
+
+def _adds_gradients(op: Op) -> bool:
+    """Whether it is one of the sums that autograd makes where a value has several readers."""
+    return op.kind == "aten.add.Tensor" and op.phase is Phase.BACKWARD and op.seq is None
 
 
 def _is_product(op: Op) -> bool:

@@ -63,7 +63,7 @@ class _Emitter:
             "",
             "import torch",
             "",
-            *self._namespaces(),
+            "aten = torch.ops.aten",
             "",
             "",
             "def step(rank, inputs):",
@@ -104,12 +104,6 @@ class _Emitter:
             "`{sum:tp}` a sum that is still to be taken over tp.",
             '"""',
         ]
-
-    def _namespaces(self) -> list[str]:
-        """Where operators come from: `aten`, and the libraries of a user's own operators."""
-        kinds = [step.kind for step in self.lane.steps if isinstance(step, Compute)]
-        names = dict.fromkeys(["aten", *(kind.split(".")[0] for kind in kinds)])
-        return [f"{name} = torch.ops.{name}" for name in names if name != "sennit"]
 
     def _line(self, code: str, comment: str = "") -> None:
         self.lines.append(f"    {code}  # {comment}" if comment else f"    {code}")
@@ -202,7 +196,8 @@ class _Emitter:
             parts.append("device=rank.torch_device")  # what reads no tensor does not know where it runs
         # a piece may lie differently in memory than the whole did, so a view may have to copy
         kind = "aten.reshape.default" if step.kind in ("aten.view.default", "aten._unsafe_view.default") else step.kind
-        call = f"{kind}({', '.join(parts)})"
+        name = kind if kind.startswith("aten.") else f"torch.ops.{kind}"
+        call = f"{name}({', '.join(parts)})"
         return f"rank.present({call})" if _may_return_none(step) else call
 
     def _local_move(self, step: Compute) -> str:
@@ -299,7 +294,7 @@ def _returns_tuple(kind: str) -> bool:
     if packet is None:
         return False  # no operator of torch: the source says so when it runs
     returns = getattr(packet, overload)._schema.returns
-    return len(returns) > 1 or str(returns[0].type).startswith("List")
+    return len(returns) != 1 or str(returns[0].type) != "Tensor"
 
 
 def _may_return_none(step: Compute) -> bool:

@@ -64,7 +64,7 @@ class Strategy:
 @dataclass(frozen=True, slots=True)
 class Letters:
     """`summed` maps a letter that some result lacks to its reduction; `addends` are reads added after that; `linear`
-    lists the sets of reads in which the operator is linear; `structural` operators only move values, so any reduction passes;
+    lists the sets of reads in which the operator is linear (the empty set: it makes zeros, which sum to zeros); `structural` operators only move values, so any reduction passes;
     `forms` maps a letter to the local form that a split on it needs."""
 
     reads: tuple[Dims, ...]

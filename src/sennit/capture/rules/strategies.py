@@ -62,6 +62,9 @@ def making(
     match rule or rule_of(op, types):
         case Reshape() | Chunks() as digits:
             return _keep_digit(digits, size, entry, "results", position)
+        case Letters() as letters if isinstance(entry, Pending):
+            zeros = () in letters.linear and entry.op is Reduction.SUM
+            return Strategy((None,) * len(op.reads), (entry,) * len(op.results)) if zeros else None
         case Letters() as letters if isinstance(entry, Split):
             letter = letters.results[position][entry.dim]
             even = op.results[position].type.shape[entry.dim] % (entry.stride * size) == 0
@@ -187,7 +190,7 @@ def _follow_letters(op: Op, types: Types, rule: Letters, size: int, have: Sequen
                 found.append(split_on(rule, letter, entry.stride))
     for group in rule.linear:
         parts = {have[position] for position in group}
-        part = parts.pop()
+        part = parts.pop() if parts else None
         if not parts and isinstance(part, Pending) and (part.op is Reduction.SUM or rule.structural):
             reads = tuple(part if position in group else None for position in range(len(have)))
             found.append(Strategy(reads, tuple(part for _ in op.results)))

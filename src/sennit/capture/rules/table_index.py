@@ -54,7 +54,8 @@ def index_rule(name: str, op: Op, reads: Shapes, results: Shapes) -> Rule | None
             rule = independent(reads, results, dims)
             return Letters(rule.reads, rule.results, linear=((0,),) if name == "cumsum" else ())
         case "ones" | "zeros" | "full" | "empty":
-            return Letters((), (alphabet(len(results[0])),))
+            is_zero = name == "zeros" or (name == "full" and op.args[1] == 0)
+            return Letters((), (alphabet(len(results[0])),), linear=((),) if is_zero else ())
         case "new_zeros" | "new_ones" | "new_full" | "new_empty":
             made = alphabet(len(results[0]))
             return Letters((made if reads[0] == results[0] else (None,) * len(reads[0]),), (made,))
@@ -86,6 +87,11 @@ def _scatter(name: str, op: Op, reads: Shapes, results: Shapes) -> Letters:
     if name == "scatter_reduce" or overload == "reduce":
         return Letters(rule.reads, rule.results)
     forms = (("g", name),)
+    if (
+        name == "scatter_add" and reads[1][dim] == reads[2][dim]
+    ):  # terms may be split: what was there before is added once
+        terms = tuple(tuple("s" if at == dim else letter for at, letter in enumerate(dims)) for dims in rule.reads[1:])
+        return Letters((target, *terms), (target,), sums("s"), addends=(0,), linear=linear, forms=forms)
     return Letters((target, *rule.reads[1:]), (target,), linear=linear, forms=forms)
 
 
