@@ -2,7 +2,8 @@
 
 One function, `step(rank, inputs)`, runs on every device of the lane; what differs between devices (peers, groups, slices) is
 behind `rank` (`run/rank.py`). Communication is started where the program has it and waited for where its result is first
-read, so it overlaps with the lines between. Frees are `del` statements.
+read, so it overlaps with the lines between. A view of something under way reads nothing yet: it is put off until it is read itself,
+and left out where it never is. Frees are `del` statements.
 
 Comments say what a reader asks: a ruler where another micro-batch or phase begins, a heading for each module, behind each line the
 type and layout of what it makes, at each communication what goes where and how much of it, and what the plan decided of an operator
@@ -13,6 +14,7 @@ The source holds no numbers that depend on the device, so a thousand ranks of a 
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -25,7 +27,7 @@ from sennit.ir.dtype import DType
 from sennit.ir.graph import Arg, Ref, Role
 from sennit.ir.layout import Layout, Pending
 from sennit.ir.mesh import print_ranges
-from sennit.ir.operators import is_local_form, is_local_move
+from sennit.ir.operators import is_local_form, is_local_move, is_view
 from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Program, Receive, Send, Step, reads
 from sennit.run.local_forms import emit_form
 
@@ -51,7 +53,11 @@ class _Emitter:
         self.program, self.lane, self.notes = program, lane, notes
         self.buffers = lane.buffers()
         self.variables: dict[str, str] = {}
+        self.taken = {"rank", "inputs", "torch", "aten", "step"}
         self.in_flight: set[str] = set()
+        self.put_off: dict[str, Compute] = {}  # views of what is under way, by their result
+        self.looked_at: Counter[str] = Counter()  # by how many of them
+        self.dying: set[str] = set()  # freed by the program, and still to be looked at by a view that was put off
         self.lines: list[str] = []
         self.heading = ""
         self.section = ""
@@ -111,21 +117,52 @@ class _Emitter:
     def _variable(self, name: str) -> str:
         """A Python name for a buffer: `mm_3.sum~2` is `mm_3_sum_mb2`."""
         if name not in self.variables:
-            base = re.sub(r"\W", "_", name.replace("~", "_mb"))
-            candidate, taken = base, set(self.variables.values())
-            while candidate in taken or candidate in ("rank", "inputs", "torch", "aten"):
+            candidate = re.sub(r"\W", "_", name.replace("~", "_mb"))
+            if candidate[0].isdigit():
+                candidate = f"_{candidate}"
+            while candidate in self.taken or keyword.iskeyword(candidate):
                 candidate += "_"
+            self.taken.add(candidate)
             self.variables[name] = candidate
         return self.variables[name]
 
     def _wait(self, names: tuple[str, ...]) -> None:
+        """Have these buffers: wait for those under way, make the views that were put off."""
         for name in names:
-            if name in self.in_flight:
+            if name in self.put_off:
+                view = self._taken_up(name)
+                self._wait(reads(view))
+                self._compute(view)
+                self._bury(reads(view))
+            elif name in self.in_flight:
                 self.in_flight.discard(name)
                 variable = self._variable(name)
                 self._line(f"{variable} = {variable}.wait()")
 
+    def _taken_up(self, name: str) -> Compute:
+        view = self.put_off.pop(name)
+        self.looked_at.subtract(reads(view))
+        return view
+
+    def _bury(self, names: tuple[str, ...]) -> None:
+        """Delete what was freed, once no view is left that looks at it. A view that was put off and is freed is never made."""
+        gone = [name for name in names if name in self.dying and not self.looked_at[name]]
+        self.dying.difference_update(gone)
+        unmade = [reads(self._taken_up(name)) for name in gone if name in self.put_off]
+        made = [name for name in gone if name in self.variables]
+        if made:
+            self._wait(tuple(made))
+            self._line(f"del {', '.join(self._variable(name) for name in made)}")
+        for looked in unmade:
+            self._bury(looked)
+
     def _emit(self, step: Step) -> None:
+        if isinstance(step, Compute) and is_view(step.kind) and len(step.results) == 1:
+            (source,) = reads(step)
+            if source in self.in_flight or source in self.put_off:
+                self.put_off[step.results[0].name] = step
+                self.looked_at.update(reads(step))
+                return
         self._wait(reads(step))
         match step:
             case Compute():
@@ -146,10 +183,9 @@ class _Emitter:
                 raise AssertionError(step)  # gathered by `source`
 
     def _free(self, names: list[str]) -> None:
-        if names:
-            self._wait(tuple(names))
-            self._line(f"del {', '.join(self._variable(name) for name in names)}")
-            names.clear()
+        self.dying.update(names)
+        self._bury(tuple(names))
+        names.clear()
 
     def _compute(self, step: Compute) -> None:
         if not is_local_move(step.kind):
@@ -215,6 +251,10 @@ class _Emitter:
             case "sennit.partial":
                 (axis,) = [axis for axis, entry in result.entries if source.entry(axis) != entry]
                 return f"rank.partial({variables[0]}, axis={axis!r}, op={_reduction(result, axis)!r})"
+            case "sennit.concat":
+                (axis,) = [axis for axis, entry in source.entries if result.entry(axis) != entry]
+                dim, inner = inner_size(source, axis)
+                return f"rank.concat({', '.join(variables)}, dim={dim}, inner={inner})"
             case "sennit.accumulate":
                 return f"rank.accumulate({', '.join(variables)}, fresh={self._is_first_sum(names[0])})"
             case _:

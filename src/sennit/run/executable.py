@@ -15,6 +15,7 @@ from sennit.errors import RunError
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Output, OutputKind, Role
 from sennit.ir.program import LaneInput
+from sennit.plan import Plan
 from sennit.run.compile import Compiled
 from sennit.run.distributed import ProcessCommunicator
 from sennit.run.emit import emit_lane
@@ -24,7 +25,16 @@ from sennit.run.load import load_source
 from sennit.run.pieces import piece_of
 from sennit.run.rank import Rank
 
-__all__ = ["Executable"]
+__all__ = ["Executable", "notes_of"]
+
+
+def notes_of(plan: Plan) -> dict[str, str]:
+    """What a plan decided of its operators, in words, by their names."""
+    notes: dict[str, list[str]] = {}
+    for split in plan.splits:
+        inside = f" in each of {split.chunks} parts" if split.chunks > 1 else ""
+        notes.setdefault(split.op, []).append(f"{split.letter} over {split.axis}{inside}")
+    return {op: "the plan splits " + ", ".join(words) for op, words in notes.items()}
 
 
 class Executable:
@@ -45,7 +55,7 @@ class Executable:
         self.number = dist.get_rank()
         self.device = device
         self.lane = program.lane_of(self.number)
-        self.source = emit_lane(program, self.lane)
+        self.source = emit_lane(program, self.lane, notes_of(compiled.plan))
         self.step = load_source(self.source, f"<{program.name} {self.lane.name}>")
         self.communicator = ProcessCommunicator(groups, device)
         self.rank = Rank(program, self.lane, self.number, self.communicator)

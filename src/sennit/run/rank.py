@@ -123,6 +123,10 @@ class Rank(LocalForms):
             return x
         return torch.full_like(x, _identity(Reduction(op), x.dtype))
 
+    def concat(self, *pieces: Tensor, dim: int, inner: int) -> Tensor:
+        """The pieces of a time axis, in order: the whole."""
+        return _put_between(torch.stack(pieces), dim, inner)
+
     def accumulate(self, total: Tensor, x: Tensor, fresh: bool) -> Tensor:
         """`total + x`, in place once the total is ours alone."""
         return total + x if fresh else total.add_(x)
