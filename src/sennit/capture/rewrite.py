@@ -13,6 +13,7 @@ norm, or the batch of a batch norm takes them apart first:
 | `native_layer_norm` | c = x - sum x / n; h = c / sqrt(sum c² / n + eps); h w + b | two sums per row |
 | its backward | (g w - sum(g w) / n - h sum(g w h) / n) / sqrt(...) | two sums per row |
 | `_fused_rms_norm` and its backward | h = x / sqrt(sum x² / n + eps); h w | one sum per row each way |
+| `all`, `any` | the least, the largest, of truths as numbers | one number per row |
 | batch norm in training and its backward | as layer norm, over samples and positions | two sums per channel each way |
 
 n is the size of the whole, a number in the graph; so a mean over pieces is the mean over the whole (batch norm becomes
@@ -54,6 +55,8 @@ def _parts_of(op: Op, types: dict[str, TensorType]) -> list[Op]:
         "aten._fused_rms_norm_backward.default": _rms_norm_backward,
         "aten._native_batch_norm_legit_functional.default": _batch_norm,
         "aten.native_batch_norm_backward.default": _batch_norm_backward,
+        "aten.all.dim": _truths,
+        "aten.any.dim": _truths,
     }
     if op.kind not in table:
         raise PlanError(
@@ -205,6 +208,18 @@ def _softmax_backward(parts: _Parts) -> None:
     scaled = parts.binary("mul", grad, y)
     share = parts.binary("mul", y, parts.total(scaled, dims))
     parts.finish(parts.cast(parts.binary("sub", scaled, share), parts.op.results[0].type.dtype))
+
+
+def _truths(parts: _Parts) -> None:
+    x = parts.need(0)
+    (dim,) = parts.sizes(1)
+    keep = len(parts.op.results[0].type.shape) == len(x.type.shape)
+    numbers = parts.cast(x, DType.F32)  # which every backend reduces, unlike truths
+    dims = (dim % len(x.type.shape),)
+    name = "amin" if ".all." in parts.op.kind else "amax"
+    shape = _reduced(x.type.shape, dims, keep)
+    found = parts.add_part(f"aten.{name}.default", (Ref(numbers.name), dims, keep), shape, DType.F32)
+    parts.finish(parts.add_part("aten.ne.Scalar", (Ref(found.name), 0), shape, DType.BOOL))
 
 
 # ---- normalisation ---------------------------------------------------------------------------------------------------

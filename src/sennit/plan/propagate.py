@@ -54,7 +54,7 @@ from sennit.capture.rules import (
 )
 from sennit.errors import LayoutError, PlanError
 from sennit.ir.dtype import TensorType
-from sennit.ir.graph import Graph, Op, Phase, Role
+from sennit.ir.graph import Graph, Op, OutputKind, Phase, Role
 from sennit.ir.layout import Entry, Layout, Pending, Reduction, Split
 from sennit.ir.mesh import Axis, AxisKind
 from sennit.plan.plan import OpSplit, Plan
@@ -174,9 +174,15 @@ class _AxisPass:
         self.have: dict[str, Entry | None] = {}  # on a time axis: what the value would have if everything were split
         self.chosen: dict[tuple[object, ...], Strategy] = {}  # layers repeat, and so do choices
         self.hints = self._hints()
+        self.gradients: dict[str, Entry] = {}
+        self.resolved: set[str] = (
+            set()
+        )  # pending values that some operator needs reduced: the others get that for nothing
 
     def run(self, moment: dict[str, Moment]) -> None:
         self._inputs()
+        self.gradients = self._gradients()
+        self.hints = {**self.gradients, **self.hints}
         late: set[str] = set()  # values that exist only after the last micro-batch
         free: list[Op] = []  # to be decided by their readers
         wanted: dict[str, set[Entry | None]] = {output.name: {None} for output in self.graph.outputs}
@@ -217,6 +223,8 @@ class _AxisPass:
         once = self.is_time and moment[op.name] is not Moment.DURING
         for name, entry in zip(op.reads, strategy.reads, strict=True):
             wanted.setdefault(name, set()).add(None if once else entry)
+            if entry is None and isinstance(self.have.get(name), Pending) and not self.is_time:
+                self.resolved.add(name)
         if once:
             return
         self.strategies[op.name][self.axis.name] = strategy
@@ -308,13 +316,25 @@ class _AxisPass:
             if isinstance(entry, Split) and isinstance(mine, Split) and entry.dim == mine.dim
         ]
         if taken and min(taken) % self.axis.size == 0:
-            nested = _with_stride(strategy, min(taken) // self.axis.size)
-            if self._fits(op, nested):
+            nested = self._restrided(op, split.letter, strategy, min(taken) // self.axis.size)
+            if nested is not None and self._fits(op, nested):
                 return nested
         raise PlanError(
             f"dim {split.letter!r} has no room for axis {self.axis.name!r} beside the axes that split it already",
             where=op.describe(),
             fix="choose another dim, or a smaller axis",
+        )
+
+    def _restrided(self, op: Op, letter: str, strategy: Strategy, stride: int) -> Strategy | None:
+        """The same split with another stride. A view's strides before and after differ, so it is made from its result's."""
+        rule = self.index.book.rule(op)
+        if isinstance(rule, Letters):
+            return split_on(rule, letter, stride)
+        entry = strategy.results[0]
+        return (
+            making(op, self.types, self.axis.size, 0, Split(entry.dim, stride), rule)
+            if isinstance(entry, Split)
+            else None
         )
 
     def _fits(self, op: Op, strategy: Strategy) -> bool:
@@ -385,7 +405,7 @@ class _AxisPass:
     def _choose(self, op: Op) -> Strategy:
         have = tuple(self.have[name] for name in op.reads)
         if not any(have):
-            return self._replicated(op)
+            return self._piece_of_gradient(op) or self._replicated(op)
         pending = next((entry for entry in have if entry == Pending(Reduction.SUM)), None)
         if pending is not None and not self.is_time and _adds_gradients(op):
             # one reduction after several sums, not one for each: what is whole joins as a part, the others being zero
@@ -397,10 +417,30 @@ class _AxisPass:
         others = tuple((axis, strategy) for axis, strategy in self.strategies[op.name].items())
         early = tuple(name in self.index.whole for name in op.reads) if self.is_time else ()
         hint = self.hints.get(op.name) if any(isinstance(entry, Pending) for entry in have) else None
+        early += tuple(name in self.resolved for name in op.reads)
         key = (self.index.book.signature(op), have, others, early, hint)
         if key not in self.chosen:
             self.chosen[key] = self._cheapest(op, have, hint)
         return self.chosen[key]
+
+    def _piece_of_gradient(self, op: Op) -> Strategy | None:
+        """A gradient that is made of whole values, for a parameter that is split: only the parameter's piece of it is needed."""
+        entry = self.gradients.get(op.name)
+        strategy = (
+            making(op, self.types, self.axis.size, 0, entry, self.index.book.rule(op)) if entry is not None else None
+        )
+        return strategy if strategy is not None and self._fits(op, strategy) else None
+
+    def _gradients(self) -> dict[str, Entry]:
+        """How the parameter lies that a value is the gradient of."""
+        inputs = {item.path: item.value.name for item in self.graph.inputs}
+        found: dict[str, Entry] = {}
+        for output in () if self.is_time else self.graph.outputs:
+            if output.kind is OutputKind.GRADIENT:
+                root, entry = self._root(self.index.producers, output.name, self.have[inputs[output.path]])
+                if isinstance(entry, Split):
+                    found.setdefault(root, entry)
+        return found
 
     def _hints(self) -> dict[str, Entry]:
         """How the first decided reader of a value wants it: a pending sum is scattered to there, rather than reduced and cut."""
@@ -415,7 +455,7 @@ class _AxisPass:
 
     def _cheapest(self, op: Op, have: tuple[Entry | None, ...], hint: Entry | None) -> Strategy:
         size, rule = self.axis.size, self.index.book.rule(op)
-        best: tuple[tuple[float, float], Strategy] | None = None
+        best: tuple[tuple[float, float, float], Strategy] | None = None
         hinted = making(op, self.types, size, 0, hint, rule) if hint is not None else None
         for strategy in (*propose(op, self.types, size, have, rule), *((hinted,) if hinted is not None else ())):
             passes = any(
@@ -426,7 +466,7 @@ class _AxisPass:
             if not self._fits(op, strategy):
                 continue
             moved = sum(self._moved(*read) for read in zip(op.reads, have, strategy.reads, strict=True))
-            cost = (moved, _work(op, self.types, strategy, size))
+            cost = (moved, _left(op, strategy), _work(op, self.types, strategy, size))
             if moved < float("inf") and (best is None or cost < best[0]):
                 best = (cost, strategy)
         if best is None:
@@ -440,7 +480,11 @@ class _AxisPass:
 
     def _moved(self, name: str, have: Entry | None, need: Entry | None) -> float:
         """Bytes that a device sends to turn one entry into another; infinite where that is impossible."""
-        if have == need or (self.is_time and name in self.index.whole and not isinstance(need, Pending)):
+        if (
+            have == need
+            or (need is None and name in self.resolved)
+            or (self.is_time and name in self.index.whole and not isinstance(need, Pending))
+        ):
             return 0.0
         size, total = self.axis.size, float(self.types[name].bytes)
         match have, need:
@@ -460,13 +504,6 @@ class _AxisPass:
                 return total * (size - 1) / size
             case _:
                 return float("inf")
-
-
-def _with_stride(strategy: Strategy, stride: int) -> Strategy:
-    def change(entry: Entry | None) -> Entry | None:
-        return Split(entry.dim, stride) if isinstance(entry, Split) else entry
-
-    return Strategy(tuple(map(change, strategy.reads)), tuple(map(change, strategy.results)))
 
 
 def _whole(graph: Graph) -> set[str]:
@@ -507,9 +544,14 @@ def _letter(product: Op, strategy: Strategy) -> tuple[str, int] | None:
     return ("n", w.stride) if isinstance(w, Split) else None
 
 
+def _left(op: Op, strategy: Strategy) -> float:
+    """Bytes of results that are left pending: to be reduced later, by whoever needs them."""
+    results = zip(op.results, strategy.results, strict=True)
+    return float(sum(value.type.bytes for value, entry in results if isinstance(entry, Pending)))
+
+
 def _work(op: Op, types: Mapping[str, TensorType], strategy: Strategy, size: int) -> float:
-    """Bytes touched per device, and those that a pending result will cost to resolve: the measure between strategies that
-    move equally much."""
+    """Bytes touched per device: the measure between strategies that move equally much and leave equally much."""
     pairs = [(types[name].bytes, entry) for name, entry in zip(op.reads, strategy.reads, strict=True)]
     pairs += [(value.type.bytes, entry) for value, entry in zip(op.results, strategy.results, strict=True)]
     return sum(total / size if isinstance(entry, Split) else total for total, entry in pairs)
