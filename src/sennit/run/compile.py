@@ -24,7 +24,7 @@ from sennit.ir.program import Program
 from sennit.plan import Decisions, Plan, lower, propagate
 from sennit.plan.verify import verify
 
-__all__ = ["Compiled", "Planner", "Recipe", "compile_call", "keep_outputs"]
+__all__ = ["Compiled", "Planner", "Recipe", "at_once", "compile_call", "keep_outputs"]
 
 Planner = Callable[[Graph, Mesh], Plan]
 
@@ -69,14 +69,33 @@ def compile_call(
     graph = captured.graph
     if training:
         graph = keep_outputs(graph, recipe.results)
+        _refuse_split_results(graph, recipe.mesh)
     clock.lap("capture")
-    plan = recipe.planner(graph, recipe.mesh)
+    plan = recipe.planner(graph, recipe.mesh if training else at_once(recipe.mesh))
     decisions = propagate(plan)
     program = lower(decisions)
     clock.lap("plan")
     verify(program, graph)
     clock.lap("verify")
     return Compiled(captured.signature, captured.constants, graph, plan, decisions, program, clock.laps)
+
+
+def _refuse_split_results(graph: Graph, mesh: Mesh) -> None:
+    """Results of single micro-batches are not put together yet."""
+    passes = [axis for axis in mesh.time if axis.size > 1]
+    types = graph.types()
+    for output in graph.outputs:
+        if passes and output.kind is OutputKind.RESULT and types[output.name].shape:
+            raise PlanError(
+                f"result {output.path!r} {types[output.name]} of a training step with {passes[0].size} micro-batches",
+                where=f"mesh {mesh}",
+                fix="leave it out of results= and take it from an evaluation, or use a mesh without a time axis",
+            )
+
+
+def at_once(mesh: Mesh) -> Mesh:
+    """The mesh with one pass: evaluation keeps no activations for a backward pass, and its results are of the whole batch."""
+    return Mesh.make({axis.name: axis.size for axis in mesh.space}, {axis.name: 1 for axis in mesh.time}, mesh.devices)
 
 
 def keep_outputs(graph: Graph, results: Sequence[str]) -> Graph:

@@ -83,6 +83,7 @@ class Engine:
     ) -> None:
         self.skeleton, self.slots, self.recipe, self.options = skeleton, slots, recipe, options
         self.sample, self.device = sample, device
+        self.types = {slot.path: slot.dtype for slot in slots}
         self.groups = ProcessGroups()
         self.programs: dict[_Key, Executable] = {}
         self.tensors: dict[str, DTensor] = {}  # by path: parameters and buffers that live on this rank
@@ -228,7 +229,9 @@ class Engine:
             if dist.get_rank() not in members:
                 continue
             held = self.tensors.get(move.path)
-            local = local_of(held) if held is not None else torch.empty(0, device=self.device)
+            # the ranks that only receive bring an empty piece of the same type
+            empty = torch.empty(0, dtype=self.types[move.path], device=self.device)
+            local = local_of(held) if held is not None else empty
             moved = redistribute(local.detach(), move.source, move.target)
             if dist.get_rank() in move.target.mesh.devices:
                 found[move.path] = moved
