@@ -1,0 +1,211 @@
+"""The search for a strategy: operators and buckets chosen together (DisCo, section 5), with bounds.
+
+    1. seeds: no fusion, greedy fusion; each with the best of several bucketings
+    2. take the candidate with the least step time from a queue; apply up to `beta` random moves to it, some times over
+    3. after every move on operators, solve the buckets again for the new arrival times
+    4. keep what takes at most `alpha` times the best; stop when the queue is empty, after `patience` tries without gain, or when told
+
+Candidates are told apart by their groups, so none is tried twice. Everything is drawn from one seed: the same search gives the same strategy.
+
+**Buckets.** `solve_buckets` compares, by the clock of `clock.py`: the bucketing that ends one step's communication earliest (`earliest_end`), DDP's rule at several sizes, and, where
+waits across steps are allowed, the same sizes with waits in the next step, ordered by first use there: gradients of the first layers come last and are needed first, so they
+go before what is queued. Large gradients are cut at the bucket size then, so that they do not hold up what is needed sooner.
+
+**Report.** The step time, the bounds (`full_overlap`, and `tight` for one step), and the gap to them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from sennit.fuse.buckets import Gradient, by_size, earliest_end
+from sennit.fuse.clock import full_overlap, steady_state, tight
+from sennit.fuse.model import Grouping, Numbers, StepModel
+from sennit.fuse.moves import Limits, fused_greedily, random_move
+from sennit.ir.strategy import Bucket, Part, Strategy, WaitAt
+
+__all__ = ["Found", "SearchOptions", "search", "solve_buckets"]
+
+Buckets = tuple[Bucket, ...]
+_MEBI = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """`operators` and `tensors` switch the two kinds of fusion off for ablation; `across_steps` allows waits in the next step."""
+
+    alpha: float = 1.05
+    beta: int = 10
+    patience: int = 400
+    seconds: float = 60.0
+    seed: int = 0
+    operators: bool = True
+    tensors: bool = True
+    across_steps: bool = True
+    sizes: tuple[int, ...] = (_MEBI // 2, _MEBI, 2 * _MEBI, 4 * _MEBI, 8 * _MEBI, 25 * _MEBI)
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A strategy with its simulated step time, the bounds of it, and how many candidates were timed."""
+
+    strategy: Strategy
+    seconds: float
+    full_overlap: float
+    tight: float
+    tried: int
+
+    @property
+    def gap(self) -> float:
+        """Over the bound that no step can beat."""
+        return self.seconds / self.full_overlap
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    seconds: float
+    grouping: Grouping
+    buckets: Buckets
+
+
+Progress = Callable[[int, float], None]
+
+
+def search(
+    model: StepModel, options: SearchOptions | None = None, *, name: str = "joint", progress: Progress | None = None
+) -> Found:
+    """The best strategy found. `progress` is told the number of candidates and the best step time, now and then."""
+    options = options or SearchOptions()
+    return _Search(model, options, progress).run(name)
+
+
+class _Search:
+    def __init__(self, model: StepModel, options: SearchOptions, progress: Progress | None) -> None:
+        self.model, self.options, self.progress = model, options, progress
+        self.draw = random.Random(options.seed)
+        self.seen: set[Grouping] = set()
+        self.tried = 0
+        self.best: _Candidate | None = None
+
+    def run(self, name: str) -> Found:
+        deadline = time.monotonic() + self.options.seconds
+        queue: list[tuple[float, int, _Candidate]] = []
+        for candidate in self._seeds():
+            self._consider(candidate, queue)
+        idle = 0
+        while queue and idle < self.options.patience and time.monotonic() < deadline and self.options.operators:
+            _, _, candidate = heapq.heappop(queue)
+            idle = 0 if self._improve(candidate, queue) else idle + 1
+            if self.progress is not None:
+                assert self.best is not None
+                self.progress(self.tried, self.best.seconds)
+        return self._report(name)
+
+    def _seeds(self) -> Iterator[_Candidate]:
+        yield self._time(Grouping())
+        if self.options.operators:
+            yield self._time(fused_greedily(self.model, self.options.limits))
+
+    def _improve(self, candidate: _Candidate, queue: list[tuple[float, int, _Candidate]]) -> bool:
+        """Whether random moves from this candidate found a better one."""
+        gained = False
+        for _ in range(3):
+            grouping = candidate.grouping
+            for _ in range(self.draw.randint(1, self.options.beta)):
+                grouping = random_move(self.model, grouping, self.draw, self.options.limits) or grouping
+            if grouping not in self.seen:
+                gained |= self._consider(self._time(grouping), queue)
+        return gained
+
+    def _consider(self, candidate: _Candidate, queue: list[tuple[float, int, _Candidate]]) -> bool:
+        gained = self.best is None or candidate.seconds < self.best.seconds * (1 - 1e-6)
+        if gained:
+            self.best = candidate
+        assert self.best is not None
+        if candidate.seconds <= self.options.alpha * self.best.seconds:
+            heapq.heappush(queue, (candidate.seconds, self.tried, candidate))
+        return gained
+
+    def _time(self, grouping: Grouping) -> _Candidate:
+        self.seen.add(grouping)
+        self.tried += 1
+        order = self.model.order(grouping)
+        assert order is not None  # moves keep an order
+        seconds = self.model.kernel_seconds(order, grouping)
+        buckets, time_of = solve_buckets(self.model, order, seconds, self.options)
+        return _Candidate(time_of, grouping, buckets)
+
+    def _report(self, name: str) -> Found:
+        best = self.best
+        assert best is not None
+        order = self.model.order(best.grouping)
+        assert order is not None
+        timing = self.model.timing(order, self.model.kernel_seconds(order, best.grouping), best.buckets)
+        strategy = self.model.strategy(name, best.grouping, best.buckets)
+        return Found(strategy, best.seconds, full_overlap(timing), tight(timing), self.tried)
+
+
+def solve_buckets(
+    model: StepModel, order: Sequence[Numbers], seconds: Sequence[float], options: SearchOptions
+) -> tuple[Buckets, float]:
+    """The best of the bucketings that the module's text lists, and its step time."""
+    gradients = model.arrivals(order, seconds)
+    best: tuple[float, Buckets] | None = None
+    for buckets in _bucketings(model, gradients, options):
+        time_of = steady_state(model.timing(order, seconds, buckets), model.channel.sharing).seconds
+        if best is None or time_of < best[0] * (1 - 1e-9):
+            best = (time_of, buckets)
+    if best is None:  # nothing trains
+        return (), sum(seconds)
+    return best[1], best[0]
+
+
+def _bucketings(model: StepModel, gradients: Sequence[Gradient], options: SearchOptions) -> Iterator[Buckets]:
+    if not gradients:
+        return
+    if not options.tensors:
+        yield tuple(Bucket((Part(item.path),), priority=place) for place, item in enumerate(gradients))
+        return
+    ends, _ = earliest_end(gradients, model.channel.latency, model.channel.per_byte)
+    yield _cut(gradients, ends)
+    for size in options.sizes:
+        yield _cut(gradients, by_size(gradients, size))
+    if options.across_steps:
+        for size in options.sizes:
+            yield _across(model, gradients, size)
+
+
+def _cut(gradients: Sequence[Gradient], ends: Sequence[int]) -> Buckets:
+    """Runs of gradients that are waited for at the end of the step, in the order in which they are ready."""
+    starts = [0, *ends[:-1]]
+    return tuple(
+        Bucket(tuple(Part(item.path) for item in gradients[start:end]), priority=place)
+        for place, (start, end) in enumerate(zip(starts, ends, strict=True))
+    )
+
+
+def _across(model: StepModel, gradients: Sequence[Gradient], size: int) -> Buckets:
+    """Buckets of about `size` bytes that the next step waits for, the one that is needed first before the others."""
+    filling: list[tuple[list[Part], int]] = []  # parts, and the first operator of the next step that needs one
+    parts: list[Part] = []
+    held, first = 0, len(model.ops)
+    for item in gradients:
+        use = model.first_use[item.path]
+        pieces = max(1, round(item.bytes / size)) if item.bytes > 1.5 * size else 1
+        for piece in range(pieces):
+            count = model.elements[item.path]
+            span = (count * piece // pieces, count * (piece + 1) // pieces) if pieces > 1 else None
+            parts.append(Part(item.path, span))
+            held, first = held + item.bytes // pieces, min(first, use)
+            if held >= size:
+                filling.append((parts, first))
+                parts, held, first = [], 0, len(model.ops)
+    if parts:
+        filling.append((parts, first))
+    ranks = {place: rank for rank, place in enumerate(sorted({use for _, use in filling}))}
+    return tuple(Bucket(tuple(parts), priority=ranks[use], wait=WaitAt.NEXT) for parts, use in filling)
