@@ -55,11 +55,13 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step in the steady state, how much of it the compute stream waited, and whether it settled."""
+    """Seconds of a step in the steady state, how much of it the compute stream waited, whether it settled, and the order in which the
+    channel took the buckets."""
 
     seconds: float
     waited: float
     settled: bool
+    order: tuple[int, ...]
 
 
 def steady_state(timing: Timing, sharing: Sharing | None = None) -> StepTime:
@@ -71,8 +73,8 @@ def steady_state(timing: Timing, sharing: Sharing | None = None) -> StepTime:
         run.step()
         before, length, waited = length, run.now - start, run.waited - waited_before
         if abs(length - before) <= _SAME * max(length, 1e-12):
-            return StepTime(length, waited, True)
-    return StepTime(length, waited, False)
+            return StepTime(length, waited, True, run.order())
+    return StepTime(length, waited, False, run.order())
 
 
 def full_overlap(timing: Timing) -> float:
@@ -103,6 +105,7 @@ class _Run:
         self.by_kernel: list[list[int]] = [[] for _ in timing.kernels]
         self.before_kernel: list[list[int]] = [[] for _ in timing.kernels]
         self.at_end: list[int] = []
+        self.taken: list[int] = []
         self.owed: set[int] = set()  # buckets of the step before that this step still has to wait for
         for number, bucket in enumerate(timing.buckets):
             self.by_kernel[bucket.ready].append(number)
@@ -126,12 +129,20 @@ class _Run:
             self._wait(number)
         self.owed.update(number for number, bucket in enumerate(buckets) if bucket.needed is not None)
 
+    def order(self) -> tuple[int, ...]:
+        """How the last step that is complete was carried. A step's buckets are waited for before they are made again, so the channel
+        takes all of one step before any of the next."""
+        count = len(self.timing.buckets)
+        complete = len(self.taken) // count * count if count else 0
+        return tuple(self.taken[complete - count : complete])
+
     def _take(self) -> None:
         """Start the next bucket if the channel is free."""
         if self.carrying is None and self.ready:
             _, since, number = heapq.heappop(self.ready)
             late = self.sharing.queued if since < self.now else 0.0
             self.carrying, self.left = number, self.timing.buckets[number].seconds + late
+            self.taken.append(number)
 
     def _finish(self) -> None:
         assert self.carrying is not None

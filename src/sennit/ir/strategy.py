@@ -13,7 +13,7 @@ An operator goes by the name of its first result, as in the graph.
 one, so that their results need not be read from memory: DisCo's duplicate fusion. An operator that no group names is a group by itself.
 
 **Buckets.** A bucket's gradients travel in one collective. A part is a parameter's gradient, whole or the flat elements START to STOP of it.
-`all_reduce` gives every rank the mean. `reduce_scatter` gives each rank the mean of its share, which it updates and gathers again as parameters.
+`all_reduce` gives every rank the mean in one collective; `reduce_scatter` reduces to shares, and gathers them where it is waited for.
 Among buckets that are ready the one with the least `priority` goes first. `wait` says where the update is waited for: at the end of
 the same `step`, or in the `next` one, before the first kernel that reads one of the bucket's parameters.
 
