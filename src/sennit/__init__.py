@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sennit.cluster import Cluster
     from sennit.errors import SennitError
+    from sennit.fuse.data_parallel_torch import DataParallel
     from sennit.ir.graph import Graph
     from sennit.ir.layout import Layout
     from sennit.ir.mesh import Mesh
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cluster",
+    "DataParallel",
     "Graph",
     "Layout",
     "Mesh",
@@ -44,6 +46,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Cluster": "sennit.cluster",
+    "DataParallel": "sennit.fuse.data_parallel_torch",
     "Graph": "sennit.ir.graph",
     "Layout": "sennit.ir.layout",
     "Mesh": "sennit.ir.mesh",

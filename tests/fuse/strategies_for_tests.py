@@ -178,3 +178,19 @@ def misuse(rank: int) -> list[str]:
     attempt(lambda: optimizer.step(lambda: 0.0))  # type: ignore[arg-type]
     wrapped.flush()
     return said
+
+
+def measured(rank: int) -> tuple[bool, str]:
+    """A strategy found by measuring trains as DDP does; its text."""
+    torch.set_num_threads(1)
+    with sdpa_kernel(SDPBackend.MATH):
+        theirs, ours = build(), build()
+        ddp = DistributedDataParallel(theirs)
+        train(ddp, optimizer_of(theirs, 0), batches(rank))
+        optimizer = optimizer_of(ours, 0)
+        with DataParallel(ours, optimizer, sample=batches(rank)[0]) as wrapped:
+            train(wrapped, optimizer, batches(rank))
+    equal = all(
+        torch.equal(a, b) for a, b in zip(theirs.state_dict().values(), ours.state_dict().values(), strict=True)
+    )
+    return equal, str(wrapped.strategy)

@@ -50,3 +50,12 @@ def test_misuse_is_told(ranks: GlooRanks) -> None:
         assert said[0] == "backward was called twice on one loss"
         assert said[1].startswith("tokens has shape [2, 8]")
         assert said[2] == "optimizer.step takes no closure here"
+
+
+def test_without_a_strategy_one_is_measured_and_searched_for(ranks: GlooRanks) -> None:
+    from strategies_for_tests import measured
+
+    (equal, mine), (also_equal, yours) = ranks.call(measured)
+    assert equal
+    assert also_equal
+    assert mine == yours

@@ -46,6 +46,9 @@ from sennit.fuse.kernel_torch import (
     sample_inputs,
     signature,
 )
+from sennit.fuse.model import StepModel
+from sennit.fuse.profile_torch import measure_channel, measure_operators
+from sennit.fuse.search import SearchOptions, search
 from sennit.ir.graph import Graph, OutputKind, Phase, Role
 from sennit.ir.strategy import Strategy, WaitAt
 from sennit.ir.strategy_check import Kernel, check_strategy, kernels
@@ -62,11 +65,13 @@ class DataParallel(nn.Module):
         optimizer: torch.optim.Optimizer,
         *,
         sample: tuple[Any, ...],
-        strategy: Strategy,
-        order: Sequence[int] | None = None,
+        strategy: Strategy | None = None,
+        across_steps: bool = True,
         compile_kernels: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
+        """`sample` is a batch like those to come. Without a strategy, this machine and this group are measured and one is searched for, with waits in the next step
+        unless `across_steps` is false. `group` must run its collectives in the order in which they are issued (`serial_group`)."""
         super().__init__()
         if not dist.is_initialized():
             raise RunError(
@@ -75,16 +80,18 @@ class DataParallel(nn.Module):
             )
         self.module = model
         self.optimizer = optimizer
-        self.strategy = strategy
         self.graph = capture(model, sample)
-        check_strategy(strategy, self.graph)
         self.group = group or serial_group()
-        self._agree()
         self._broadcast()
+        if strategy is None:
+            strategy = self._found(sample, across_steps=across_steps)
+        check_strategy(strategy, self.graph)
+        self.strategy = strategy
+        self._agree()
         self._program = _Program(self.graph, strategy, sample_device(model), compile_kernels=compile_kernels)
         self._channel = GradientChannel(
             strategy.buckets,
-            order if order is not None else by_priority(strategy, self._program),
+            by_priority(strategy, self._program),
             {path: (parameter.shape, parameter.dtype) for path, parameter in self._trained().items()},
             sample_device(model),
             self.group,
@@ -106,6 +113,20 @@ class DataParallel(nn.Module):
 
     def _trained(self) -> dict[str, nn.Parameter]:
         return {path: p for path, p in self.module.named_parameters() if p.requires_grad}
+
+    def _found(self, sample: tuple[Any, ...], *, across_steps: bool) -> Strategy:
+        """The first rank's choice, on measurements of this machine and this group."""
+        named = dict(zip(_argument_names(self.graph), sample, strict=True))
+        cost = measure_operators(self.graph, self.module, named)
+        channel = measure_channel(self.group, device=sample_device(self.module))
+        chosen: list[str | None] = [None]
+        if self.group.rank() == 0:
+            options = SearchOptions(operators=False, across_steps=across_steps)
+            found = search(StepModel(self.graph, cost, channel), options, name="measured")
+            chosen = [str(found.strategy)]
+        dist.broadcast_object_list(chosen, dist.get_global_rank(self.group, 0), group=self.group)
+        assert chosen[0] is not None
+        return Strategy.parse(chosen[0])
 
     def _agree(self) -> None:
         text = f"{self.graph}\n{self.strategy}"
@@ -371,12 +392,11 @@ class _Program:
 
 
 def by_priority(strategy: Strategy, program: _Program) -> list[int]:
-    """The order of collectives: as the buckets become ready, those of less priority number first among equals."""
-    ready: dict[int, int] = {}
+    """The order of collectives, the same on every rank: what is made first goes first, and among buckets that one kernel completes the one with
+    the least priority number."""
     maker = {path: place for place, made in program.made.items() for path, _ in made}
-    for number, bucket in enumerate(strategy.buckets):
-        ready[number] = max(maker[part.path] for part in bucket.parts)
-    return sorted(ready, key=lambda number: (ready[number], strategy.buckets[number].priority))
+    ready = [max(maker[part.path] for part in bucket.parts) for bucket in strategy.buckets]
+    return sorted(range(len(ready)), key=lambda number: (ready[number], strategy.buckets[number].priority))
 
 
 def sample_device(model: nn.Module) -> torch.device:

@@ -11,6 +11,9 @@ Candidates are told apart by their groups, so none is tried twice. Everything is
 waits across steps are allowed, the same sizes with waits in the next step, ordered by first use there: gradients of the first layers come last and are needed first, so they
 go before what is queued. Large gradients are cut at the bucket size then, so that they do not hold up what is needed sooner.
 
+**Refinement.** The best candidate's buckets are then improved one change at a time, each judged by the clock: two neighbours joined, one cut in two, a wait moved to the other side of the
+step, until no change helps. Kernels between two events of a bucket count as one here (`_condensed`), so a change is judged in a fraction of a millisecond.
+
 **Report.** The step time, the bounds (`full_overlap`, and `tight` for one step), and the gap to them.
 """
 
@@ -20,18 +23,19 @@ import heapq
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sennit.fuse.buckets import Gradient, by_size, earliest_end
-from sennit.fuse.clock import full_overlap, steady_state, tight
+from sennit.fuse.clock import Timing, full_overlap, steady_state, tight
 from sennit.fuse.model import Grouping, Numbers, StepModel
 from sennit.fuse.moves import Limits, fused_greedily, random_move
 from sennit.ir.strategy import Bucket, Part, Strategy, WaitAt
 
-__all__ = ["Found", "SearchOptions", "search", "solve_buckets"]
+__all__ = ["Found", "SearchOptions", "refine_buckets", "search", "solve_buckets"]
 
 Buckets = tuple[Bucket, ...]
 _MEBI = 1 << 20
+_ROUNDS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +56,14 @@ class SearchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A strategy with its simulated step time, the bounds of it, and how many candidates were timed."""
+    """A strategy with its simulated step time, the bounds of it, how many candidates were timed, and the order of its collectives."""
 
     strategy: Strategy
     seconds: float
     full_overlap: float
     tight: float
     tried: int
+    order: tuple[int, ...]  # the buckets as the channel takes them
 
     @property
     def gap(self) -> float:
@@ -145,9 +150,16 @@ class _Search:
         assert best is not None
         order = self.model.order(best.grouping)
         assert order is not None
-        timing = self.model.timing(order, self.model.kernel_seconds(order, best.grouping), best.buckets)
-        strategy = self.model.strategy(name, best.grouping, best.buckets)
-        return Found(strategy, best.seconds, full_overlap(timing), tight(timing), self.tried)
+        seconds = self.model.kernel_seconds(order, best.grouping)
+        buckets, length = best.buckets, best.seconds
+        if self.options.tensors:
+            buckets, length = refine_buckets(
+                self.model, order, seconds, buckets, across_steps=self.options.across_steps
+            )
+        timing = self.model.timing(order, seconds, buckets)
+        carried = steady_state(timing, self.model.channel.sharing).order
+        strategy = self.model.strategy(name, best.grouping, buckets)
+        return Found(strategy, length, full_overlap(timing), tight(timing), self.tried, carried)
 
 
 def solve_buckets(
@@ -209,3 +221,81 @@ def _across(model: StepModel, gradients: Sequence[Gradient], size: int) -> Bucke
         filling.append((parts, first))
     ranks = {place: rank for rank, place in enumerate(sorted({use for _, use in filling}))}
     return tuple(Bucket(tuple(parts), priority=ranks[use], wait=WaitAt.NEXT) for parts, use in filling)
+
+
+def refine_buckets(
+    model: StepModel, order: Sequence[Numbers], seconds: Sequence[float], buckets: Buckets, *, across_steps: bool
+) -> tuple[Buckets, float]:
+    """The buckets improved one change at a time, and the step time."""
+
+    def judge(candidate: Buckets) -> float:
+        return steady_state(_condensed(model.timing(order, seconds, candidate)), model.channel.sharing).seconds
+
+    best, length = buckets, judge(buckets)
+    for _ in range(_ROUNDS):
+        before = length
+        for candidate in _changes(model, best, across_steps=across_steps):
+            time_of = judge(candidate)
+            if time_of < length * (1 - 1e-6):
+                best, length = candidate, time_of
+                break
+        if length == before:
+            break
+    return best, length
+
+
+def _changes(model: StepModel, buckets: Buckets, *, across_steps: bool) -> Iterator[Buckets]:
+    for place in range(len(buckets) - 1):
+        left, right = buckets[place : place + 2]
+        joined = replace(
+            left, parts=_merged(model, (*left.parts, *right.parts)), priority=min(left.priority, right.priority)
+        )
+        yield (*buckets[:place], joined, *buckets[place + 2 :])
+    for place, bucket in enumerate(buckets):
+        for cut in range(1, len(bucket.parts)):
+            halves = [replace(bucket, parts=parts) for parts in (bucket.parts[:cut], bucket.parts[cut:])]
+            yield tuple(_ranked(model, (*buckets[:place], *halves, *buckets[place + 1 :])))
+        if across_steps:
+            other = WaitAt.STEP if bucket.wait is WaitAt.NEXT else WaitAt.NEXT
+            yield tuple(_ranked(model, (*buckets[:place], replace(bucket, wait=other), *buckets[place + 1 :])))
+
+
+def _merged(model: StepModel, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Neighbouring spans of one gradient as one."""
+    found: list[Part] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if last is not None and last.path == part.path and last.span and part.span and last.span[1] == part.span[0]:
+            span = (last.span[0], part.span[1])
+            found[-1] = Part(part.path, None if span == (0, model.elements[part.path]) else span)
+        else:
+            found.append(part)
+    return tuple(found)
+
+
+def _ranked(model: StepModel, buckets: Sequence[Bucket]) -> list[Bucket]:
+    """Priorities by first use in the next step; what this step waits for goes before."""
+    use = [min(model.first_use[part.path] for part in bucket.parts) for bucket in buckets]
+    keys = [(bucket.wait is WaitAt.NEXT, first) for bucket, first in zip(buckets, use, strict=True)]
+    rank = {key: place for place, key in enumerate(sorted(set(keys)))}
+    return [replace(bucket, priority=rank[key]) for bucket, key in zip(buckets, keys, strict=True)]
+
+
+def _condensed(timing: Timing) -> Timing:
+    """The same step with the kernels between two events of a bucket as one."""
+    ends = {bucket.ready for bucket in timing.buckets} | {len(timing.kernels) - 1}
+    ends |= {bucket.needed - 1 for bucket in timing.buckets if bucket.needed}
+    place: dict[int, int] = {}
+    lengths: list[float] = []
+    held = 0.0
+    for kernel, seconds in enumerate(timing.kernels):
+        place[kernel] = len(lengths)
+        held += seconds
+        if kernel in ends:
+            lengths.append(held)
+            held = 0.0
+    buckets = tuple(
+        replace(bucket, ready=place[bucket.ready], needed=None if bucket.needed is None else place[bucket.needed])
+        for bucket in timing.buckets
+    )
+    return Timing(tuple(lengths), buckets)
