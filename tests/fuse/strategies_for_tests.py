@@ -54,9 +54,7 @@ def random_strategy(model: StepModel, seed: int) -> Strategy:
     buckets: list[Bucket] = []
     while parts:
         count = draw.randint(1, 6)
-        buckets.append(
-            Bucket(tuple(parts[:count]), draw.randrange(3), draw.choice(list(WaitAt)), draw.choice(list(Reduce)))
-        )
+        buckets.append(Bucket(tuple(parts[:count]), draw.choice(list(WaitAt)), draw.choice(list(Reduce))))
         parts = parts[count:]
     return Strategy(f"random {seed}", model.strategy("", grouping, ()).groups, tuple(buckets))
 

@@ -24,21 +24,23 @@ def timings(draw: st.DrawFn, next_step: bool = True) -> Timing:
                 ready, float(draw(st.integers(1, 12))), float(draw(st.integers(0, 2))), draw(st.integers(0, 2)), needed
             )
         )
-    return Timing(tuple(map(float, kernels)), tuple(buckets))
+    return Timing(tuple(map(float, kernels)), tuple(buckets), draw(st.booleans()))
 
 
 def ticks(timing: Timing, steps: int) -> list[int]:
     """The same model in ticks of one second, written as directly as possible; the end of each step."""
     now, waiting, carrying, left = 0, [], None, 0
     done: set[int] = set()
+    taken: list[int] = []
     ends: list[int] = []
 
     def take() -> None:
         nonlocal carrying, left
-        if carrying is None and waiting:
-            waiting.sort()
+        waiting.sort()
+        if carrying is None and waiting and (timing.by_priority or waiting[0][2] == len(taken) % len(timing.buckets)):
             _, _, carrying = waiting.pop(0)
             left = int(timing.buckets[carrying].seconds)
+            taken.append(carrying)
 
     def tick() -> None:
         nonlocal now, carrying, left
@@ -71,7 +73,7 @@ def ticks(timing: Timing, steps: int) -> list[int]:
                     if number in owed:
                         owed.discard(number)
                         settle(number)
-                    waiting.append((bucket.priority, now, number))
+                    waiting.append((bucket.priority if timing.by_priority else number, now, number))
                     take()
         for number, bucket in enumerate(timing.buckets):
             if bucket.needed is None:

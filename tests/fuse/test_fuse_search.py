@@ -24,7 +24,6 @@ GROUPS = st.builds(Group, st.lists(NAMES, min_size=1, max_size=3).map(tuple), st
 BUCKETS = st.builds(
     Bucket,
     st.lists(PARTS, min_size=1, max_size=3).map(tuple),
-    st.integers(0, 9),
     st.sampled_from(WaitAt),
     st.sampled_from(Reduce),
 )

@@ -1,7 +1,7 @@
 """Gradients on their way: buckets packed, reduced and waited for, in one order on all ranks.
 
 Each bucket has one flat buffer, made once. A gradient is scaled by 1 / ranks while it is copied in, as DDP does, then the bucket is summed over the ranks. Buckets are
-issued in a fixed order: one that is ready out of turn waits for those before it. The group runs one collective at a time, in the order of issue, so the order on
+issued in the order of the strategy: one that is ready out of turn waits for those before it. The group runs one collective at a time, in the order of issue, so the order on
 the wire is the order of the strategy on every rank, and no two ranks can wait for each other. Shares of a bucket that was reduced to shares are gathered when it is
 waited for: all ranks wait in the same order too.
 
@@ -57,12 +57,11 @@ class GradientChannel:
     def __init__(
         self,
         buckets: Sequence[Bucket],
-        order: Sequence[int],
         shapes: Mapping[str, tuple[torch.Size, torch.dtype]],
         device: torch.device,
         group: dist.ProcessGroup,
     ) -> None:
-        self.order, self.shapes, self.group, self.ranks = tuple(order), dict(shapes), group, group.size()
+        self.shapes, self.group, self.ranks = dict(shapes), group, group.size()
         self.slots = [self._slot(bucket, device) for bucket in buckets]
         self.places: dict[str, list[tuple[int, int]]] = {}  # path -> (bucket, part), in the order of elements
         for number, bucket in enumerate(buckets):
@@ -75,7 +74,7 @@ class GradientChannel:
             for path, where in self.places.items()
             if len(where) > 1
         }
-        self.issued = 0  # how many of `order` are under way or done
+        self.issued = 0  # how many of the buckets are under way or done
 
     def _slot(self, bucket: Bucket, device: torch.device) -> _Slot:
         sizes = [self._elements(part.path, part.span) for part in bucket.parts]
@@ -114,8 +113,8 @@ class GradientChannel:
             start, stop = self._span(number, place)
             torch.mul(flat[start:stop], 1.0 / self.ranks, out=self._piece(number, place))
             self.slots[number].missing -= 1
-        while self.issued < len(self.order) and self.slots[self.order[self.issued]].missing == 0:
-            self._issue(self.slots[self.order[self.issued]])
+        while self.issued < len(self.slots) and self.slots[self.issued].missing == 0:
+            self._issue(self.slots[self.issued])
             self.issued += 1
 
     def _issue(self, slot: _Slot) -> None:

@@ -1,7 +1,9 @@
 """How long a training step takes in the steady state: one compute stream, one communication channel.
 
-**Model.** Kernels run one after another. Bucket b is ready when kernel `ready[b]` is done. The channel carries one bucket at a time, the one
-with the least priority number among those ready (then the one that was ready first); it is not interrupted. Bucket b occupies it for `seconds[b]`, and
+**Model.** Kernels run one after another. Bucket b is ready when kernel `ready[b]` is done. The channel carries one bucket at a time and is not interrupted. It
+takes the buckets in the order in which they are listed, as ranks that must agree on an order do; or, with `by_priority`, the one with the least priority
+number among those ready, then the one that was ready first: what a channel would do that could choose. `StepTime.order` says in which order that was,
+and listing the buckets so makes the choice one that ranks can follow. Bucket b occupies it for `seconds[b]`, and
 `queued` more where it was ready before the channel was free: messages that queue cost more than a fixed latency. Before kernel `needed[b]` of the
 *next* step, or at the end of this one where `needed[b]` is None, the compute stream waits for bucket b and updates its parameters, which takes `update[b]`.
 
@@ -47,10 +49,11 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One step's work: seconds of each kernel in order, and the buckets."""
+    """One step's work: seconds of each kernel in order, and the buckets, in the order in which they travel unless `by_priority`."""
 
     kernels: tuple[float, ...]
     buckets: tuple[BucketTime, ...]
+    by_priority: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,8 @@ class _Run:
                 if number in self.owed:  # it is made anew before anything needed the old one
                     self.owed.discard(number)
                     self._wait(number)
-                heapq.heappush(self.ready, (buckets[number].priority, self.now, number))
+                turn = buckets[number].priority if self.timing.by_priority else number
+                heapq.heappush(self.ready, (turn, self.now, number))
                 self._take()
         for number in self.at_end:
             self._wait(number)
@@ -137,12 +141,15 @@ class _Run:
         return tuple(self.taken[complete - count : complete])
 
     def _take(self) -> None:
-        """Start the next bucket if the channel is free."""
-        if self.carrying is None and self.ready:
+        """Start the next bucket if the channel is free and there is one."""
+        if self.carrying is None and self.ready and (self.timing.by_priority or self.ready[0][2] == self._next()):
             _, since, number = heapq.heappop(self.ready)
             late = self.sharing.queued if since < self.now else 0.0
             self.carrying, self.left = number, self.timing.buckets[number].seconds + late
             self.taken.append(number)
+
+    def _next(self) -> int:
+        return len(self.taken) % len(self.timing.buckets)
 
     def _finish(self) -> None:
         assert self.carrying is not None

@@ -91,7 +91,6 @@ class DataParallel(nn.Module):
         self._program = _Program(self.graph, strategy, sample_device(model), compile_kernels=compile_kernels)
         self._channel = GradientChannel(
             strategy.buckets,
-            by_priority(strategy, self._program),
             {path: (parameter.shape, parameter.dtype) for path, parameter in self._trained().items()},
             sample_device(model),
             self.group,
@@ -389,14 +388,6 @@ class _Program:
         values.update(zip(runnable.writes, results, strict=True))
         for name in self.ends[place]:
             values.pop(name, None)
-
-
-def by_priority(strategy: Strategy, program: _Program) -> list[int]:
-    """The order of collectives, the same on every rank: what is made first goes first, and among buckets that one kernel completes the one with
-    the least priority number."""
-    maker = {path: place for place, made in program.made.items() for path, _ in made}
-    ready = [max(maker[part.path] for part in bucket.parts) for bucket in strategy.buckets]
-    return sorted(range(len(ready)), key=lambda number: (ready[number], strategy.buckets[number].priority))
 
 
 def sample_device(model: nn.Module) -> torch.device:

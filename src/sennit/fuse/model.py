@@ -165,7 +165,16 @@ class StepModel:
         found = [Gradient(path, end[place], size) for path, place, size in self.gradients]
         return sorted(found, key=lambda item: item.ready)
 
-    def timing(self, order: Sequence[Numbers], seconds: Sequence[float], buckets: Sequence[Bucket]) -> Timing:
+    def timing(
+        self,
+        order: Sequence[Numbers],
+        seconds: Sequence[float],
+        buckets: Sequence[Bucket],
+        *,
+        by_priority: bool = False,
+    ) -> Timing:
+        """The step as the clock takes it. With `by_priority` the channel chooses: what is needed first in the next step goes first, after what
+        this step waits for."""
         place_of = {place: index for index, kernel in enumerate(order) for place in kernel}
         maker = {path: place_of[place] for path, place, _ in self.gradients}
         size = {path: bytes_ for path, _, bytes_ in self.gradients}
@@ -186,11 +195,11 @@ class StepModel:
                     ready=max(maker[part.path] for part in bucket.parts),
                     seconds=self.channel.seconds(carried),
                     update=self.channel.update_per_byte * carried,
-                    priority=bucket.priority,
+                    priority=-1 if needed is None else needed,
                     needed=needed,
                 )
             )
-        return Timing(tuple(seconds), tuple(times))
+        return Timing(tuple(seconds), tuple(times), by_priority)
 
     def step_time(self, grouping: Grouping, buckets: Sequence[Bucket]) -> StepTime:
         order = self.order(grouping)

@@ -8,8 +8,9 @@
 Candidates are told apart by their groups, so none is tried twice. Everything is drawn from one seed: the same search gives the same strategy.
 
 **Buckets.** `solve_buckets` compares, by the clock of `clock.py`: the bucketing that ends one step's communication earliest (`earliest_end`), DDP's rule at several sizes, and, where
-waits across steps are allowed, the same sizes with waits in the next step, ordered by first use there: gradients of the first layers come last and are needed first, so they
-go before what is queued. Large gradients are cut at the bucket size then, so that they do not hold up what is needed sooner.
+waits across steps are allowed, the same sizes with waits in the next step. There the order matters: gradients of the first layers come last and are needed first, so they
+should go before what is queued. `arranged` lists the buckets in the order in which a channel that could choose by need would take them. Large gradients are cut at the bucket size, so
+that they do not hold up what is needed sooner.
 
 **Refinement.** The best candidate's buckets are then improved one change at a time, each judged by the clock: two neighbours joined, one cut in two, a wait moved to the other side of the
 step, until no change helps. Kernels between two events of a bucket count as one here (`_condensed`), so a change is judged in a fraction of a millisecond.
@@ -56,14 +57,13 @@ class SearchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A strategy with its simulated step time, the bounds of it, how many candidates were timed, and the order of its collectives."""
+    """A strategy with its simulated step time, the bounds of it, and how many candidates were timed."""
 
     strategy: Strategy
     seconds: float
     full_overlap: float
     tight: float
     tried: int
-    order: tuple[int, ...]  # the buckets as the channel takes them
 
     @property
     def gap(self) -> float:
@@ -157,9 +157,8 @@ class _Search:
                 self.model, order, seconds, buckets, across_steps=self.options.across_steps
             )
         timing = self.model.timing(order, seconds, buckets)
-        carried = steady_state(timing, self.model.channel.sharing).order
         strategy = self.model.strategy(name, best.grouping, buckets)
-        return Found(strategy, length, full_overlap(timing), tight(timing), self.tried, carried)
+        return Found(strategy, length, full_overlap(timing), tight(timing), self.tried)
 
 
 def solve_buckets(
@@ -168,7 +167,8 @@ def solve_buckets(
     """The best of the bucketings that the module's text lists, and its step time."""
     gradients = model.arrivals(order, seconds)
     best: tuple[float, Buckets] | None = None
-    for buckets in _bucketings(model, gradients, options):
+    for cut in _bucketings(model, gradients, options):
+        buckets = arranged(model, order, seconds, cut)
         time_of = steady_state(model.timing(order, seconds, buckets), model.channel.sharing).seconds
         if best is None or time_of < best[0] * (1 - 1e-9):
             best = (time_of, buckets)
@@ -181,7 +181,7 @@ def _bucketings(model: StepModel, gradients: Sequence[Gradient], options: Search
     if not gradients:
         return
     if not options.tensors:
-        yield tuple(Bucket((Part(item.path),), priority=place) for place, item in enumerate(gradients))
+        yield tuple(Bucket((Part(item.path),)) for item in gradients)
         return
     ends, _ = earliest_end(gradients, model.channel.latency, model.channel.per_byte)
     yield _cut(gradients, ends)
@@ -196,31 +196,32 @@ def _cut(gradients: Sequence[Gradient], ends: Sequence[int]) -> Buckets:
     """Runs of gradients that are waited for at the end of the step, in the order in which they are ready."""
     starts = [0, *ends[:-1]]
     return tuple(
-        Bucket(tuple(Part(item.path) for item in gradients[start:end]), priority=place)
-        for place, (start, end) in enumerate(zip(starts, ends, strict=True))
+        Bucket(tuple(Part(item.path) for item in gradients[start:end])) for start, end in zip(starts, ends, strict=True)
     )
 
 
 def _across(model: StepModel, gradients: Sequence[Gradient], size: int) -> Buckets:
-    """Buckets of about `size` bytes that the next step waits for, the one that is needed first before the others."""
-    filling: list[tuple[list[Part], int]] = []  # parts, and the first operator of the next step that needs one
+    """Buckets of about `size` bytes that the next step waits for."""
+    found: list[Bucket] = []
     parts: list[Part] = []
-    held, first = 0, len(model.ops)
+    held = 0
     for item in gradients:
-        use = model.first_use[item.path]
         pieces = max(1, round(item.bytes / size)) if item.bytes > 1.5 * size else 1
+        count = model.elements[item.path]
         for piece in range(pieces):
-            count = model.elements[item.path]
             span = (count * piece // pieces, count * (piece + 1) // pieces) if pieces > 1 else None
             parts.append(Part(item.path, span))
-            held, first = held + item.bytes // pieces, min(first, use)
+            held += item.bytes // pieces
             if held >= size:
-                filling.append((parts, first))
-                parts, held, first = [], 0, len(model.ops)
-    if parts:
-        filling.append((parts, first))
-    ranks = {place: rank for rank, place in enumerate(sorted({use for _, use in filling}))}
-    return tuple(Bucket(tuple(parts), priority=ranks[use], wait=WaitAt.NEXT) for parts, use in filling)
+                found.append(Bucket(tuple(parts), WaitAt.NEXT))
+                parts, held = [], 0
+    return (*found, Bucket(tuple(parts), WaitAt.NEXT)) if parts else tuple(found)
+
+
+def arranged(model: StepModel, order: Sequence[Numbers], seconds: Sequence[float], buckets: Buckets) -> Buckets:
+    """The buckets in the order in which a channel that chooses by need takes them."""
+    timing = _condensed(model.timing(order, seconds, buckets, by_priority=True))
+    return tuple(buckets[number] for number in steady_state(timing, model.channel.sharing).order)
 
 
 def refine_buckets(
@@ -234,7 +235,8 @@ def refine_buckets(
     best, length = buckets, judge(buckets)
     for _ in range(_ROUNDS):
         before = length
-        for candidate in _changes(model, best, across_steps=across_steps):
+        for change in _changes(model, best, across_steps=across_steps):
+            candidate = arranged(model, order, seconds, change)
             time_of = judge(candidate)
             if time_of < length * (1 - 1e-6):
                 best, length = candidate, time_of
@@ -247,17 +249,15 @@ def refine_buckets(
 def _changes(model: StepModel, buckets: Buckets, *, across_steps: bool) -> Iterator[Buckets]:
     for place in range(len(buckets) - 1):
         left, right = buckets[place : place + 2]
-        joined = replace(
-            left, parts=_merged(model, (*left.parts, *right.parts)), priority=min(left.priority, right.priority)
-        )
+        joined = replace(left, parts=_merged(model, (*left.parts, *right.parts)))
         yield (*buckets[:place], joined, *buckets[place + 2 :])
     for place, bucket in enumerate(buckets):
         for cut in range(1, len(bucket.parts)):
             halves = [replace(bucket, parts=parts) for parts in (bucket.parts[:cut], bucket.parts[cut:])]
-            yield tuple(_ranked(model, (*buckets[:place], *halves, *buckets[place + 1 :])))
+            yield (*buckets[:place], *halves, *buckets[place + 1 :])
         if across_steps:
             other = WaitAt.STEP if bucket.wait is WaitAt.NEXT else WaitAt.NEXT
-            yield tuple(_ranked(model, (*buckets[:place], replace(bucket, wait=other), *buckets[place + 1 :])))
+            yield (*buckets[:place], replace(bucket, wait=other), *buckets[place + 1 :])
 
 
 def _merged(model: StepModel, parts: tuple[Part, ...]) -> tuple[Part, ...]:
@@ -271,14 +271,6 @@ def _merged(model: StepModel, parts: tuple[Part, ...]) -> tuple[Part, ...]:
         else:
             found.append(part)
     return tuple(found)
-
-
-def _ranked(model: StepModel, buckets: Sequence[Bucket]) -> list[Bucket]:
-    """Priorities by first use in the next step; what this step waits for goes before."""
-    use = [min(model.first_use[part.path] for part in bucket.parts) for bucket in buckets]
-    keys = [(bucket.wait is WaitAt.NEXT, first) for bucket, first in zip(buckets, use, strict=True)]
-    rank = {key: place for place, key in enumerate(sorted(set(keys)))}
-    return [replace(bucket, priority=rank[key]) for bucket, key in zip(buckets, keys, strict=True)]
 
 
 def _condensed(timing: Timing) -> Timing:
@@ -298,4 +290,4 @@ def _condensed(timing: Timing) -> Timing:
         replace(bucket, ready=place[bucket.ready], needed=None if bucket.needed is None else place[bucket.needed])
         for bucket in timing.buckets
     )
-    return Timing(tuple(lengths), buckets)
+    return Timing(tuple(lengths), buckets, timing.by_priority)
