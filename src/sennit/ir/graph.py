@@ -1,18 +1,28 @@
 """A graph: operators on logical tensors, forward and backward, as the unsplit model computes them.
 
     graph  := "graph" STRING "{" input* op* output* "}"
-    input  := role %name ":" tensor STRING                 role: "param" | "buffer" | "input" | "tangent"
+    input  := role %name ":" tensor STRING        role: "param" | "buffer" | "input" | "tangent" | "seed"
     op     := phase result ("," result)* "=" KIND "(" (arg ("," arg)*)? ")" origin?
     result := %name ":" tensor
     phase  := "forward" | "backward"
     arg    := (NAME "=")? term
     term   := %name | NUMBER | STRING | "true" | "false" | "none" | dtype | "[" (term ("," term)*)? "]"
     origin := "at" STRING (STRING)? ("seq" INT)?            module path, source line, autograd sequence number
-    output := "loss" %name | "gradient" STRING %name | "result" STRING %name
+    output := "loss" STRING? %name | "gradient" STRING %name | "buffer" STRING %name | "result" STRING %name
 
 Static single assignment: a value has one definition, before its uses. `Op.kind` is a torch operator by its full name
 (`aten.mm.default`); a value's type is that of the whole tensor, whatever will be split later. `seq` links a backward
-operator to the forward one whose derivative it computes; `tangent` is the upstream gradient of the loss.
+operator to the forward one whose derivative it computes.
+
+**Inputs.** `param` and `buffer` go by their path in the model; `input` by its path in the call (`input_ids`,
+`batch.labels`, `args.0`); `tangent` is the upstream gradient of a loss (`tangent`, or `tangent.PATH` for the loss of that
+path); `seed` is the pair (seed, step) that all random numbers of the step are made from, by `sennit.uniform`
+(`ir/random_numpy.py`).
+
+**Outputs.** A `loss` is a scalar that the gradients differentiate; its path is its place in what the model returns,
+absent where that is the loss alone. There may be several: the gradients are those of their sum, each weighted by its tangent.
+`buffer` is the new value of a buffer that the model updates (running statistics). `result` is anything else that the model
+returns, not differentiated. No two outputs share a key.
 """
 
 from __future__ import annotations
@@ -34,6 +44,7 @@ class Role(Enum):
     BUFFER = "buffer"
     INPUT = "input"
     TANGENT = "tangent"
+    SEED = "seed"
 
 
 class Phase(Enum):
@@ -44,6 +55,7 @@ class Phase(Enum):
 class OutputKind(Enum):
     LOSS = "loss"
     GRADIENT = "gradient"
+    BUFFER = "buffer"
     RESULT = "result"
 
 
@@ -105,6 +117,22 @@ class Output:
     name: str
     path: str = ""
 
+    @property
+    def key(self) -> str:
+        """What a run returns it by: its path, or `loss` for the loss that has none."""
+        return self.path or "loss"
+
+    def __str__(self) -> str:
+        path = "" if self.kind is OutputKind.LOSS and not self.path else f"{quote(self.path)} "
+        return f"{self.kind.value} {path}%{self.name}"
+
+    @classmethod
+    def read(cls, scanner: Scanner, word: str) -> Output:
+        """The rest of an output, after the word that names its kind."""
+        kind = OutputKind(word)
+        path = "" if kind is OutputKind.LOSS and not scanner.peek('"') else scanner.string()
+        return cls(kind, scanner.value_name(), path)
+
 
 @dataclass(frozen=True, slots=True)
 class Graph:
@@ -129,6 +157,20 @@ class Graph:
         for output in self.outputs:
             if output.name not in defined:
                 raise GraphError(f"output %{output.name} is not defined", where=f"graph {self.name!r}")
+        self._check_edges()
+
+    def _check_edges(self) -> None:
+        """There is one seed at most, a pair of integers, and no two outputs share a key."""
+        keys: set[str] = set()
+        for output in self.outputs:
+            if output.key in keys:
+                raise GraphError(f"two outputs have the key {output.key!r}", where=f"graph {self.name!r}")
+            keys.add(output.key)
+        seeds = [item.value for item in self.inputs if item.role is Role.SEED]
+        if len(seeds) > 1:
+            raise GraphError(f"there are {len(seeds)} seeds", where=f"graph {self.name!r}", fix="use one")
+        if seeds and seeds[0].type != TensorType((2,), DType.I64):
+            raise GraphError(f"the seed %{seeds[0].name} is {seeds[0].type}, not i64[2]", where=f"graph {self.name!r}")
 
     def values(self) -> Iterator[Value]:
         for item in self.inputs:
@@ -169,9 +211,7 @@ class Graph:
             f"  {item.role.value} %{item.value.name} : {item.value.type} {quote(item.path)}" for item in self.inputs
         ]
         lines += [f"  {print_op(op)}" for op in self.ops]
-        for output in self.outputs:
-            path = "" if output.kind is OutputKind.LOSS else f"{quote(output.path)} "
-            lines.append(f"  {output.kind.value} {path}%{output.name}")
+        lines += [f"  {output}" for output in self.outputs]
         return "\n".join([*lines, "}"]) + "\n"
 
     @classmethod
@@ -184,15 +224,13 @@ class Graph:
         outputs: list[Output] = []
         while not scanner.accept("}"):
             word = scanner.word("an input, an operator or an output")
-            if word in [role.value for role in Role]:
+            if word in [role.value for role in Role] and not scanner.peek('"'):  # else an output: `buffer "path" %name`
                 value = _read_result(scanner)
                 inputs.append(Input(Role(word), value, scanner.string()))
             elif word in [phase.value for phase in Phase]:
                 ops.append(_read_op(scanner, Phase(word)))
             elif word in [kind.value for kind in OutputKind]:
-                kind = OutputKind(word)
-                path = "" if kind is OutputKind.LOSS else scanner.string()
-                outputs.append(Output(kind, scanner.value_name(), path))
+                outputs.append(Output.read(scanner, word))
             else:
                 raise ParseError(f"unknown line {word!r}", where=scanner.here(), fix="see the grammar in ir/graph.py")
         return cls(name, tuple(inputs), tuple(ops), tuple(outputs))

@@ -23,7 +23,7 @@ import numpy as np
 from sennit.errors import GraphError, LayoutError, ProgramError
 from sennit.ir.aten_numpy import apply, bind
 from sennit.ir.dtype_numpy import numpy_dtype
-from sennit.ir.graph import OutputKind, refs
+from sennit.ir.graph import refs
 from sennit.ir.layout import Layout
 from sennit.ir.layout_numpy import Array, assemble, distribute, regroup
 from sennit.ir.mesh import AxisKind, Point
@@ -241,8 +241,7 @@ def _outputs(lanes: list[_LaneState]) -> dict[str, Array]:
                     where=state.where(),
                     fix="accumulate or concatenate it before it is returned",
                 )
-            key = "loss" if output.kind is OutputKind.LOSS else output.path
-            found.setdefault(key, {}).setdefault((buffer.tensor, buffer.layout), {}).update(local)
+            found.setdefault(output.key, {}).setdefault((buffer.tensor, buffer.layout), {}).update(local)
     results: dict[str, Array] = {}
     for key, parts in found.items():
         for (_, layout), local in parts.items():

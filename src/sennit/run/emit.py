@@ -14,7 +14,7 @@ from math import prod
 
 from sennit.errors import ProgramError
 from sennit.ir.dtype import DType
-from sennit.ir.graph import Arg, OutputKind, Ref
+from sennit.ir.graph import Arg, Ref
 from sennit.ir.layout import Layout, Pending
 from sennit.ir.mesh import print_ranges
 from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Program, Receive, Send, Step, reads
@@ -190,8 +190,7 @@ class _Emitter:
         self.lines.append("")
         self._line("return {")
         for output in self.lane.outputs:
-            key = "loss" if output.kind is OutputKind.LOSS else output.path
-            self._line(f"    {key!r}: {self._variable(output.name)},")
+            self._line(f"    {output.key!r}: {self._variable(output.name)},")
         self._line("}")
 
     def _arg(self, arg: Arg) -> str:

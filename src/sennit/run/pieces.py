@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from sennit.errors import RunError
-from sennit.ir.graph import OutputKind
 from sennit.ir.layout import Layout
 from sennit.ir.mesh import Point
 from sennit.ir.program import Lane, Program
 
-__all__ = ["assemble_outputs", "inputs_of", "key_of_output"]
+__all__ = ["assemble_outputs", "inputs_of"]
 
 
 def inputs_of(lane: Lane, device: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -45,11 +44,6 @@ def _piece(whole: Tensor, layout: Layout, point: Point) -> Tensor:
     return piece.clone() if piece is whole else piece
 
 
-def key_of_output(kind: OutputKind, path: str) -> str:
-    """Outputs go by their path; the loss, which has none, by `loss`."""
-    return "loss" if kind is OutputKind.LOSS else path
-
-
 def assemble_outputs(program: Program, pieces: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Whole outputs from the pieces that each device returned. Replicas must agree to the last bit."""
     whole: dict[str, Tensor] = {}
@@ -57,7 +51,7 @@ def assemble_outputs(program: Program, pieces: Mapping[int, Mapping[str, Tensor]
     for lane in program.lanes:
         buffers = lane.buffers()
         for output in lane.outputs:
-            key, buffer = key_of_output(output.kind, output.path), buffers[output.name]
+            key, buffer = output.key, buffers[output.name]
             for device in lane.devices:
                 piece = pieces[device][key]
                 if key not in whole:
