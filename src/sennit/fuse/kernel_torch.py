@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from sennit.capture.trace import torch_dtype
+from sennit.capture.element_types import torch_dtype
 from sennit.errors import CaptureError
 from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Arg, Op, Ref

@@ -254,7 +254,9 @@ def classify(op: Op, types: dict[str, TensorType]) -> Class:
     """By what the operator does to its elements. Anything that is not known to be pointwise or a reduction is left alone."""
     if is_view(op.kind):
         return Class.VIEW
-    name = op.kind.split(".")[1] if op.kind.startswith("aten.") else op.kind
+    if not op.kind.startswith("aten."):
+        return Class.OTHER
+    name = op.kind.split(".")[1]
     if name in _PRODUCTS or name.startswith("_scaled_dot_product"):
         return Class.PRODUCT
     if name in _REDUCTIONS:
