@@ -1,16 +1,17 @@
 """Times of fused groups on a GPU: the data that the estimator of `fuse/` is trained on.
 
-    python benchmarks/fuse/label_groups.py --out groups.jsonl --seconds 420 --workers 12
+    python benchmarks/fuse/label_groups.py --out groups.jsonl.gz --seconds 420 --workers 12
 
 Training steps of several model families are captured, in float32 and bfloat16, at sizes that people train at. Random legal groups of their operators (`fuse/moves.py`) are
 compiled by Inductor, each by itself, and timed with CUDA events: the median of batches of launches, inputs larger than the cache where the group's are. Workers compile in parallel; one
-lock keeps the GPU to one timing at a time. A line of the output is one group: its operators with shapes and types, which values it reads and writes, seconds, and quartiles.
+lock keeps the GPU to one timing at a time. A line of the output is one group: the group as a graph in text form, seconds, and quartiles.
 Groups with the same structure are timed once. Needs a GPU; families whose library is absent are left out and named.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import json
 import multiprocessing
@@ -202,28 +203,16 @@ def random_groups(graph: Any, seed: int, count: int) -> Iterator[tuple[tuple[int
             yield tuple(sorted(group)), written
 
 
-def describe(graph: Any, places: tuple[int, ...], written: frozenset[str]) -> dict[str, Any]:
-    """A group as plain data: operators with their arguments, types of all values, which are read and which are written."""
+def describe(graph: Any, places: tuple[int, ...], written: frozenset[str]) -> str:
+    """A group as a graph in text form: what it reads are the inputs, what others read the results."""
+    from sennit.ir.graph import Graph, Input, Output, OutputKind, Role, Value
     from sennit.ir.strategy_check import Kernel
 
     types = graph.types()
     kernel = Kernel(tuple(graph.ops[place] for place in places))
-    names = {*kernel.reads, *(value.name for op in kernel.body for value in op.results)}
-    return {
-        "ops": [
-            {
-                "kind": op.kind,
-                "call": str(op.args) if not op.kwargs else f"{op.args} {op.kwargs}",
-                "reads": list(op.reads),
-                "results": [value.name for value in op.results],
-                "phase": op.phase.value,
-            }
-            for op in kernel.body
-        ],
-        "types": {name: str(types[name]) for name in sorted(names)},
-        "reads": list(kernel.reads),
-        "written": sorted(written),
-    }
+    inputs = tuple(Input(Role.INPUT, Value(name, types[name]), name) for name in kernel.reads)
+    outputs = tuple(Output(OutputKind.RESULT, name, name) for name in sorted(written))
+    return str(Graph("group", inputs, kernel.body, outputs))
 
 
 # ---- timing ----------------------------------------------------------------------------------------------------------------
@@ -312,7 +301,7 @@ def main() -> None:
     for process in workers:
         process.start()
     waiting: dict[str, list[tuple[Any, ...]]] = {}
-    described: dict[str, tuple[str, dict[str, Any]]] = {}
+    described: dict[str, tuple[str, str]] = {}
     for name, graph in graphs(arguments.families, arguments.graphs):
         types = graph.types()
         mine = waiting.setdefault(name, [])
@@ -330,7 +319,7 @@ def main() -> None:
     for job in order:
         jobs.put(job)
     done, failed, reasons = 0, 0, {}  # type: int, int, dict[str, int]
-    with arguments.out.open("w") as out:
+    with gzip.open(arguments.out, "wt") as out:
         while done + failed < len(order) and time.monotonic() < deadline:
             try:
                 key, found, compiling, error = answers.get(timeout=1.0)
