@@ -10,6 +10,7 @@ are left out. Printed: median and least milliseconds a step, the bounds by measu
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -52,7 +53,7 @@ def convolutional() -> Any:
             super().__init__()
             widths = (3, 64, 128, 256, 256)
             self.layers = nn.ModuleList(
-                nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in zip(widths, widths[1:], strict=False)
+                nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in itertools.pairwise(widths)
             )
             self.hidden, self.head = nn.Linear(1024, 4096), nn.Linear(4096, 100)
 

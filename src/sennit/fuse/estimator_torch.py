@@ -92,8 +92,8 @@ class _Layer(nn.Module):
         values = self.value(x).view(b, n, self.heads, width // self.heads)
         mixed = torch.einsum("bijh,bjhd->bihd", weights, values).reshape(b, n, width)
         out: Tensor = h + mixed
-        out = out + self.after(out)
-        return out
+        change: Tensor = self.after(out)
+        return out + change
 
 
 class GraphNetwork(nn.Module):
