@@ -52,9 +52,7 @@ def convolutional() -> Any:
         def __init__(self) -> None:
             super().__init__()
             widths = (3, 64, 128, 256, 256)
-            self.layers = nn.ModuleList(
-                nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in itertools.pairwise(widths)
-            )
+            self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in itertools.pairwise(widths))
             self.hidden, self.head = nn.Linear(1024, 4096), nn.Linear(4096, 100)
 
         def forward(self, images: Tensor, labels: Tensor) -> Tensor:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cluster",
-    "GradScaler",
     "DataParallel",
+    "GradScaler",
     "Graph",
     "Layout",
     "Mesh",
