@@ -6,11 +6,14 @@ that includes no Python header, so one build serves all Python versions.
 
 from setuptools import Extension, setup
 
+FOLDER = "src/sennit/collective/runtime"
+
 setup(
     ext_modules=[
         Extension(
             "sennit.collective.runtime._shm_core",
-            ["src/sennit/collective/runtime/shm_core.c"],
+            [f"{FOLDER}/shm_core.c"],
+            depends=[f"{FOLDER}/shm_records.h", f"{FOLDER}/shm_reduce.h"],
             extra_compile_args=["-O3", "-std=gnu11", "-fwrapv", "-fno-math-errno", "-fno-trapping-math"],
             optional=True,
             py_limited_api=True,

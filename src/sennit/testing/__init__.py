@@ -1,4 +1,4 @@
-"""What tests and benchmarks of distributed programs need and a single machine lacks: other hosts."""
+"""What tests and benchmarks share: other hosts on one machine, model families from real libraries, and eager torch to compare with."""
 
 from sennit.testing.testbed import Host, Network, network, why_no_network
 

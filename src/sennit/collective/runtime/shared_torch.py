@@ -14,8 +14,8 @@ from torch import Tensor
 from sennit.collective.runtime.failure import Cause, RuntimeFailure
 from sennit.collective.runtime.linked_torch import cut
 from sennit.collective.runtime.shm_abi import Reduction
-from sennit.collective.runtime.shm_endpoint import Buffer
 from sennit.collective.runtime.shm_group import ShmGroup
+from sennit.collective.runtime.shm_messages import Buffer
 from sennit.errors import PeerError
 from sennit.ir.collective import CollectiveName
 from sennit.ir.dtype import DType

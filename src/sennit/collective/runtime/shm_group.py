@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code
+from sennit.collective.runtime.liveness import Identity
 from sennit.collective.runtime.shm_abi import Reduction
-from sennit.collective.runtime.shm_endpoint import Buffer, ShmEndpoint
+from sennit.collective.runtime.shm_machine import Machine
+from sennit.collective.runtime.shm_messages import Buffer, ShmMessages
 from sennit.collective.runtime.shm_plan import Plan
-from sennit.collective.runtime.shm_table import CodeTable, default_table
+from sennit.collective.runtime.shm_segment import Segment
+from sennit.collective.runtime.shm_table import default_table
 from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveName
 from sennit.ir.dtype import DType
@@ -27,20 +29,18 @@ __all__ = ["ShmGroup"]
 Array = NDArray[np.generic]
 
 
-class ShmGroup(ShmEndpoint):
+class ShmGroup(ShmMessages):
     """`table` may be replaced by one that was tuned; all ranks must have the same."""
 
-    table: CodeTable | None = None
-
-    @cached_property
-    def _ready(self) -> dict[tuple[object, ...], Plan]:
-        """Plans by what was asked for."""
-        return {}
+    def __init__(
+        self, segment: Segment, identities: Sequence[Identity], machine: Machine, timeout: float, cores: int
+    ) -> None:
+        super().__init__(segment, identities, machine, timeout, cores)
+        self.table = default_table(self.size, cores)
+        self._ready: dict[tuple[object, ...], Plan] = {}  # by what was asked for
 
     def code(self, collective: CollectiveName, nbytes: int, root: int | None = None) -> Code:
         """The code for a collective whose part (see `code.py`) has so many bytes."""
-        if self.table is None:
-            self.table = default_table(self.size, self.cores)
         return self.table.code(collective, nbytes, root)
 
     def all_reduce(
