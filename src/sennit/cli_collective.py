@@ -42,6 +42,8 @@ class Compile:
     """Copies of the algorithm side by side, each with its part of every chunk."""
     pieces: Number = 1
     """Chunks that a pipelined algorithm cuts its data into."""
+    one_sided: bool = False
+    """Compile to a one-sided program of puts, reads and signals instead of a schedule of messages."""
     out: File = None
     """Write the schedule's text here and print a summary; without it the text is printed."""
     svg: File = None

@@ -51,6 +51,6 @@ def compile_graph(graph: Graph, planner: Planner, mesh: Mesh, cluster: Cluster) 
     plan = planner(graph, mesh)
     decisions = propagate(plan)
     program = lower(decisions)
-    verify(program, graph)
+    verify(program, plan.graph)  # the plan's own: recomputation adds operators
     timeline = simulate(program, cluster)
     return Compilation(graph, plan, decisions, program, timeline)

@@ -23,9 +23,9 @@ A step reads all that it reads, then writes. `multi_reduce` is one pass over mem
 once for each operand. `multicast` and `switch_reduce` are done by a switch that all the ranks named hang on (NVLink SHARP): the data
 crosses this rank's link once, whatever the number of ranks. The order in which a switch adds is its own.
 
-**Entry and exit.** Block 0 of each rank is its *gate*. It first signals every block of another rank that touches this rank's memory: the
-buffers are there and may be used. Then it waits for a signal of each: nobody touches them any more. So a rank that has left the program may reuse its
-buffers, and one that is late is not written to.
+**Entry and exit.** Block 0 of each rank is its *gate*. It first signals: the buffers of this rank are there and may be used. Every step
+that touches them from another rank comes after that signal, directly or through others. Then the gate waits, until nobody touches them any
+more. So a rank that has left the program may reuse its buffers, and one that is late is not written to.
 """
 
 from __future__ import annotations
