@@ -28,6 +28,7 @@ from sennit.collective.library import (
     two_step_all_to_all,
 )
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Geometry, Instruction, Op, Operand
+from sennit.collective.runtime.code_gates import with_direct_gates
 from sennit.collective.runtime.code_numpy import run_code
 from sennit.collective.runtime.code_verify import verify_code
 from sennit.collective.runtime.encode import encode
@@ -233,3 +234,20 @@ def test_code_that_lacks_a_wait_is_caught_or_right() -> None:
         for seed in range(10):
             check_outputs(algorithm, inputs, run_code(mutant, inputs, 7, seed=seed), 7)
     assert caught > 10
+
+
+@settings(derandomize=True, deadline=None, max_examples=20)
+@given(st.sampled_from(library()), st.integers(0, 99))
+def test_gates_that_others_imply_are_added(make: Make, seed: int) -> None:
+    """Every block waits itself for the gates of the ranks whose input or output it touches; else nothing changes."""
+    algorithm = make()
+    code = with_direct_gates(encode(compile_one_sided(algorithm)))
+    verify_code(code)
+    assert with_direct_gates(code) is code
+    inputs = draw_inputs(code, 13, seed)
+    check_outputs(algorithm, inputs, run_code(code, inputs, 13, seed=seed), 13)
+
+
+def test_a_ring_leaves_gates_out() -> None:
+    code = encode(compile_one_sided(ring_all_reduce(4)))
+    assert len(with_direct_gates(code).instructions) > len(code.instructions)
