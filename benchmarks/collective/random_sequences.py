@@ -1,6 +1,6 @@
 """Random sequences of collective calls on gloo and on sennit, in the same processes: are the results equal?
 
-    python benchmarks/collective/random_sequences.py --count 5000 --ranks 4
+    python benchmarks/collective/random_sequences.py --count 5000 --ranks 4 [--hosts 2]
 
 Sequence i is made from seed `--seed` + i, alike on all ranks (`tests/runtime/random_calls.py` says how, and what counts as equal), so one that differs can be
 repeated alone with `--seed THAT --count 1`. Ends with status 1 if any differs.
@@ -21,11 +21,14 @@ import random_calls
 
 import sennit.backend
 from sennit.cluster.ranks_torch import GlooRanks
+from sennit.collective.runtime import group_torch
 
 BATCH = 250  # sequences between two lines of output; each batch has new groups
 
 
-def compare(rank: int, first: int, count: int) -> tuple[int, list[str]]:
+def compare(rank: int, first: int, count: int, hosts: int) -> tuple[int, list[str]]:
+    if hosts > 1:
+        group_torch.host_identity = lambda: f"host {rank % hosts}"
     warnings.simplefilter("ignore", FutureWarning)  # all_reduce_coalesced is deprecated, and still called by programs
     sennit.backend.register()
     return random_calls.compare_many(rank, first, count, groups_every=50)
@@ -36,12 +39,15 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=5000, help="sequences")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first one")
     parser.add_argument("--ranks", type=int, default=4, help="processes")
+    parser.add_argument(
+        "--hosts", type=int, default=1, help="let ranks believe to be on so many hosts: sockets between them"
+    )
     arguments = parser.parse_args()
     start, calls, wrong = time.monotonic(), 0, 0
     with GlooRanks(arguments.ranks, timeout=3600.0, preload=("sennit.collective.runtime.group_torch",)) as ranks:
         for first in range(arguments.seed, arguments.seed + arguments.count, BATCH):
             count = min(BATCH, arguments.seed + arguments.count - first)
-            answers = ranks.call(compare, first, count)
+            answers = ranks.call(compare, first, count, arguments.hosts)
             calls += sum(made for made, _ in answers)
             for line in (line for _, found in answers for line in found):
                 wrong += 1

@@ -2,19 +2,18 @@
 
 Torch 2.11 to 2.13 take a Python backend as a subclass of `dist.ProcessGroup`, which then stands for the whole group. The documentation of later ones
 describes `dist.BackendBase` in its place: a backend that a group holds for a type of device. What the backend overrides is the same; a torch that has only
-the new class needs `GroupBase` and `creator_style` changed, here and nowhere else.
+the new class needs `GroupBase` changed, here, and what `group_torch.py` returns.
 
 | name | used for |
 |---|---|
 | `GroupBase` | what a Python backend derives from |
 | `WorkBase` | what its methods return |
-| `register_backend` | making the name known to `init_process_group` |
 | `is_asynchronous`, `time_limit`, `reduction_of` | reading the options that c10d passes along |
+| `store_host` | where the rendezvous is |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -28,9 +27,7 @@ __all__ = [
     "Store",
     "WorkBase",
     "is_asynchronous",
-    "is_registered",
     "reduction_of",
-    "register_backend",
     "store_host",
     "time_limit",
 ]
@@ -40,15 +37,6 @@ _REDUCTIONS = {
     getattr(dist.ReduceOp, name): name.lower()
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
 }
-
-
-def register_backend(name: str, create: Callable[..., Any]) -> None:
-    """`create(options, backend_options)` is called by `init_process_group` and `new_group` on every member."""
-    dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
-
-
-def is_registered(name: str) -> bool:
-    return name.upper() in dist.Backend._plugins
 
 
 def is_asynchronous(options: Any) -> bool:
