@@ -33,4 +33,4 @@ def _create(options: Any, backend_options: Any) -> SennitGroup:
     from sennit.collective.runtime.group_torch import create_group
     from sennit.environment import current_environment
 
-    return create_group(options, current_environment().interface)
+    return create_group(options, backend_options, current_environment().interface)

@@ -20,7 +20,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sennit.backend
 from sennit.collective.runtime import group_torch
+from sennit.collective.runtime.rendezvous_torch import host_identity
+from sennit.collective.selection import Row, SelectionTable
 from sennit.errors import CollectiveError
+from sennit.ir.collective import CollectiveName
 
 
 def sennit_group(ranks: list[int] | None = None, timeout: float = 30.0) -> Any:
@@ -29,9 +32,8 @@ def sennit_group(ranks: list[int] | None = None, timeout: float = 30.0) -> Any:
 
 
 def pretend_hosts(rank: int, hosts: list[str] | None) -> None:
-    """Let ranks believe that they are on different hosts, so that they use sockets between them."""
-    if hosts is not None:
-        group_torch.host_identity = lambda: hosts[rank]
+    """Let ranks believe that they are on different hosts, so that they use sockets between them; None: on the one that they are on."""
+    group_torch.host_identity = host_identity if hosts is None else lambda: hosts[rank]
 
 
 def compare_sequences(rank: int, first: int, count: int, hosts: list[str] | None = None) -> list[str]:
@@ -77,6 +79,7 @@ def large_all_reduces(rank: int, hosts: list[str] | None) -> list[str]:
 
 def special_forms(rank: int) -> list[str]:
     """The names of the forms whose result is wrong."""
+    pretend_hosts(rank, None)
     group = sennit_group()
     size = dist.get_world_size()
     wrong: list[str] = []
@@ -182,6 +185,26 @@ def refusals(rank: int) -> list[str]:
     dist.all_reduce(x, group=group)
     dist.destroy_process_group(group)
     return [*said, f"{x.item():.0f}", raised(lambda: group.allreduce([x], dist.AllreduceOptions()))]
+
+
+def tuned(rank: int) -> list[str]:
+    """A group with a table of its own: which code it runs for two sizes, and what it says of tables that do not fit."""
+    pretend_hosts(rank, None)
+    sennit.backend.register()
+    size = dist.get_world_size()
+    name = CollectiveName.ALL_REDUCE
+    rows = (Row(name, 0, "all_pairs_all_reduce", 1.0, "", 4096), Row(name, 4096, "ring_all_reduce", 1.0, ""))
+    table = SelectionTable("here", 1, size, "made up", rows)
+    group = dist.new_group(backend="sennit", pg_options=table)
+    for numel in (10, 5000):
+        x = torch.ones(numel)
+        dist.all_reduce(x, group=group)
+        assert float(x.sum()) == numel * size
+    codes = [group._communicator.group.code(name, nbytes).name for nbytes in (40, 20_000)]
+    wrong = SelectionTable("there", 2, size, "made up", rows)
+    said = raised(lambda: dist.new_group(backend="sennit", pg_options=wrong))
+    dist.destroy_process_group(group)
+    return [*codes, said]
 
 
 def alone(rank: int) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from backend_work import alone, compare_sequences, large_all_reduces, programs, refusals, special_forms
+from backend_work import alone, compare_sequences, large_all_reduces, programs, refusals, special_forms, tuned
 
 from sennit.cluster.ranks_torch import GlooRanks
 
@@ -53,6 +53,13 @@ def test_what_cannot_be_served_is_refused_and_the_group_stays_good(ranks: GlooRa
         assert f"all_to_all of {SIZE + 1} rows over {SIZE} ranks" in rows
         assert total == str(SIZE)
         assert "closed" in closed
+
+
+def test_a_tuned_table_chooses(ranks: GlooRanks) -> None:
+    for small, large, said in ranks.call(tuned):
+        assert small == "all_pairs_all_reduce"
+        assert large == "ring_all_reduce"
+        assert f"a table for 2 nodes of {SIZE} ranks in a group of {SIZE}" in said
 
 
 def test_groups_of_one_rank(ranks: GlooRanks) -> None:

@@ -19,14 +19,18 @@ from sennit.collective.runtime.linked_torch import Linked
 from sennit.collective.runtime.p2p_links import Links
 from sennit.collective.runtime.rendezvous_torch import Rendezvous, group_by_host, host_identity, own_address
 from sennit.collective.runtime.shared_torch import Shared
+from sennit.collective.selection import SelectionTable
+from sennit.errors import CollectiveError
 
 __all__ = ["create_group"]
 
 _COLLECTIVE = 1  # the kind of messages of collectives over all members
 
 
-def create_group(options: Any, interface: str | None = None) -> SennitGroup:
-    """`options` is what c10d passes to a creator: store, rank, size, timeout, name."""
+def create_group(options: Any, table: SelectionTable | None = None, interface: str | None = None) -> SennitGroup:
+    """`options` is what c10d passes to a creator: store, rank, size, timeout, name. `table` is a tuned table for a group on one host."""
+    if table is not None:
+        _check_table(table, options.group_size)
     store, rank, size = options.store, options.group_rank, options.group_size
     timeout = options.timeout.total_seconds()
     name = f"{options.group_id}-{rank}"
@@ -35,7 +39,7 @@ def create_group(options: Any, interface: str | None = None) -> SennitGroup:
     meet = Rendezvous(store, rank, size, timeout)
     links = Links(rank, meet, host=host_identity(), address=own_address(store, interface), timeout=timeout)
     try:
-        communicator = _communicator(links, meet, timeout)
+        communicator = _communicator(links, meet, table, timeout)
     except BaseException:
         links.close()
         raise
@@ -43,10 +47,13 @@ def create_group(options: Any, interface: str | None = None) -> SennitGroup:
     return SennitGroup(store, communicator, links, members, name=name, timeout=timeout)
 
 
-def _communicator(links: Links, meet: Rendezvous, timeout: float) -> Communicator:
+def _communicator(links: Links, meet: Rendezvous, table: SelectionTable | None, timeout: float) -> Communicator:
     hosts = group_by_host([address.host for address in links.addresses])
     if len(hosts) == 1:
-        return Shared.create(links.rank, range(links.size), meet, timeout=timeout)
+        shared = Shared.create(links.rank, range(links.size), meet, timeout=timeout)
+        if table is not None:
+            shared.group.use(table)
+        return shared
     if len({len(ranks) for ranks in hosts}) > 1:
         return Linked(links, range(links.size), _COLLECTIVE)
     mine = next(ranks for ranks in hosts if links.rank in ranks)
@@ -60,3 +67,18 @@ def _communicator(links: Links, meet: Rendezvous, timeout: float) -> Communicato
     row = Shared.create(mine.index(links.rank), mine, meet_on_host, timeout=timeout)
     row.group.sleep_soon()
     return Hosts(links, hosts, row)
+
+
+def _check_table(table: SelectionTable, size: int) -> None:
+    if not isinstance(table, SelectionTable):
+        raise CollectiveError(
+            f"pg_options of type {type(table).__name__}",
+            where='init_process_group("sennit")',
+            fix="pass a sennit.collective.selection.SelectionTable, or nothing",
+        )
+    if table.nodes * table.per_node != size:
+        raise CollectiveError(
+            f"a table for {table.nodes} nodes of {table.per_node} ranks in a group of {size}",
+            where='init_process_group("sennit")',
+            fix="pass a table that was filled for as many ranks",
+        )

@@ -16,6 +16,8 @@ from sennit.collective.runtime.linked_torch import cut
 from sennit.collective.runtime.shm_abi import Reduction
 from sennit.collective.runtime.shm_group import ShmGroup
 from sennit.collective.runtime.shm_messages import Buffer
+from sennit.collective.runtime.shm_table import tuned_table
+from sennit.collective.selection import SelectionTable
 from sennit.errors import PeerError
 from sennit.ir.collective import CollectiveName
 from sennit.ir.dtype import DType
@@ -37,6 +39,12 @@ _FEW_YIELDS = 5
 
 class TensorGroup(ShmGroup):
     """A shared-memory group that another part of the program may declare broken."""
+
+    def use(self, table: SelectionTable) -> None:
+        """Choose by a tuned table, where it has rows for a collective."""
+        self.code(CollectiveName.ALL_REDUCE, 0)  # makes the default table
+        assert self.table is not None
+        self.table = tuned_table(table, self.table)
 
     def sleep_soon(self) -> None:
         """For waits that are long anyway, since a network is in them: leave the core to the threads that serve it."""
