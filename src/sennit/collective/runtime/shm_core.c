@@ -183,7 +183,8 @@ static void move_data(const Group *group, const Call *call, const Instruction *s
         const Operand *operand = call->operands + step->argument;
         for (int k = 0; k < step->peer; k++, operand++) {
             char *to = locate(group, call, operand->rank, operand->buffer, operand->chunk, step->count, &other);
-            memcpy(to, source, other < size ? other : size);
+            if (to != source)
+                memcpy(to, source, other < size ? other : size);
         }
         return;
     }
