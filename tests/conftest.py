@@ -81,7 +81,7 @@ def make_small_gpt(*, tied: bool) -> SmallGPT:
     torch.manual_seed(0)
     model = GPT(config).double()
     tokens, targets = random_batch(config, 8)
-    graph = capture(model, (tokens, targets), "GPT")
+    graph = capture(model, (tokens, targets), name="GPT")
     with sdpa_kernel(SDPBackend.MATH), one_core():  # the form of attention that is captured
         loss = model(tokens, targets)
         loss.backward()

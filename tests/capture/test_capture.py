@@ -58,21 +58,6 @@ def test_a_model_must_return_its_loss() -> None:
         capture(nn.Linear(4, 3), (torch.randn(2, 4),))
 
 
-class Branching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x).sum()
-        return y if y.item() > 0 else -y
-
-
-def test_a_branch_on_values_is_refused() -> None:
-    with pytest.raises(CaptureError, match=r"torch could not trace Branching[\s\S]*branches on tensor values"):
-        capture(Branching(), (torch.randn(2, 4),))
-
-
 def test_an_argument_may_be_named_like_an_operator() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:

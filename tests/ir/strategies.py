@@ -12,7 +12,7 @@ from math import prod
 from hypothesis import strategies as st
 
 from sennit.ir.dtype import DType, TensorType
-from sennit.ir.graph import Arg, Graph, Input, Op, Output, OutputKind, Phase, Ref, Role, Value
+from sennit.ir.graph import Arg, Graph, Input, Op, Output, OutputKind, Phase, Ref, Repeat, Role, Value
 from sennit.ir.layout import Entry, Layout, Pending, Reduction, Split
 from sennit.ir.mesh import Axis, AxisKind, Mesh
 from sennit.ir.program import (
@@ -63,9 +63,8 @@ def _calls(names: list[str]) -> st.SearchStrategy[tuple[tuple[Arg, ...], tuple[t
 def _outputs(names: list[str]) -> st.SearchStrategy[tuple[Output, ...]]:
     if not names:
         return st.just(())
-    loss = st.builds(Output, st.just(OutputKind.LOSS), st.sampled_from(names))
-    others = st.sampled_from([OutputKind.GRADIENT, OutputKind.RESULT])
-    return st.lists(st.one_of(loss, st.builds(Output, others, st.sampled_from(names), texts)), max_size=3).map(tuple)
+    outputs = st.builds(Output, st.sampled_from(OutputKind), st.sampled_from(names), texts)
+    return st.lists(outputs, max_size=4, unique_by=lambda output: output.key).map(tuple)
 
 
 # ---- graphs ----------------------------------------------------------------------------------------------------------
@@ -75,9 +74,10 @@ def _outputs(names: list[str]) -> st.SearchStrategy[tuple[Output, ...]]:
 def graphs(draw: st.DrawFn) -> Graph:
     names = draw(st.lists(value_names, unique=True, max_size=8))
     cut = draw(st.integers(0, len(names)))
-    inputs = tuple(
-        Input(draw(st.sampled_from(Role)), Value(name, draw(tensor_types)), draw(texts)) for name in names[:cut]
-    )
+    roles = st.sampled_from([role for role in Role if role is not Role.SEED])
+    inputs = tuple(Input(draw(roles), Value(name, draw(tensor_types)), draw(texts)) for name in names[:cut])
+    if draw(st.booleans()):  # longer than any other name
+        inputs += (Input(Role.SEED, Value("the.one.seed", TensorType((2,), DType.I64)), draw(texts)),)
     ops: list[Op] = []
     while cut < len(names):
         stop = draw(st.integers(cut + 1, min(len(names), cut + 2)))
@@ -85,9 +85,11 @@ def graphs(draw: st.DrawFn) -> Graph:
         results = tuple(Value(name, draw(tensor_types)) for name in names[cut:stop])
         seq = draw(st.none() | st.integers())
         phase = draw(st.sampled_from(Phase))
-        ops.append(Op(draw(kinds), positional, keyword, results, phase, draw(texts), draw(texts), seq))
+        call = draw(st.integers(0, 3))
+        ops.append(Op(draw(kinds), positional, keyword, results, phase, draw(texts), draw(texts), seq, call))
         cut = stop
-    return Graph(draw(texts), inputs, tuple(ops), draw(_outputs(names)))
+    repeats = [Repeat(draw(texts), draw(st.integers(0, 9)), start, 1, 1) for start in range(len(ops))]
+    return Graph(draw(texts), inputs, tuple(ops), draw(_outputs(names)), tuple(repeats))
 
 
 # ---- meshes and layouts ----------------------------------------------------------------------------------------------

@@ -275,7 +275,8 @@ def test_every_operator_equals_torch(family: Any, seed: int) -> None:
 
 
 def test_every_operator_of_the_tables_is_tested() -> None:
-    assert known_kinds() == {kind for family in FAMILIES for kind, _, _ in family(Data(0))}
+    aten = {kind for kind in known_kinds() if not kind.startswith("sennit.")}  # those have tests of their own
+    assert aten == {kind for family in FAMILIES for kind, _, _ in family(Data(0))}
 
 
 def test_arguments_are_not_written() -> None:

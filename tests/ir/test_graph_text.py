@@ -93,6 +93,23 @@ def test_faults_are_found_where_they_stand(old: str, new: str, what: str) -> Non
     assert caught.value.where.startswith(f"line {line}, column {column}, at ")
 
 
+def test_a_graph_has_one_seed_and_one_output_for_each_key() -> None:
+    seeded = GRAPH.replace("  forward %h", '  seed %k : i64[2] "seed"\n  forward %h', 1)
+    outputs = seeded.replace("  loss %s", '  loss "a" %s\n  loss "b" %s\n  buffer "mean" %h')
+    assert [str(output) for output in Graph.parse(outputs).outputs] == [
+        'loss "a" %s',
+        'loss "b" %s',
+        'buffer "mean" %h',
+        'result "y" %h',
+    ]
+    with pytest.raises(GraphError, match=r"the seed %k is i32\[2\], not i64\[2\]"):
+        Graph.parse(seeded.replace("i64[2]", "i32[2]"))
+    with pytest.raises(GraphError, match="there are 2 seeds"):
+        Graph.parse(seeded.replace("input %x", "seed %x"))
+    with pytest.raises(GraphError, match="two outputs have the key 'loss'"):
+        Graph.parse(GRAPH.replace('result "y"', 'result "loss"'))
+
+
 def test_a_graph_is_in_single_assignment() -> None:
     with pytest.raises(GraphError, match=r"%w is defined twice"):
         Graph.parse(GRAPH.replace("input %x", "input %w"))

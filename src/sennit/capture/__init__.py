@@ -1,5 +1,6 @@
 """torch model -> `Graph`, and the rules that say how each operator may be split."""
 
-from sennit.capture.trace import Model, capture
+from sennit.capture.signature import Signature
+from sennit.capture.trace import Captured, Model, capture, capture_call
 
-__all__ = ["Model", "capture"]
+__all__ = ["Captured", "Model", "Signature", "capture", "capture_call"]

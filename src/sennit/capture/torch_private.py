@@ -1,92 +1,290 @@
 """The one file that touches private parts of torch to capture a model.
 
 `torch.export` gives the forward graph of an unmodified module; `aot_export_joint_with_descriptors` traces forward and
-backward of it together, and describes every input and output. Both run on fake tensors: no weights are read.
+backward of it together, and describes every input and output. Both run on fake tensors: no weights are read, so a model on
+the meta device is captured like any other. Under `no_grad` the same call gives the forward graph alone.
 Tried with torch 2.11 and 2.13; the names used here are private to torch and may move between releases.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+import io
+import logging
+import operator
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["JointGraph", "joint_graph"]
+from sennit.capture.certain import Certain
+from sennit.capture.decompositions import decompositions
+
+__all__ = [
+    "Forward",
+    "JointGraph",
+    "Recorder",
+    "distinct_leaves",
+    "flat_arguments",
+    "forward_graph",
+    "joint_graph",
+    "storage_key",
+    "without_memory",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The forward graph, and what it returns: a fake tensor or a constant per leaf, and how leaves make the result."""
+
+    module: fx.GraphModule
+    results: tuple[object, ...]
+    assemble: Callable[[list[object]], object]
 
 
 @dataclass(frozen=True, slots=True)
 class JointGraph:
-    """The joint graph, what each placeholder is, and which output is the gradient of which parameter."""
+    """The joint graph, what each placeholder is, and what each output is. An output goes by its position."""
 
     module: fx.GraphModule
     parameters: dict[str, str]  # placeholder -> parameter path
     buffers: dict[str, str]
     arguments: dict[str, int]  # placeholder -> position among the flattened arguments
-    tangents: tuple[str, ...]
-    results: tuple[int, ...]  # positions in the output list that the model returns
-    gradients: dict[int, str]  # position in the output list -> parameter path
+    tangents: dict[str, int]  # placeholder -> the leaf of the result whose upstream gradient it is
+    results: dict[int, int]  # output -> leaf of the result
+    gradients: dict[int, str]  # output -> parameter path
+    updates: dict[int, str]  # output -> path of the buffer whose new value it is
+    changed_arguments: tuple[int, ...] = ()  # arguments that the model writes to
+    changed_parameters: tuple[str, ...] = ()
 
 
-def joint_graph(model: nn.Module, args: tuple[Any, ...]) -> JointGraph:
-    """Trace forward and backward of `model(*args)` together."""
+def forward_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
+    """Trace `model(*args, **kwargs)`."""
+    from torch.utils._pytree import tree_unflatten
+
+    with Certain(), _quiet():
+        exported = torch.export.export(model, args, kwargs, strict=False)
+    module = exported.module(check_guards=False)
+    assert isinstance(module, fx.GraphModule)
+    _inline_grad_regions(module)
+    spec = exported.call_spec.out_spec
+    assert spec is not None
+    results = tuple(part.meta["val"] if isinstance(part, fx.Node) else part for part in _returned(module))
+    return Forward(module, results, lambda leaves: tree_unflatten(leaves, spec))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Where torch fails to trace it writes the whole graph to stderr: our error says more with less."""
+    loggers = [
+        logging.getLogger(f"torch.{name}") for name in ("fx.experimental.symbolic_shapes", "_subclasses.fake_tensor")
+    ]
+    levels = [logger.level for logger in loggers]
+    written = io.StringIO()
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        with redirect_stderr(written):
+            yield
+        sys.stderr.write(written.getvalue())  # not of torch: the model's own
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _inline_grad_regions(module: fx.GraphModule) -> None:
+    """`with torch.no_grad()` becomes an operator on a submodule, behind which the modules and lines of its operators are lost.
+    Put the operators in its place: what it returns is detached, which is all that can be seen of it outside."""
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.wrap_with_set_grad_enabled):
+        enabled, region, *operands = node.args
+        assert isinstance(region, fx.Node)
+        inner = module.get_submodule(str(region.target))
+        assert isinstance(inner, fx.GraphModule)
+        _inline_grad_regions(inner)
+        inside = dict(zip(inner.graph.find_nodes(op="placeholder"), operands, strict=True))
+        with module.graph.inserting_before(node):
+            results: Any = module.graph.graph_copy(inner.graph, inside)
+            if not enabled:
+                results = [module.graph.call_function(torch.ops.aten.detach.default, (part,)) for part in results]
+        for user in list(node.users):  # each takes one result of the tuple
+            assert user.target is operator.getitem
+            user.replace_all_uses_with(results[user.args[1]])
+            module.graph.erase_node(user)
+        module.graph.erase_node(node)
+    module.recompile()
+
+
+def joint_graph(
+    forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any], *, losses: Collection[int], training: bool
+) -> JointGraph:
+    """Trace forward and backward together. Only the leaves `losses` of the result are differentiated; without `training`
+    none is, and there is no backward."""
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
+    _detach_results(forward.module, losses)
     # Attention in its mathematical form: its parts have operator rules of their own.
-    with ExitStack() as stack, sdpa_kernel(SDPBackend.MATH):
-        exported = torch.export.export(model, args, strict=False)
-        module: nn.Module = exported.module(check_guards=False)
-        joint = aot_export_joint_with_descriptors(stack, module, args, decompositions=_decompositions())
+    with _quiet(), ExitStack() as stack, sdpa_kernel(SDPBackend.MATH), torch.set_grad_enabled(training):
+        joint = aot_export_joint_with_descriptors(stack, forward.module, args, kwargs, decompositions=decompositions())
     graph_module: fx.GraphModule = joint.graph_module
     return _described(graph_module)
 
 
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """What is taken apart before planning: the loss, so that its count of targets is a tensor of its own, and
-    compositions whose parts have rules."""
-    from torch._decomp import get_decompositions
+def flat_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[object]:
+    """The leaves of a call in the order in which `JointGraph.arguments` counts them."""
+    from torch.utils._pytree import tree_leaves
 
-    aten = torch.ops.aten
-    wanted: list[Any] = [aten.nll_loss_forward, aten.nll_loss_backward, aten._safe_softmax, aten.tril]
-    wanted += [aten.split.Tensor, aten.t, aten.transpose.int]
-    return dict(get_decompositions(wanted))
+    found: list[object] = tree_leaves((args, dict(kwargs)))
+    return found
+
+
+def distinct_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same call with a tensor object of its own at each leaf: what is one tensor in the sample (tokens that are also
+    their labels) may be two in the next call."""
+    from torch.utils._pytree import tree_map
+
+    fresh: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(
+        lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, (args, kwargs)
+    )
+    return fresh
+
+
+@contextmanager
+def without_memory(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, everything: bool = False
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """A model on the meta device, and a call of it, as fake tensors that say they are on the CPU. On the meta device itself some
+    operators have no derivative. Weights with memory are left as they are, unless `everything` is asked for."""
+    from torch._subclasses import FakeTensorMode
+    from torch.utils._pytree import tree_map
+
+    places = [
+        (tensors, name, tensor)
+        for module in model.modules()
+        for tensors in (module._parameters, module._buffers)
+        for name, tensor in tensors.items()
+        if tensor is not None and (everything or tensor.device.type == "meta")
+    ]
+    if not places and not everything:
+        yield args, kwargs
+        return
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes: dict[int, Tensor] = {}  # tied tensors stay tied
+
+    def fake(tensor: Tensor) -> Tensor:
+        with mode:
+            empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+        return empty
+
+    try:
+        for tensors, name, tensor in places:
+            if id(tensor) not in fakes:
+                fakes[id(tensor)] = fake(tensor)
+            tensors[name] = fakes[id(tensor)]  # type: ignore[assignment]
+        yield tree_map(lambda leaf: fake(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+    finally:
+        for tensors, name, tensor in places:
+            tensors[name] = tensor  # type: ignore[assignment]
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives its base class no types
+    """Notes every operator that runs: its name, its plain arguments, the shapes of its results."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.noted: list[object] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        from torch.utils._pytree import tree_leaves
+
+        result = func(*args, **(kwargs or {}))
+        plain = [str(leaf) for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)]
+        shapes = [tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.noted.append((str(func), plain, shapes))
+        return result
+
+
+def storage_key(tensor: Tensor) -> tuple[object, ...]:
+    """Equal for two tensors that are the same elements in memory; also on the meta device, where there is no memory."""
+    return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+
+
+def _output(module: fx.GraphModule) -> fx.Node:
+    node = next(reversed(module.graph.nodes))
+    assert isinstance(node, fx.Node)
+    assert node.op == "output"
+    return node
+
+
+def _returned(module: fx.GraphModule) -> list[Any]:
+    leaves = _output(module).args[0]
+    assert isinstance(leaves, (tuple, list))
+    return list(leaves)
+
+
+def _detach_results(module: fx.GraphModule, losses: Collection[int]) -> None:
+    """Autograd asks for the upstream gradient of all that requires one: cut off what is not a loss."""
+    node = _output(module)
+
+    leaves = _returned(module)
+    for position, part in enumerate(leaves):
+        if isinstance(part, fx.Node) and position not in losses:
+            with module.graph.inserting_before(node):
+                leaves[position] = module.graph.call_function(torch.ops.aten.detach.default, (part,))
+    node.args = (tuple(leaves),)
+    module.recompile()
 
 
 def _described(module: fx.GraphModule) -> JointGraph:
     from torch._functorch._aot_autograd.descriptors import (
         BufferAOTInput,
         GradAOTOutput,
+        InputMutationAOTOutput,
         ParamAOTInput,
         PlainAOTInput,
         PlainAOTOutput,
         TangentAOTInput,
     )
 
-    parameters: dict[str, str] = {}
-    buffers: dict[str, str] = {}
-    arguments: dict[str, int] = {}
-    tangents: list[str] = []
+    joint = JointGraph(module, {}, {}, {}, {}, {}, {}, {})
     for node in module.graph.find_nodes(op="placeholder"):
         match node.meta["desc"]:
-            case ParamAOTInput() as desc:
-                parameters[node.name] = desc.target
-            case BufferAOTInput() as desc:
-                buffers[node.name] = desc.target
-            case PlainAOTInput() as desc:
-                arguments[node.name] = desc.idx
+            case ParamAOTInput(target=path):
+                joint.parameters[node.name] = path
+            case BufferAOTInput(target=path):
+                joint.buffers[node.name] = path
+            case PlainAOTInput(idx=position):
+                joint.arguments[node.name] = position
+            case TangentAOTInput(output=PlainAOTOutput(idx=position)):
+                joint.tangents[node.name] = position
             case TangentAOTInput():
-                tangents.append(node.name)
+                pass  # of a parameter that the model writes to: refused below
             case other:
                 raise AssertionError(f"torch described a placeholder as {other!r}")
-    (output,) = module.graph.find_nodes(op="output")
-    results = [i for i, desc in enumerate(output.meta["desc"]) if isinstance(desc, PlainAOTOutput)]
-    gradients = {
-        i: desc.grad_of.target
-        for i, desc in enumerate(output.meta["desc"])
-        if isinstance(desc, GradAOTOutput) and isinstance(desc.grad_of, ParamAOTInput)
-    }
-    return JointGraph(module, parameters, buffers, arguments, tuple(tangents), tuple(results), gradients)
+    changed: list[int] = []
+    changed_parameters: list[str] = []
+    for position, desc in enumerate(_output(module).meta["desc"]):
+        match desc:
+            case PlainAOTOutput(idx=leaf):
+                joint.results[position] = leaf
+            case GradAOTOutput(grad_of=ParamAOTInput(target=path)):
+                joint.gradients[position] = path
+            case InputMutationAOTOutput(mutated_input=BufferAOTInput(target=path)):
+                joint.updates[position] = path
+            case InputMutationAOTOutput(mutated_input=PlainAOTInput(idx=argument)):
+                changed.append(argument)
+            case InputMutationAOTOutput(mutated_input=ParamAOTInput(target=path)):
+                changed_parameters.append(path)
+            case None | GradAOTOutput():
+                pass  # nothing, or the gradient of an argument
+            case other:
+                raise AssertionError(f"torch described an output as {other!r}")
+    return replace(joint, changed_arguments=tuple(changed), changed_parameters=tuple(changed_parameters))

@@ -2,130 +2,308 @@
 
 The joint graph of torch comes with what planning needs: the module and source line of each operator, which phase it is
 in, and for a backward operator the sequence number of the forward one. Here that is brought into the value type: tuples of
-results become named values, aliases vanish, tied parameters become one, and nothing that the outputs do not need is kept.
+results become named values, aliases vanish, tied parameters become one, random operators are taken apart (`random.py`),
+and nothing that the outputs do not need is kept.
 
-`capture(model, args)` wants a model whose result is one scalar, the loss.
+`capture(model, args, kwargs)` is the simple face; `capture_call` also gives the signature, which turns calls into tensors by
+path and back (`signature.py`), and the constants that the model's code made.
+
+**Losses.** What is differentiated is the result called `loss`, if there is one; else every floating scalar that depends on a
+parameter. A model that returns one scalar and nothing else has a loss without a path.
+
+**Modes.** `training=True` captures forward and backward, in training mode; `training=False` the forward alone, in evaluation mode.
+A model that is in the mode already is taken as it is, frozen parts included; else `model.train(training)` holds while it is
+captured.
 """
 
 from __future__ import annotations
 
-import inspect
+import logging
 import operator
-import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
-from sennit.capture.torch_private import JointGraph, joint_graph
+from sennit.capture.depth import check_depth
+from sennit.capture.edges import Edges
+from sennit.capture.element_types import dtype_of
+from sennit.capture.explain import explain, line_of, place_of, refuse_dynamic
+from sennit.capture.fold import NotPeriodic, unroll
+from sennit.capture.random import RandomParts, is_random
+from sennit.capture.runs import Run, find_runs, shortened
+from sennit.capture.signature import Signature, argument_paths, type_of
+from sennit.capture.torch_private import (
+    JointGraph,
+    distinct_leaves,
+    forward_graph,
+    joint_graph,
+    without_memory,
+)
 from sennit.errors import CaptureError
 from sennit.ir.dtype import DType, TensorType
-from sennit.ir.graph import Arg, Graph, Input, Op, Output, OutputKind, Phase, Ref, Role, Value
+from sennit.ir.graph import Arg, Graph, Input, Op, Output, OutputKind, Phase, Ref, Role, Value, refs
 
-__all__ = ["Model", "capture", "dtype_of", "torch_dtype"]
+__all__ = ["Captured", "Model", "capture", "capture_call"]
 
 Model = nn.Module
+log = logging.getLogger(__name__)
 
 
-def dtype_of(dtype: torch.dtype) -> DType:
-    for name in DType:
-        if torch_dtype(name) is dtype:
-            return name
-    known = ", ".join(name.value for name in DType)
-    raise CaptureError(f"element type {dtype} has no name here", fix=f"use one of {known}")
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A graph and what surrounds it. `constants` are the tensors that the model's code made from numbers, by the path of the
+    `buffer` inputs that stand for them: they are in no state dict."""
+
+    graph: Graph
+    signature: Signature
+    constants: Mapping[str, Tensor]
 
 
-def torch_dtype(dtype: DType) -> torch.dtype:
-    found: torch.dtype = getattr(torch, dtype.torch_name)
-    return found
+def capture(
+    model: Model,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    training: bool = True,
+    name: str | None = None,
+) -> Graph:
+    """The graph of `model(*args, **kwargs)`: forward and backward, or in inference the forward alone."""
+    return capture_call(model, args, kwargs, training=training, name=name).graph
 
 
-def capture(model: Model, args: tuple[Any, ...], name: str | None = None) -> Graph:
-    """The joint forward and backward graph of `model(*args)`, whose result must be the loss."""
+def capture_call(
+    model: Model,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    training: bool = True,
+    name: str | None = None,
+    fold: bool = True,
+) -> Captured:
+    """The graph of one call with its signature. With `fold`, equal layers are captured a few times and copied: see `fold.py`."""
+    args, kwargs = distinct_leaves(args, dict(kwargs or {}))
+    name = name or type(model).__name__
+    argument_paths(model, args, kwargs)  # raises where the arguments do not fit
+    with _mode(model, training), without_memory(model, args, kwargs) as (args, kwargs):
+        runs = find_runs(model) if fold else ()
+        if runs:
+            try:
+                return _folded(model, args, kwargs, runs, training=training, name=name)
+            except (NotPeriodic, CaptureError) as reason:
+                log.info("%s: captured layer by layer, because %s", name, reason)
+        return _whole(model, args, kwargs, training=training, name=name)
+
+
+def _folded(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], runs: tuple[Run, ...], *, training: bool, name: str
+) -> Captured:
+    check_depth(model, args, kwargs, runs)
+    with shortened(model, runs):
+        captured = _whole(model, args, kwargs, training=training, name=name)
+    graph = captured.graph
+    for run in runs:
+        graph = unroll(graph, run)
+    return replace(captured, graph=graph)
+
+
+def _whole(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool, name: str) -> Captured:
     try:
-        joint = joint_graph(model, args)
+        forward = forward_graph(model, args, kwargs)
     except Exception as error:  # torch raises many kinds; each one means that this model was not captured
-        raise CaptureError(
-            f"torch could not trace {type(model).__name__}: {type(error).__name__}: {str(error).strip().splitlines()[0]}",
-            fix="branches on tensor values and calls outside torch cannot be traced: see the error above this one",
-        ) from error
-    return _Reader(model, joint).read(name or type(model).__name__)
+        raise explain(model, error) from error
+    refuse_dynamic(model, forward.module)
+    edges = Edges(model, args, kwargs, forward)
+    losses = edges.losses() if training else ()
+    try:
+        joint = joint_graph(forward, args, kwargs, losses=losses, training=training)
+    except Exception as error:
+        raise explain(model, error) from error
+    return _Reader(edges, joint, training).read(name)
+
+
+@contextmanager
+def _mode(model: nn.Module, training: bool) -> Iterator[None]:
+    before = {module: module.training for module in model.modules()}
+    if model.training != training:
+        model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in before.items():
+            module.training = mode
 
 
 class _Reader:
     """Walks the nodes of one joint graph, in order."""
 
-    def __init__(self, model: nn.Module, joint: JointGraph) -> None:
-        self.model = model
+    def __init__(self, edges: Edges, joint: JointGraph, training: bool) -> None:
+        self.edges = edges
         self.joint = joint
+        self.training = training
         self.alias: dict[str, str] = {}  # a node -> the value it is another name of
         self.types: dict[str, TensorType] = {}
         self.modules: dict[int, str] = {}  # sequence number -> module of the forward operator
+        self.calls: dict[str, tuple[tuple[str, int], ...]] = {}  # operator -> modules around it, and which call of each
+        self.taken = {node.name for node in joint.module.graph.nodes if node.op == "call_function"}
+        self.inputs: dict[str, Input] = {}
+        self.constants: dict[str, Tensor] = {}
+        self.random = RandomParts(self._free("seed"))
 
-    def read(self, name: str) -> Graph:
-        graph = self.joint.module.graph
-        inputs = self._inputs()
-        ops = [op for node in graph.nodes if node.op == "call_function" and (op := self._op(node)) is not None]
+    def read(self, name: str) -> Captured:
+        self._refuse_writes()
+        ops: list[Op] = []
+        for node in self.joint.module.graph.nodes:
+            match node.op:
+                case "placeholder":
+                    self._placeholder(node)
+                case "get_attr":
+                    ops += self._constant(node)
+                case "call_function":
+                    try:
+                        ops += self._ops(node)
+                    except CaptureError as error:
+                        raise CaptureError(error.what, where=error.where or place_of(node), fix=error.fix) from None
+        if self.random.drawn:
+            self._input(Role.SEED, self.random.seed, TensorType((2,), DType.I64), "seed")
         outputs = self._outputs()
-        return _without_dead_code(name, inputs, ops, outputs)
+        graph = _without_dead_code(name, list(self.inputs.values()), self._counted(ops), outputs)
+        live = {item.path for item in graph.inputs}
+        constants = {path: value for path, value in self.constants.items() if path in live}
+        return Captured(graph, self.edges.signature(set(self.joint.tangents.values())), constants)
 
-    def _inputs(self) -> list[Input]:
-        canonical = self._tied()
-        argument_names = list(inspect.signature(self.model.forward).parameters)
-        inputs: dict[str, Input] = {}
-        taken = {node.name for node in self.joint.module.graph.nodes if node.op == "call_function"}
-        for node in self.joint.module.graph.find_nodes(op="placeholder"):
-            if node.name in self.joint.parameters:
-                path, role = canonical[self.joint.parameters[node.name]], Role.PARAM
-            elif node.name in self.joint.buffers:
-                path, role = self.joint.buffers[node.name], Role.BUFFER
-            elif node.name in self.joint.arguments:
-                position = self.joint.arguments[node.name]
-                path = argument_names[position] if position < len(argument_names) else f"argument{position}"
-                role = Role.INPUT
-            else:
-                path, role = "tangent", Role.TANGENT
-            name = path + ".in" if path in taken else path
-            self.alias[node.name] = name
-            self.types[name] = self._type(node.meta["val"])
-            inputs.setdefault(name, Input(role, Value(name, self.types[name]), path))
-        return list(inputs.values())
+    # ---- inputs ------------------------------------------------------------------------------------------------------
 
-    def _tied(self) -> dict[str, str]:
-        """Each parameter path to the first path of the same parameter: tied weights are one value."""
-        first: dict[int, str] = {}
-        return {
-            path: first.setdefault(id(parameter), path)
-            for path, parameter in self.model.named_parameters(remove_duplicate=False)
-        }
+    def _placeholder(self, node: fx.Node) -> None:
+        joint, edges = self.joint, self.edges
+        if node.meta.get("val") is None:
+            return  # an argument that is no tensor
+        if node.name in joint.parameters:
+            path, role = edges.tied[joint.parameters[node.name]], Role.PARAM
+        elif node.name in joint.buffers:
+            path, role = edges.tied[joint.buffers[node.name]], Role.BUFFER
+        elif node.name in joint.arguments:
+            argument = edges.argument_path[joint.arguments[node.name]]
+            if argument is None:
+                return  # a number, which is built into the graph
+            path, role = edges.renamed.get(argument, argument), Role.INPUT
+        else:
+            loss = edges.loss_path(joint.tangents[node.name])
+            path, role = f"tangent.{loss}" if loss else "tangent", Role.TANGENT
+        self.alias[node.name] = self._input(role, self._free(path), type_of(node.meta["val"]), path)
 
-    def _op(self, node: fx.Node) -> Op | None:
+    def _input(self, role: Role, name: str, type_: TensorType, path: str) -> str:
+        self.types[name] = type_
+        self.inputs.setdefault(name, Input(role, Value(name, type_), path))
+        return name
+
+    def _free(self, path: str) -> str:
+        """A name for an input that no operator has."""
+        return path + ".in" if path in self.taken else path
+
+    def _constant(self, node: fx.Node) -> list[Op]:
+        """A tensor that the model's code made. One value throughout is an operator; else it is an input."""
+        value = getattr(self.joint.module, str(node.target))
+        assert isinstance(value, Tensor)
+        type_ = type_of(value)
+        if value.device.type != "meta" and value.numel() and bool((value == value.flatten()[0]).all()):
+            self.alias[node.name] = node.name
+            self.types[node.name] = type_
+            fill = value.flatten()[0].item()
+            result = Value(node.name, type_)
+            return [Op("aten.full.default", (type_.shape, fill), (("dtype", type_.dtype),), (result,), Phase.FORWARD)]
+        path = f"constant.{len(self.constants)}"
+        self.constants[path] = value
+        self.alias[node.name] = self._input(Role.BUFFER, path, type_, path)
+        return []
+
+    def _refuse_writes(self) -> None:
+        for path in self.joint.changed_parameters:
+            raise CaptureError(
+                f"{type(self.edges.model).__name__} writes to its parameter {path!r} in forward",
+                fix="make it a buffer, whose new value is kept, or change it outside of forward",
+            )
+        for position in self.joint.changed_arguments:
+            argument = self.edges.argument_path[position]
+            raise CaptureError(
+                f"{type(self.edges.model).__name__} writes to its argument {argument!r} in place",
+                fix=f"let it work on a copy: {argument} = {argument}.clone()",
+            )
+
+    # ---- operators ---------------------------------------------------------------------------------------------------
+
+    def _ops(self, node: fx.Node) -> tuple[Op, ...]:
+        """The operators that stand for a node: none for an alias, several for a random operator."""
         if node.target is operator.getitem:
-            return None  # named by the operator that makes the tuple
+            return ()  # named by the operator that makes the tuple
+        if node.meta.get("val") is None:
+            return ()  # a check of what was traced, such as `_assert_tensor_metadata`: it computes nothing
         kind = str(node.target)
-        if kind in ("aten.alias.default", "aten.detach.default"):
+        if kind in ("aten.alias.default", "aten.detach.default", "aten.lift_fresh_copy.default"):
             self.alias[node.name] = self._name(node.args[0])
-            return None
+            return ()
+        if kind == "aten.copy.default" and self.types[self._name(node.args[1])].shape == node.meta["val"].shape:
+            return self._copy(node)
+        dropped = ("device", "layout", "pin_memory", "memory_format", "requires_grad")  # of storage, not of values
+        kwargs = tuple((key, self._arg(value)) for key, value in node.kwargs.items() if key not in dropped)
+        args = tuple(self._arg(value) for value in node.args)
+        op = self._op(node, kind, args, kwargs)
+        ops = self.random.take_apart(op, self.types.__getitem__) if is_random(kind) else (op,)
+        for part in ops:
+            self.calls[part.name] = self.calls[op.name]
+        return ops
+
+    def _copy(self, node: fx.Node) -> tuple[Op, ...]:
+        """`copy(x, y)` is y in x's element type: x itself is not read."""
+        source, type_ = self._name(node.args[1]), type_of(node.meta["val"])
+        if self.types[source] == type_:
+            self.alias[node.name] = source
+            return ()
+        return (self._op(node, "aten._to_copy.default", (Ref(source),), (("dtype", type_.dtype),)),)
+
+    def _op(self, node: fx.Node, kind: str, args: tuple[Arg, ...], kwargs: tuple[tuple[str, Arg], ...]) -> Op:
         phase = Phase.BACKWARD if node.meta.get("partitioner_tag") == "is_backward" else Phase.FORWARD
         stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
         seq: int | None = node.meta.get("seq_nr")
         if phase is Phase.BACKWARD and stack is None:
             seq = None  # a sum of gradients, which autograd made: it carries the number of an unrelated operator
-        module = list(stack.values())[-1][0] if stack else ""
+        module = list(stack.values())[-1][0] if stack else self._owner(args)
         if phase is Phase.FORWARD and seq is not None:
             self.modules.setdefault(seq, module)
         elif seq is not None:
             module = module or self.modules.get(seq, "")
-        dropped = ("device", "layout", "pin_memory", "memory_format", "requires_grad")  # of storage, not of values
-        kwargs = tuple((key, self._arg(value)) for key, value in node.kwargs.items() if key not in dropped)
-        args = tuple(self._arg(value) for value in node.args)
-        return Op(kind, args, kwargs, self._results(node), phase, module, _line(node), seq)
+        op = Op(kind, args, kwargs, self._results(node), phase, module, line_of(node), seq)
+        self.calls[op.name] = tuple(
+            (path, int(key.rpartition("@")[2]) if "@" in key else 0) for key, (path, *_) in (stack or {}).items()
+        )
+        return op
+
+    def _counted(self, ops: list[Op]) -> list[Op]:
+        """Operators with the call that they belong to, and with sequence numbers from 0."""
+        again = {path for stack in self.calls.values() for path, call in stack if call}
+        least = min((op.seq for op in ops if op.seq is not None), default=0)
+        counted = []
+        for op in ops:
+            stack = self.calls.get(op.name, ())
+            call = next((call for path, call in stack if path in again), 0)
+            counted.append(replace(op, call=call, seq=None if op.seq is None else op.seq - least))
+        return counted
+
+    def _owner(self, args: tuple[Arg, ...]) -> str:
+        """The module whose parameter or buffer is read: torch does not say where a counter of a norm is counted up."""
+        for name in refs(args):
+            if name in self.inputs and self.inputs[name].role in (Role.PARAM, Role.BUFFER):
+                return self.inputs[name].path.rpartition(".")[0]
+        return ""
 
     def _results(self, node: fx.Node) -> tuple[Value, ...]:
         value = node.meta["val"]
         if not isinstance(value, (tuple, list)):
             self.alias[node.name] = node.name
-            self.types[node.name] = self._type(value)
+            self.types[node.name] = self._type(node, value)
             return (Value(node.name, self.types[node.name]),)
         names = {user.args[1]: user.name for user in node.users if user.target is operator.getitem}
         results = []
@@ -134,35 +312,51 @@ class _Reader:
                 continue  # a gradient that nobody asked for; it is last or its position is kept by the mask
             name = names.get(position, f"{node.name}.{position}")
             self.alias[name] = name
-            self.types[name] = self._type(part)
+            self.types[name] = self._type(node, part)
             results.append(Value(name, self.types[name]))
         return tuple(results)
+
+    # ---- outputs -----------------------------------------------------------------------------------------------------
 
     def _outputs(self) -> list[Output]:
         (node,) = self.joint.module.graph.find_nodes(op="output")
         values = node.args[0]
-        if len(self.joint.results) != 1 or self.types[self._name(values[self.joint.results[0]])].shape != ():
-            shapes = [list(self.types[self._name(values[i])].shape) for i in self.joint.results]
-            raise CaptureError(
-                f"{type(self.model).__name__} returns {len(shapes)} tensors of shapes {shapes}",
-                fix="capture a module that returns one scalar, the loss",
-            )
-        canonical = self._tied()
-        outputs = [Output(OutputKind.LOSS, self._name(values[self.joint.results[0]]))]
-        outputs += [
-            Output(OutputKind.GRADIENT, self._name(values[position]), canonical[path])
-            for position, path in self.joint.gradients.items()
-            if values[position] is not None
-        ]
+        losses = set(self.joint.tangents.values())
+        if self.training and not losses:
+            self._refuse_without_loss()
+        outputs: list[Output] = []
+        for position, leaf in self.joint.results.items():
+            if values[position] is None or not isinstance(self.edges.forward.results[leaf], Tensor):
+                continue
+            if leaf in losses:
+                outputs.append(Output(OutputKind.LOSS, self._name(values[position]), self.edges.loss_path(leaf)))
+            else:
+                outputs.append(Output(OutputKind.RESULT, self._name(values[position]), self.edges.result_path[leaf]))
+        for kind, paths in ((OutputKind.GRADIENT, self.joint.gradients), (OutputKind.BUFFER, self.joint.updates)):
+            outputs += [
+                Output(kind, self._name(values[position]), self.edges.tied[path])
+                for position, path in paths.items()
+                if values[position] is not None
+            ]
         return outputs
+
+    def _refuse_without_loss(self) -> None:
+        tensors = [value for value in self.edges.forward.results if isinstance(value, Tensor)]
+        shapes = [list(value.shape) for value in tensors]
+        raise CaptureError(
+            f"{type(self.edges.model).__name__} returns {len(shapes)} tensors of shapes {shapes}, "
+            "and none is a loss: a floating scalar that depends on a parameter",
+            fix="capture a module that returns one scalar, the loss (with its targets as arguments); or, for inference, "
+            "pass training=False",
+        )
 
     def _name(self, node: Any) -> str:
         return self.alias[node.name]
 
-    def _type(self, value: Any) -> TensorType:
-        if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
-            raise CaptureError(f"a value of type {type(value).__name__} with shape {getattr(value, 'shape', None)}")
-        return TensorType(tuple(int(size) for size in value.shape), dtype_of(value.dtype))
+    def _type(self, node: fx.Node, value: Any) -> TensorType:
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(f"{node.target} gives a value of type {type(value).__name__}")
+        return type_of(value)
 
     def _arg(self, value: Any) -> Arg:
         match value:
@@ -176,13 +370,6 @@ class _Reader:
                 return dtype_of(value)
             case _:
                 raise CaptureError(f"an operator argument of type {type(value).__name__}: {value!r}")
-
-
-def _line(node: fx.Node) -> str:
-    """The user's line nearest to the operator: the last frame outside torch."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    mine = [(path, line) for path, line in frames if "/torch/" not in path]
-    return f"{mine[-1][0].rsplit('/', 1)[-1]}:{mine[-1][1]}" if mine else ""
 
 
 def _without_dead_code(name: str, inputs: list[Input], ops: list[Op], outputs: list[Output]) -> Graph:

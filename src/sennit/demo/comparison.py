@@ -64,7 +64,7 @@ def run_demo(options: DemoOptions, progress: Callable[[str], None]) -> Compariso
     torch.manual_seed(0)
     model = GPT(config)
     progress(f"capturing a GPT of {config.layers} layers")
-    graph = capture(model, batch, "GPT")
+    graph = capture(model, batch, name="GPT")
     progress("running it on one device, for reference")
     reference, reference_seconds = _reference(model, batch)
     results: list[PlanResult] = []

@@ -25,6 +25,7 @@ from sennit.ir.dtype import DType
 from sennit.ir.dtype_numpy import numpy_dtype, result_type
 from sennit.ir.graph import Arg, Ref
 from sennit.ir.layout_numpy import Array
+from sennit.ir.random_numpy import uniform
 
 __all__ = ["apply", "bind", "known_kinds"]
 
@@ -458,6 +459,7 @@ def _creation() -> Family:
         "aten.arange.start_step": lambda start, end, step=1, dtype=None: _arange(start, end, step, dtype),
         "aten._to_copy.default": lambda x, dtype=None: x.astype(_cast(dtype, x.dtype)),
         "aten.lift_fresh_copy.default": np.copy,
+        "sennit.uniform": uniform,
     }
 
 

@@ -12,7 +12,7 @@
              | "receive" buffer "from" LANE
              | "free" %name
     collective := "all_reduce" | "all_gather" | "reduce_scatter" | "all_to_all"
-    output  := "loss" %name | "gradient" STRING %name | "result" STRING %name
+    output  := "loss" STRING? %name | "gradient" STRING %name | "buffer" STRING %name | "result" STRING %name
 
 **Lanes.** Devices that run the same steps share a *lane*: a data- and tensor-parallel program has one, a pipeline one per
 stage, whatever the number of devices. What differs between the devices of a lane follows from their coordinates on the
@@ -281,9 +281,7 @@ def _print_program(program: Program) -> str:
         lines.append(f"  lane {lane.name} on {print_ranges(lane.devices)} {{")
         lines += [f"    {item.role.value} {buffer(item.buffer)} {quote(item.path)}" for item in lane.inputs]
         lines += [f"    {step(item)}" for item in lane.steps]
-        for output in lane.outputs:
-            path = "" if output.kind is OutputKind.LOSS else f"{quote(output.path)} "
-            lines.append(f"    {output.kind.value} {path}%{output.name}")
+        lines += [f"    {output}" for output in lane.outputs]
         lines.append("  }")
     return "\n".join([*lines, "}"]) + "\n"
 
@@ -314,13 +312,11 @@ def _read_lane(scanner: Scanner, name: str, devices: tuple[int, ...], meshes: di
     outputs: list[Output] = []
     while not scanner.accept("}"):
         word = scanner.word("an input, a step or an output")
-        if word in [role.value for role in Role]:
+        if word in [role.value for role in Role] and not scanner.peek('"'):  # else an output: `buffer "path" %name`
             buffer = _read_buffer(scanner, meshes)
             inputs.append(LaneInput(Role(word), buffer, scanner.string()))
         elif word in [kind.value for kind in OutputKind]:
-            kind = OutputKind(word)
-            path = "" if kind is OutputKind.LOSS else scanner.string()
-            outputs.append(Output(kind, scanner.value_name(), path))
+            outputs.append(Output.read(scanner, word))
         else:
             steps.append(_read_step(scanner, word, meshes))
     return Lane(name, devices, tuple(inputs), tuple(steps), tuple(outputs))

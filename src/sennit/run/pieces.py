@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from sennit.errors import RunError
-from sennit.ir.graph import OutputKind
 from sennit.ir.layout import Layout
 from sennit.ir.mesh import Point
 from sennit.ir.program import Lane, Program
 
-__all__ = ["assemble_outputs", "inputs_of", "key_of_output"]
+__all__ = ["assemble_outputs", "inputs_of", "piece_of"]
 
 
 def inputs_of(lane: Lane, device: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -32,22 +31,22 @@ def inputs_of(lane: Lane, device: int, state: Mapping[str, Tensor]) -> dict[str,
                 f"{item.path} is {whole.dtype} {list(whole.shape)}, but the program was made for {buffer.type}",
                 fix="run with the shapes and types that the model was captured with",
             )
-        pieces[item.path] = _piece(whole, buffer.layout, buffer.point(device))
+        pieces[item.path] = piece_of(whole, buffer.layout, buffer.point(device)).clone()
     return pieces
 
 
-def _piece(whole: Tensor, layout: Layout, point: Point) -> Tensor:
+def piece_of(whole: Tensor, layout: Layout, point: Point) -> Tensor:
+    """The piece at a point: a view where its indices are a range in every dim, else a copy."""
     piece = whole
     for dim in range(len(layout.shape)):
         indices = layout.indices(dim, point)
-        if len(indices) != layout.shape[dim]:
-            piece = piece.index_select(dim, torch.from_numpy(indices))
-    return piece.clone() if piece is whole else piece
-
-
-def key_of_output(kind: OutputKind, path: str) -> str:
-    """Outputs go by their path; the loss, which has none, by `loss`."""
-    return "loss" if kind is OutputKind.LOSS else path
+        if len(indices) == layout.shape[dim]:
+            continue
+        if len(indices) and int(indices[-1]) - int(indices[0]) + 1 == len(indices):
+            piece = piece.narrow(dim, int(indices[0]), len(indices))
+        else:
+            piece = piece.index_select(dim, torch.from_numpy(indices).to(whole.device))
+    return piece
 
 
 def assemble_outputs(program: Program, pieces: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -57,7 +56,7 @@ def assemble_outputs(program: Program, pieces: Mapping[int, Mapping[str, Tensor]
     for lane in program.lanes:
         buffers = lane.buffers()
         for output in lane.outputs:
-            key, buffer = key_of_output(output.kind, output.path), buffers[output.name]
+            key, buffer = output.key, buffers[output.name]
             for device in lane.devices:
                 piece = pieces[device][key]
                 if key not in whole:

@@ -229,7 +229,7 @@ class _Walk:
             match roles.get(name):
                 case Role.PARAM | Role.BUFFER:
                     return MemoryKind.PARAMETERS
-                case Role.INPUT | Role.TANGENT:
+                case Role.INPUT | Role.TANGENT | Role.SEED:
                     return MemoryKind.INPUTS
                 case None:
                     is_gradient = name in sums or self.buffers[name].tensor in gradients
