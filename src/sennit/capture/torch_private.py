@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sennit.capture.certain import Certain
+from sennit.capture.decompositions import decompositions
 
 __all__ = [
     "Forward",
@@ -128,7 +129,7 @@ def joint_graph(
     _detach_results(forward.module, losses)
     # Attention in its mathematical form: its parts have operator rules of their own.
     with _quiet(), ExitStack() as stack, sdpa_kernel(SDPBackend.MATH), torch.set_grad_enabled(training):
-        joint = aot_export_joint_with_descriptors(stack, forward.module, args, kwargs, decompositions=_decompositions())
+        joint = aot_export_joint_with_descriptors(stack, forward.module, args, kwargs, decompositions=decompositions())
     graph_module: fx.GraphModule = joint.graph_module
     return _described(graph_module)
 
@@ -220,9 +221,7 @@ def storage_key(tensor: Tensor) -> tuple[object, ...]:
 
 
 def _output(module: fx.GraphModule) -> fx.Node:
-    node = next(reversed(module.graph.nodes))
-    assert isinstance(node, fx.Node)
-    assert node.op == "output"
+    (node,) = module.graph.find_nodes(op="output")
     return node
 
 
@@ -243,17 +242,6 @@ def _detach_results(module: fx.GraphModule, losses: Collection[int]) -> None:
                 leaves[position] = module.graph.call_function(torch.ops.aten.detach.default, (part,))
     node.args = (tuple(leaves),)
     module.recompile()
-
-
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """What is taken apart before planning: the loss, so that its count of targets is a tensor of its own, and
-    compositions whose parts have rules."""
-    from torch._decomp import get_decompositions
-
-    aten = torch.ops.aten
-    wanted: list[Any] = [aten.nll_loss_forward, aten.nll_loss_backward, aten._safe_softmax, aten.tril]
-    wanted += [aten.split.Tensor, aten.t, aten.transpose.int]
-    return dict(get_decompositions(wanted))
 
 
 def _described(module: fx.GraphModule) -> JointGraph:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["is_local_move", "is_view"]
+__all__ = ["is_local_form", "is_local_move", "is_view"]
 
 
 def is_view(kind: str) -> bool:
@@ -28,3 +28,8 @@ def is_view(kind: str) -> bool:
 def is_local_move(kind: str) -> bool:
     """Whether it is one of sennit's own operators, which `ir/program.py` defines."""
     return kind in ("sennit.slice", "sennit.partial", "sennit.accumulate", "sennit.concat")
+
+
+def is_local_form(kind: str) -> bool:
+    """Whether it stands for an operator on pieces whose positions matter: `ir/local_forms_numpy.py` defines it."""
+    return kind.startswith("sennit.") and not is_local_move(kind)

@@ -6,7 +6,7 @@ collective waits for every lane that has a device in one of its groups. If no la
 the program is wrong: also where streams that overlap might let it through.
 
 - A compute step is `aten_numpy.apply` on the pieces of one device: sizes among its arguments are those of the piece.
-- A local operator is `move_numpy.move` on the pieces of one device.
+- A local operator is `move_numpy.move` on the pieces of one device, a local form `local_forms_numpy.apply_form`.
 - A collective is `layout_numpy.regroup` on the pieces of its groups, from the layout of one buffer to that of the other.
 
 Every piece is checked against the shape and type that its buffer declares, and replicas of outputs against each other.
@@ -26,9 +26,10 @@ from sennit.ir.dtype_numpy import numpy_dtype
 from sennit.ir.graph import refs
 from sennit.ir.layout import Layout
 from sennit.ir.layout_numpy import Array, assemble, distribute, regroup
+from sennit.ir.local_forms_numpy import apply_form
 from sennit.ir.mesh import AxisKind, Point
 from sennit.ir.move_numpy import move
-from sennit.ir.operators import is_local_move
+from sennit.ir.operators import is_local_form, is_local_move
 from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Program, Receive, Send, Step
 
 __all__ = ["run_program"]
@@ -150,7 +151,11 @@ def _compute(state: _LaneState, step: Compute) -> list[Local]:
                     move(step.kind, sources, step.results[0], [arrays[name] for name in names], device),
                 )
             else:
-                parts = apply(step.kind, bind(step.args, arrays), {key: bind(arg, arrays) for key, arg in step.kwargs})
+                args, kwargs = bind(step.args, arrays), {key: bind(arg, arrays) for key, arg in step.kwargs}
+                if is_local_form(step.kind):
+                    parts = apply_form(step.kind, args, kwargs, sources, step.results, device)
+                else:
+                    parts = apply(step.kind, args, kwargs)
         except (GraphError, LayoutError) as error:
             raise ProgramError(error.what, where=f"device {device} of {state.where()}", fix=error.fix) from error
         if len(parts) != len(results):

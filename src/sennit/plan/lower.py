@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from sennit.capture.rules import is_relabelling, localize, through_view
+from sennit.capture.rules import is_relabelling, local_kind, localize, through_view
 from sennit.errors import LayoutError, PlanError
 from sennit.ir.dtype import DType
 from sennit.ir.graph import Arg, Input, Op, Output, OutputKind, Phase, Ref
@@ -206,7 +206,8 @@ class _LaneBuilder:
         args, kwargs = localize(op, [layout.local_shape() for layout in layouts])
         args = tuple(_rename(arg, sources) for arg in args)
         kwargs = tuple((key, _rename(arg, sources)) for key, arg in kwargs)
-        self.steps.append(Compute(op.kind, args, kwargs, results, op.phase, op.module, op.name))
+        kind = local_kind(op, tuple(self.decisions.strategies[op.name].values()))
+        self.steps.append(Compute(kind, args, kwargs, results, op.phase, op.module, op.name))
         for buffer in results:
             self._made(buffer, microbatch, op.phase)
 

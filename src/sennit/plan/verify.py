@@ -2,8 +2,9 @@
 
 A buffer's type is its layout: which piece of which logical tensor it holds. `ir/program_check.py` proves it for every movement
 of data (collectives, transfers, slices, sums over micro-batches), and that the lanes cannot wait for each other forever. Here it
-is proved for every operator: along each axis, its reads and results form a strategy of its rule (`capture/rules.py`), and its
-arguments are those of the local pieces. A rule is exact by its meaning, so by induction over the steps each buffer holds what
+is proved for every operator: along each axis, its reads and results form a strategy of its rule (`capture/rules/`), it is the
+local form that the strategy names (none for most), its arguments are those of the local pieces, and with them it makes the shapes
+of the local pieces. A rule is exact by its meaning, so by induction over the steps each buffer holds what
 its type says: a consumer's region is tiled exactly by what was produced, and value parts sum to the whole once.
 
 What is refused here would have computed something else: a sum that is still pending where a whole is read, a bias added on every
@@ -12,77 +13,145 @@ rank, a size that is not the piece's.
 
 from __future__ import annotations
 
-from sennit.capture.rules import localize, propose
+from collections.abc import Sequence
+
+from sennit.capture.rules import RuleBook, Source, Strategy, local_kind, localize, making, propose
+from sennit.capture.rules.certify import Certifier
+from sennit.capture.rules.shape_check import ShapeCheck
 from sennit.errors import PlanError
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Arg, Graph, Op, OutputKind, Ref, Role, refs
-from sennit.ir.layout import Entry, Pending, Split
-from sennit.ir.mesh import AxisKind
+from sennit.ir.layout import Entry, Pending
+from sennit.ir.mesh import Axis, AxisKind
+from sennit.ir.operators import is_local_form, is_local_move
 from sennit.ir.program import Buffer, Compute, Lane, Program
 from sennit.ir.program_check import check_program
 
 __all__ = ["verify"]
 
 
-def verify(program: Program, graph: Graph) -> None:
-    """Raise unless the program computes the outputs of the graph and cannot deadlock."""
+def verify(program: Program, graph: Graph, sources: Sequence[Source] = (), certifier: Certifier | None = None) -> None:
+    """Raise unless the program computes the outputs of the graph and cannot deadlock. `sources` are those that it was planned
+    with. A `certifier` executes every rule that the proof relies on, once; without one, rules are taken at their word."""
     check_program(program)
-    producers, types = graph.producers(), graph.types()
+    proof = _Proof(graph, RuleBook(graph.types(), sources), certifier)
     for lane in program.lanes:
         buffers = lane.buffers()
         for step in lane.steps:
-            if isinstance(step, Compute) and not step.kind.startswith("sennit."):
-                _check_step(lane, step, buffers, producers, types)
+            if isinstance(step, Compute) and not is_local_move(step.kind):
+                proof.check(lane, step, buffers)
     _check_edges(program, graph)
+    if certifier is not None:
+        certifier.save()
 
 
-def _check_step(
-    lane: Lane, step: Compute, buffers: dict[str, Buffer], producers: dict[str, Op], types: dict[str, TensorType]
-) -> None:
-    op = producers.get(step.op)
-    where = f"lane {lane.name}, devices {list(lane.devices)}"
-    if op is None or op.kind != step.kind or len(op.results) != len(step.results):
-        raise PlanError(
-            f"{step.kind} stands for %{step.op}, which the graph has not", where=where, fix="lower the plan again"
-        )
-    read = [buffers[name] for name in refs((*step.args, *(arg for _, arg in step.kwargs)))]
+class _Proof:
+    """The steps of one program against the operators of one graph. Layers repeat: what was proved once is remembered."""
+
+    def __init__(self, graph: Graph, book: RuleBook, certifier: Certifier | None) -> None:
+        self.certifier = certifier
+        self.producers, self.types, self.book = graph.producers(), book.types, book
+        self.shapes = ShapeCheck()
+        self.found: dict[tuple[object, ...], Strategy | None] = {}
+        self.pieces: dict[tuple[object, ...], TensorType] = {}
+
+    def check(self, lane: Lane, step: Compute, buffers: dict[str, Buffer]) -> None:
+        op = self._operator(lane, step)
+        read = [buffers[name] for name in refs((*step.args, *(arg for _, arg in step.kwargs)))]
+        _check_names(op, lane, step, read)
+        strategies = [self._strategy(op, lane, axis, read, step.results) for axis in step.results[0].layout.mesh.axes]
+        expected = local_kind(op, strategies)
+        where = f"lane {lane.name}, devices {list(lane.devices)}"
+        if step.kind != expected:
+            raise PlanError(
+                f"{op.describe()} is computed by {step.kind}, and on these pieces it is {expected}",
+                where=where,
+                fix=f"use {expected}",
+            )
+        args, kwargs = localize(op, [self._local(buffer).shape for buffer in step.results])
+        if _without_names(step.args) != _without_names(args) or _without_names(step.kwargs) != _without_names(kwargs):
+            raise PlanError(
+                f"{op.describe()} has arguments {list(step.args)} that are not those of its local pieces",
+                where=where,
+                fix=f"use {list(args)}",
+            )
+        if not is_local_form(step.kind):
+            self.shapes.check(
+                step, [self._local(item) for item in read], [self._local(item) for item in step.results], where
+            )
+
+    def _local(self, buffer: Buffer) -> TensorType:
+        """The type of a buffer's piece."""
+        layout = buffer.layout
+        key = (layout.shape, layout.entries, layout.mesh.axes, buffer.dtype)
+        if key not in self.pieces:
+            self.pieces[key] = TensorType(layout.local_shape(), buffer.dtype)
+        return self.pieces[key]
+
+    def _operator(self, lane: Lane, step: Compute) -> Op:
+        op = self.producers.get(step.op)
+        if (
+            op is None
+            or (op.kind != step.kind and not is_local_form(step.kind))
+            or len(op.results) != len(step.results)
+            or len(op.reads) != len(list(refs((*step.args, *(arg for _, arg in step.kwargs)))))
+        ):
+            raise PlanError(
+                f"{step.kind} stands for %{step.op}, which the graph has not",
+                where=f"lane {lane.name}, devices {list(lane.devices)}",
+                fix="lower the plan again",
+            )
+        return op
+
+    def _strategy(self, op: Op, lane: Lane, axis: Axis, read: list[Buffer], results: tuple[Buffer, ...]) -> Strategy:
+        have = tuple(buffer.layout.entry(axis.name) for buffer in read)
+        made = tuple(buffer.layout.entry(axis.name) for buffer in results)
+        key = (self.book.signature(op), axis.size, have, made)
+        if key not in self.found:
+            self.found[key] = self._search(op, axis.size, have, made)
+        strategy = self.found[key]
+        if strategy is None:
+            raise _refusal(op, lane, axis.name, axis.kind, read, results)
+        return strategy
+
+    def _search(
+        self, op: Op, size: int, have: tuple[Entry | None, ...], made: tuple[Entry | None, ...]
+    ) -> Strategy | None:
+        """The strategy of the operator's rule that reads and makes these entries."""
+        rule = self.book.rule(op)
+        candidates = list(propose(op, self.types, size, have, rule))
+        candidates += [
+            found
+            for position, entry in enumerate(made)
+            if (found := making(op, self.types, size, position, entry, rule)) is not None
+        ]
+        for strategy in candidates:
+            if strategy.reads == have and strategy.results == made:
+                if self.certifier is not None:
+                    self.certifier.require(op, self.types, rule, strategy, size)
+                return strategy
+        return None
+
+
+def _check_names(op: Op, lane: Lane, step: Compute, read: list[Buffer]) -> None:
     for buffer, name in zip((*read, *step.results), (*op.reads, *(value.name for value in op.results)), strict=True):
         if buffer.tensor != name:
             raise PlanError(
                 f"{op.describe()} reads %{buffer.tensor} as %{buffer.name} where it needs %{name}",
-                where=where,
+                where=f"lane {lane.name}, devices {list(lane.devices)}",
                 fix=f"read a buffer of %{name}",
             )
-    mesh = step.results[0].layout.mesh
-    for axis in mesh.axes:
-        have = tuple(buffer.layout.entry(axis.name) for buffer in read)
-        made = tuple(buffer.layout.entry(axis.name) for buffer in step.results)
-        strategies = propose(op, types, axis.size, have)
-        if not any(strategy.reads == have and strategy.results == made for strategy in strategies):
-            if not have and _is_free(op, made):
-                continue
-            _refuse(op, lane, axis.name, axis.kind, read, step.results)
-    args, kwargs = localize(op, [buffer.layout.local_shape() for buffer in step.results])
-    if _without_names(step.args) != _without_names(args) or _without_names(step.kwargs) != _without_names(kwargs):
-        raise PlanError(
-            f"{op.describe()} has arguments {list(step.args)} that are not those of its local pieces",
-            where=where,
-            fix=f"use {list(args)}",
-        )
 
 
-def _is_free(op: Op, made: tuple[Entry | None, ...]) -> bool:
-    """An operator that reads nothing and fills with one value may make any piece."""
-    return op.kind.split(".")[1] in ("ones", "zeros", "full") and all(isinstance(entry, Split) for entry in made)
-
-
-def _refuse(op: Op, lane: Lane, axis: str, kind: AxisKind, read: list[Buffer], results: tuple[Buffer, ...]) -> None:
+def _refusal(
+    op: Op, lane: Lane, axis: str, kind: AxisKind, read: list[Buffer], results: tuple[Buffer, ...]
+) -> PlanError:
     where = f"lane {lane.name}, devices {list(lane.devices)}"
     for buffer in read:
         entry = buffer.layout.entry(axis)
         if isinstance(entry, Pending):
             how = "all_reduce" if kind is AxisKind.SPACE else "accumulate"
-            raise PlanError(
+            return PlanError(
                 f"{op.describe()} reads %{buffer.tensor}, which is still a pending {entry.op.value} over {axis!r} "
                 f"(buffer {buffer.describe()})",
                 where=where,
@@ -90,7 +159,7 @@ def _refuse(op: Op, lane: Lane, axis: str, kind: AxisKind, read: list[Buffer], r
             )
     have = ", ".join(buffer.describe() for buffer in read) or "nothing"
     make = ", ".join(buffer.describe() for buffer in results)
-    raise PlanError(
+    return PlanError(
         f"{op.describe()} cannot make {make} from {have}: no strategy of its rule does that over {axis!r}",
         where=where,
         fix="redistribute what it reads, or state the layout that it really makes",

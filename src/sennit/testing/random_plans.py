@@ -1,0 +1,127 @@
+"""Plans at random: any family's graph on a random mesh, with random splits, places and orders.
+
+`random_plan(graph, rng, layers)` splits the batch over space and time axes where it divides, places layers on stages, and splits random
+operators on random letters of their rules. What a rule or a mesh refuses is left out, so that what remains is a plan that must lower,
+pass the proof, and compute what the serial program does. All choices come from `rng`: a plan is known by its seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sennit.capture.rules import Letters, RuleBook
+from sennit.errors import PlanError
+from sennit.ir.graph import Graph, Op, OutputKind, Phase
+from sennit.ir.mesh import Mesh
+from sennit.plan import Plan, data_inputs, order, place, transform
+from sennit.plan.pattern import one_forward_one_backward
+from sennit.plan.propagate import Decisions, propagate
+
+__all__ = ["layers_of", "random_decisions", "trained"]
+
+
+def trained(graph: Graph) -> Graph:
+    """The graph of what training needs: losses, gradients and buffers, without what the model returns besides."""
+    kept = tuple(output for output in graph.outputs if output.kind is not OutputKind.RESULT)
+    needed = {output.name for output in kept}
+    ops: list[Op] = []
+    for op in reversed(graph.ops):
+        if any(value.name in needed for value in op.results):
+            ops.append(op)
+            needed.update(op.reads)
+    return replace(graph, ops=tuple(reversed(ops)), outputs=kept)
+
+
+def layers_of(graph: Graph) -> tuple[str, ...]:
+    """The modules that repeat: paths that end in a number, in the order of the model, those of the longest run."""
+    runs: dict[str, list[str]] = {}
+    for op in graph.ops:
+        parts = op.module.split(".")
+        for position, part in enumerate(parts):
+            if part.isdigit() and op.phase is Phase.FORWARD:
+                path = ".".join(parts[: position + 1])
+                run = runs.setdefault(".".join(parts[:position]), [])
+                if path not in run:
+                    run.append(path)
+                break
+    longest: list[str] = []
+    for run in runs.values():
+        longest = run if len(run) > len(longest) else longest
+    return tuple(longest)
+
+
+def random_decisions(graph: Graph, rng: random.Random, *, devices: int = 8) -> Decisions:
+    """A random plan, complete. Its last splits are taken back until what is left has room."""
+    plan = _random_plan(graph, rng, devices)
+    while True:
+        try:
+            return propagate(plan)
+        except PlanError as error:
+            if plan.splits and "has no room for axis" in str(error):
+                plan = replace(plan, splits=plan.splits[:-1])
+            elif plan.mesh.time and plan.microbatches > 1 and "splits in time" in str(error):
+                plan = _without_time(plan)  # batch statistics, say: this model has no micro-batches
+            else:
+                raise
+
+
+def _without_time(plan: Plan) -> Plan:
+    once = Mesh.make({axis.name: axis.size for axis in plan.mesh.space}, {axis.name: 1 for axis in plan.mesh.time})
+    moved = {old: once.at(**_coordinates(plan.mesh, old)) for old in plan.stages} if plan.places else {}
+    bare = replace(plan, mesh=once, places=tuple((name, moved[mesh]) for name, mesh in plan.places), pattern=None)
+    return order(bare, one_forward_one_backward(len(bare.stages), 1)) if bare.places else bare
+
+
+def _coordinates(mesh: Mesh, part: Mesh) -> dict[str, int]:
+    kept = {axis.name for axis in part.space}
+    point = mesh.coordinate(part.devices[0])
+    return {axis.name: at for axis, at in zip(mesh.space, point, strict=True) if axis.name not in kept}
+
+
+def _random_plan(graph: Graph, rng: random.Random, devices: int) -> Plan:
+    layers = layers_of(graph)
+    stages = 2 if len(layers) >= 2 and rng.random() < 0.4 else 1
+    sizes = {"dp": rng.choice([1, 2]), "tp": rng.choice([1, 2, 4]), "cp": rng.choice([1, 2])}
+    while stages * sizes["dp"] * sizes["tp"] * sizes["cp"] > devices:
+        largest = max(sizes, key=lambda axis: sizes[axis])
+        sizes[largest] //= 2
+    space = {"pp": stages, **sizes} if stages > 1 else sizes
+    mesh = Mesh.make(space, {"mb": rng.choice([1, 1, 2])})
+    plan = Plan("random", graph, mesh)
+    for item in data_inputs(graph):
+        try:
+            plan = transform(plan, [item], dim=0, axis=("dp", "mb"))
+        except PlanError:
+            continue  # not a batch, or one that does not divide
+    if stages > 1:
+        plan = _placed(plan, layers, stages)
+    return _split_at_random(plan, rng, [axis for axis in ("tp", "cp") if sizes[axis] > 1])
+
+
+def _placed(plan: Plan, layers: Sequence[str], stages: int) -> Plan:
+    for position, layer in enumerate(layers):
+        ops = plan.graph.select(f"{layer}|{layer}.*", phase=Phase.FORWARD)
+        plan = place(plan, ops, plan.mesh.at(pp=position * stages // len(layers)))
+    return order(plan, one_forward_one_backward(stages, plan.microbatches))
+
+
+def _split_at_random(plan: Plan, rng: random.Random, axes: Sequence[str]) -> Plan:
+    graph = plan.graph
+    book = RuleBook(graph.types())
+    weights = [
+        8 if op.kind.split(".")[1] in ("mm", "addmm", "bmm", "embedding", "convolution") else 1 for op in graph.ops
+    ]
+    for op in rng.choices(graph.ops, weights, k=rng.choice([2, 6, 12])):
+        rule = book.rule(op)
+        letters = (
+            rule.letters if isinstance(rule, Letters) else tuple(f"i{d}" for d in range(len(op.results[0].type.shape)))
+        )
+        for axis in axes:
+            if letters and rng.random() < 0.7:
+                try:
+                    plan = transform(plan, [op], dim=rng.choice(letters), axis=axis)
+                except PlanError:
+                    continue  # does not divide, or is split already
+    return plan
