@@ -50,7 +50,6 @@ from sennit.ir.graph import Arg, Graph, Input, Op, Output, OutputKind, Phase, Re
 __all__ = ["Captured", "Model", "capture", "capture_call"]
 
 Model = nn.Module
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ def capture_call(
             try:
                 return _folded(model, args, kwargs, runs, training=training, name=name)
             except (NotPeriodic, CaptureError) as reason:
-                log.info("%s: captured layer by layer, because %s", name, reason)
+                logging.getLogger(__name__).info("%s: captured layer by layer, because %s", name, reason)
         return _whole(model, args, kwargs, training=training, name=name)
 
 
