@@ -21,7 +21,15 @@ from typing import TypeVar
 
 from sennit.collective import Builder, Chunk, Group, compile_algorithm, trace
 from sennit.collective.compile_one_sided import compile_one_sided
+from sennit.collective.library import (
+    all_pairs_all_reduce,
+    double_tree_all_reduce,
+    hierarchical_all_reduce,
+    ring_all_reduce,
+    two_step_all_to_all,
+)
 from sennit.ir.collective import CollectiveName, CollectiveSpec
+from sennit.ir.one_sided import Await, Signal
 
 Result = TypeVar("Result")
 NODE = 8  # ranks of a node
@@ -149,11 +157,32 @@ def cpu_seconds(work: Callable[[], Result], repeat: int) -> tuple[float, Result]
     return best, result
 
 
+def signals() -> None:
+    """How many signals the one-sided programs of the library hold, between operations and at the gates."""
+    print("| algorithm | ranks | between operations | at gates |\n|---|---|---|---|")
+    for algorithm in (
+        ring_all_reduce(8),
+        ring_all_reduce(128),
+        hierarchical_all_reduce((4, 8)),
+        double_tree_all_reduce(64),
+        all_pairs_all_reduce(64),
+        two_step_all_to_all(4, 8),
+    ):
+        program = compile_one_sided(algorithm)
+        every = sum(isinstance(s, Signal) for ranked in program.ranks for steps in ranked.blocks for s in steps)
+        gates = sum(isinstance(s, Signal | Await) for ranked in program.ranks for s in ranked.blocks[0])
+        print(f"| {algorithm.name} | {algorithm.collective.ranks} | {every - gates} | {gates} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--largest", type=int, default=1024, help="leave out more ranks than these")
     parser.add_argument("--repeat", type=int, default=3, help="take the least of so many")
+    parser.add_argument("--signals", action="store_true", help="count the signals of one-sided programs instead")
     options = parser.parse_args()
+    if options.signals:
+        signals()
+        return
     print(f"Python {platform.python_version()}, {platform.machine()}, one core; CPU seconds, least of {options.repeat}")
     header = f"{'algorithm':23}{'ranks':>6}{'moves':>9}{'steps':>9}{'slots':>6}{'channels':>9}"
     print(

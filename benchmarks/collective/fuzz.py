@@ -1,9 +1,9 @@
-"""Random legal programs through the compiler, the verifier and the interpreter, and mutants through the verifier.
+"""Random legal programs through both lowerings, their verifiers and interpreters, and mutants through the verifiers.
 
     python benchmarks/collective/fuzz.py --count 100000 --jobs 16
 
 Program number i is made from seed `--seed` + i, so a failure can be repeated alone with `--seed THAT --count 1`. The programs are those of
-`tests/collective_verify/random_programs.py`: 2 to 8 ranks, up to 60 moves. A failing program is shrunk and printed in its text form, and written
+`tests/collective_verify/random_programs.py`: 2 to 8 ranks, up to 60 moves; every fourth is of `random_switch_programs.py`, for a multicast switch. A failing program is shrunk and printed in its text form, and written
 to `--keep` if given. Ends with status 1 if any program fails or a mutant is missed.
 """
 
@@ -17,10 +17,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "collective_verify"))
 
-from fuzz_round import Findings, fault_of, fuzz_round, shrink
-from mutants import KINDS
-from random_programs import random_program
+from fuzz_round import Findings, fault_of, fuzz_round, program_of, shrink
+from mutants import KINDS as SCHEDULE_KINDS
+from one_sided_mutants import ONE_SIDED_KINDS
 
+KINDS = (*SCHEDULE_KINDS, *ONE_SIDED_KINDS)
 BATCH = 50  # programs that a worker does at a time
 
 
@@ -57,18 +58,18 @@ def main() -> int:
 def report(total: Findings, seconds: float) -> None:
     moves = total.moves / max(1, total.programs)
     print(f"{total.programs} programs of {moves:.1f} moves on average, {len(total.failures)} failures, {seconds:.1f} s")
-    print(f"{'mutants':<16}{'caught':>10}{'equivalent':>12}{'missed':>8}")
+    print(f"{'mutants':<26}{'caught':>10}{'equivalent':>12}{'missed':>8}")
     outcomes = ("caught", "equivalent", "missed")
     for kind in KINDS:
         counts = [total.mutants[kind, outcome] for outcome in outcomes]
-        print(f"{kind:<16}{counts[0]:>10}{counts[1]:>12}{counts[2]:>8}")
+        print(f"{kind:<26}{counts[0]:>10}{counts[1]:>12}{counts[2]:>8}")
     sums = [sum(total.mutants[kind, outcome] for kind in KINDS) for outcome in outcomes]
-    print(f"{'all':<16}{sums[0]:>10}{sums[1]:>12}{sums[2]:>8}")
+    print(f"{'all':<26}{sums[0]:>10}{sums[1]:>12}{sums[2]:>8}")
 
 
 def report_failure(seed: int, fault: str, keep: Path | None) -> None:
     print(f"\nprogram {seed}: {fault}")
-    algorithm = random_program(seed)
+    algorithm = program_of(seed)
     if fault_of(algorithm):
         algorithm = shrink(algorithm)
         print(f"shrunk to {len(algorithm.moves)} moves: {fault_of(algorithm)}\n{algorithm}")

@@ -2,24 +2,30 @@
 
     python benchmarks/collective/predict.py            # all: about two minutes on one core
     python benchmarks/collective/predict.py --calibrate
+    python benchmarks/collective/predict.py --switch       # NVLS alone
+    python benchmarks/collective/predict.py --many         # AllToAll on up to 256 devices alone
 
 First the calibration: large all-reduces on five systems, simulated, against the bus bandwidth that others published, with the signed error.
 Nothing is fitted here: link efficiencies come from the presets, thread-block rates and latencies from `collective/protocol.py`.
 Then, with the same constants, NCCL's algorithms against the library of this project over sizes, and the effect of the one assumed figure,
-the time that a NIC is busy with a message. All times are simulated. The claims of the paper (arXiv 2201.11840) were measured.
+the time that a NIC is busy with a message. Last, the one-sided algorithms for a multicast switch beside the closed form of NVLS that the presets
+are calibrated with. All times are simulated. The claims of the paper (arXiv 2201.11840) were measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from sennit.cluster import Cluster, load
+from sennit.cluster import Algorithm as LibraryAlgorithm
+from sennit.cluster import Cluster, Topology, load
 from sennit.collective.baseline import (
     Baseline,
+    direct_all_to_all,
     fastest,
     nccl_all_reduce,
     nccl_all_to_all,
@@ -27,15 +33,21 @@ from sennit.collective.baseline import (
     nccl_ring,
 )
 from sennit.collective.compile import compile_algorithm
+from sennit.collective.compile_one_sided import compile_one_sided
 from sennit.collective.library import (
     Options,
     all_pairs_all_reduce,
     halving_doubling_all_reduce,
+    nvls_all_reduce,
     recipe,
     ring_all_reduce,
 )
 from sennit.collective.protocol import Protocol
 from sennit.collective.simulate import Machine, simulate_schedule
+from sennit.collective.simulate_fold import fold
+from sennit.collective.simulate_one_sided import simulate_one_sided
+from sennit.cost.transfer import collective
+from sennit.ir.program import CollectiveKind
 from sennit.ir.schedule import Schedule
 
 SIZES = [1 << power for power in range(10, 31, 2)]
@@ -197,13 +209,78 @@ def claims() -> None:
     print("| the paper, measured | 1.48x, 1.9x | 1.48x, 1.9x | 1.2x, 1.3x | 1.2x, 1.3x | 14.5x |")
 
 
+def many_devices(names: Sequence[str]) -> None:
+    """All-to-all on as many devices as the paper's largest system: one rank stands for all, which is exact here."""
+    print("### AllToAll on many devices: speed-up of the best of ours over send and receive, both simulated\n")
+    print(f"| size | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
+    clusters = [load(name) for name in names]
+    rows: list[list[str]] = [[] for _ in SIZES]
+    took: list[str] = []
+    for cluster in clusters:
+        started = time.perf_counter()
+        direct = direct_all_to_all(cluster.devices)
+        (two_step,) = compiled(["two_step_all_to_all"], cluster)
+        folds = {schedule.name: fold(schedule, cluster) for schedule in (direct, two_step)}
+        assert None not in folds.values(), "these schedules treat all ranks alike"
+        for row, size in zip(rows, SIZES, strict=True):
+            theirs, ours = (
+                fastest(schedule, cluster, size, (1, 2), QUICK, (Protocol.SIMPLE, Protocol.LL), folds[schedule.name])
+                for schedule in (direct, two_step)
+            )
+            row.append(f"{theirs.seconds / min(theirs.seconds, ours.seconds):.2f}x")
+        took.append(f"{time.perf_counter() - started:.0f} s")
+    for row, size in zip(rows, SIZES, strict=True):
+        print(f"| {show(size)} | {' | '.join(row)} |")
+    print(f"\nSeconds that the column took, on one core: {', '.join(took)}.\n")
+
+
+def closed_form(cluster: Cluster, size: int, *algorithms: LibraryAlgorithm) -> float:
+    """An all-reduce over all devices, where the vendor's library knows these algorithms alone."""
+    topology = Topology.of(msgspec.structs.replace(cluster, algorithms=algorithms))
+    return collective(topology, CollectiveKind.ALL_REDUCE, range(cluster.devices), size).seconds(topology)
+
+
+def in_the_switch(name: str, pieces: Sequence[int]) -> None:
+    """Our NVLS programs, step by step, beside the closed form and beside ring and tree."""
+    cluster = load(name)
+    count = cluster.devices
+    programs = {n: compile_one_sided(nvls_all_reduce(count, pieces=n, in_place=True)) for n in pieces}
+    print(f"### AllReduce in the switch, {name}, {count} devices\n")
+    print(
+        "Microseconds, simulated; bus bandwidth in GB/s. The preset's multicast rate is calibrated with the closed form.\n"
+    )
+    print("| size | ring or tree, closed form | NVLS, closed form | ours, step by step | pieces | bus bandwidth |")
+    print("|---|---|---|---|---|---|")
+    for size in SIZES:
+        plain = closed_form(cluster, size, LibraryAlgorithm.RING, LibraryAlgorithm.TREE)
+        switched = closed_form(cluster, size, LibraryAlgorithm.MULTICAST)
+        took, best = min(
+            (simulate_one_sided(program, cluster, size, instances=instances).span, n)
+            for n, program in programs.items()
+            for instances in (1, 4)
+        )
+        bus = 2 * (count - 1) / count * size / took / 1e9
+        figures = " | ".join(f"{seconds * 1e6:.1f}" for seconds in (plain, switched, took))
+        print(f"| {show(size)} | {figures} | {best} | {bus:.0f} |")
+    print()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calibrate", action="store_true", help="only the calibration")
+    parser.add_argument("--switch", action="store_true", help="only the multicast switch")
+    parser.add_argument("--many", action="store_true", help="only the all-to-all on many devices")
     arguments = parser.parse_args()
-    calibrate()
-    if not arguments.calibrate:
+    whole = not (arguments.calibrate or arguments.switch or arguments.many)
+    if whole or arguments.calibrate:
+        calibrate()
+    if whole:
         claims()
+    if whole or arguments.many:
+        many_devices(("ndv4:4", "ndv4:8", "ndv4:16", "ndv4:32"))
+    if whole or arguments.switch:
+        in_the_switch("dgx-h100", (1, 4, 16))
+        in_the_switch("gb200-nvl72", (1, 4))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
     python benchmarks/collective/synthesis.py                     the table
     python benchmarks/collective/synthesis.py --random 1000       random networks instead: how many reach the bound
+    python benchmarks/collective/synthesis.py --scale             8 to 128 nodes, with and without the quotient by symmetry
+    python benchmarks/collective/synthesis.py --schedules         what is synthesised, compiled and verified as a schedule
 
 Rates are of the description of the cluster (simulated in that sense); the seconds of synthesis are measured, the least of three.
 """
@@ -14,10 +16,12 @@ import time
 from collections.abc import Sequence
 
 from sennit.cluster import Topology, load
+from sennit.collective.compile import compile_algorithm
 from sennit.collective.synthesis import spanning_forest, synthesize
 from sennit.collective.synthesis_all_to_all import synthesize_all_to_all
 from sennit.collective.synthesis_network import Arc, Network, network_of
-from sennit.collective.verify import verify_algorithm
+from sennit.collective.synthesis_symmetry import symmetries
+from sennit.collective.verify import verify_algorithm, verify_schedule
 from sennit.ir.collective import CollectiveName
 
 
@@ -83,6 +87,47 @@ def _timed(network: Network) -> float:
     return time.perf_counter() - start
 
 
+def scale(most_general: int) -> None:
+    """All-gather trees for growing clusters; the general method up to `most_general` devices."""
+    print(
+        "| topology | devices | symmetries | by symmetry | depth | trees a root | the general method | depth | trees a root |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name in ("dgx-a100:2", "dgx-a100:8", "gb200-nvl72", *(f"dgx-a100:{nodes}" for nodes in (16, 32, 64, 128))):
+        network = network_of(Topology.of(load(name)))
+        cells = [name, f"{network.devices}", f"{len(symmetries(network).elements)}"]
+        for quotient in (True, False):
+            if not quotient and network.devices > most_general:
+                cells += ["not run", "", ""]
+                continue
+            start = time.perf_counter()
+            forest = spanning_forest(network, quotient=quotient)
+            took = time.perf_counter() - start
+            assert forest.rate * forest.cut.ratio == 1, "below the cut bound"
+            cells += [f"{took:.2f} s", f"{max(tree.depth for tree in forest.trees)}", f"{forest.share}"]
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def schedules() -> None:
+    """The proof on the compiled form, for the largest systems of the table."""
+    print("| topology | collective | moves | compile | steps | verify |")
+    print("|---|---|---|---|---|---|")
+    for name in ("dgx-a100:8", "gb200-nvl72"):
+        network = network_of(Topology.of(load(name)))
+        for collective in (CollectiveName.ALL_GATHER, CollectiveName.REDUCE_SCATTER, CollectiveName.ALL_REDUCE):
+            algorithm = synthesize(network, collective).algorithm
+            start = time.perf_counter()
+            schedule = compile_algorithm(algorithm)
+            compiled = time.perf_counter()
+            proof = verify_schedule(schedule)
+            done = time.perf_counter()
+            print(
+                f"| {name} | {collective.value} | {len(algorithm.moves)} | {compiled - start:.2f} s | {proof.steps} |"
+                f" {done - compiled:.2f} s |",
+                flush=True,
+            )
+
+
 def random_networks(count: int, seed: int) -> None:
     for symmetric in (True, False):
         draw = random.Random(seed)
@@ -103,8 +148,17 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--random", type=int, default=0, metavar="COUNT")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scale", action="store_true")
+    parser.add_argument(
+        "--most-general", type=int, default=128, help="devices up to which --scale runs the general method"
+    )
+    parser.add_argument("--schedules", action="store_true")
     options = parser.parse_args()
-    if options.random:
+    if options.scale:
+        scale(options.most_general)
+    elif options.schedules:
+        schedules()
+    elif options.random:
         random_networks(options.random, options.seed)
     else:
         table()

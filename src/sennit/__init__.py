@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sennit.capture.rules import rule
     from sennit.cluster import Cluster
     from sennit.errors import SennitError
+    from sennit.fuse.data_parallel_torch import DataParallel
     from sennit.ir.graph import Graph
     from sennit.ir.layout import Layout
     from sennit.ir.mesh import Mesh
@@ -22,19 +23,29 @@ if TYPE_CHECKING:
     from sennit.reshard.dtensor_torch import redistribute
     from sennit.reshard.serve_torch import serve_dtensor
     from sennit.reshard.weights_torch import absent_weight, stream_weights
+    from sennit.run.module import ParallelModule
+    from sennit.run.parallelize import Sample, parallelize
+    from sennit.run.scaler import GradScaler
+    from sennit.run.training_state import TrainingState
     from sennit.sim import simulate
 
 __all__ = [
     "Cluster",
+    "DataParallel",
+    "GradScaler",
     "Graph",
     "Layout",
     "Mesh",
+    "ParallelModule",
     "Program",
+    "Sample",
     "SennitError",
     "Timeline",
+    "TrainingState",
     "__version__",
     "absent_weight",
     "load_checkpoint",
+    "parallelize",
     "redistribute",
     "rule",
     "serve_dtensor",
@@ -46,14 +57,20 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Cluster": "sennit.cluster",
+    "GradScaler": "sennit.run.scaler",
+    "DataParallel": "sennit.fuse.data_parallel_torch",
     "Graph": "sennit.ir.graph",
     "Layout": "sennit.ir.layout",
     "Mesh": "sennit.ir.mesh",
+    "ParallelModule": "sennit.run.module",
     "Program": "sennit.ir.program",
+    "Sample": "sennit.run.parallelize",
     "SennitError": "sennit.errors",
     "Timeline": "sennit.ir.timeline",
+    "TrainingState": "sennit.run.training_state",
     "absent_weight": "sennit.reshard.weights_torch",
     "load_checkpoint": "sennit.reshard.checkpoint_torch",
+    "parallelize": "sennit.run.parallelize",
     "redistribute": "sennit.reshard.dtensor_torch",
     "rule": "sennit.capture.rules",
     "serve_dtensor": "sennit.reshard.serve_torch",

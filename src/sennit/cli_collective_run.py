@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sennit.cli_collective import Action, Collective, Compile, Export, List, Simulate, Synthesize, Verify
+from sennit.cli_collective import Action, Collective, Compile, Export, List, Run, Simulate, Synthesize, Tune, Verify
+from sennit.cli_collective_one_sided import OneSidedSummary, compile_summary, exported, is_one_sided, verify_summary
+from sennit.cli_collective_runtime import RunResult, read_size, run_subject, tune
 from sennit.errors import CollectiveError, RunError
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from sennit.cluster import Cluster
     from sennit.collective.library import Options
     from sennit.collective.verify import Proof
+    from sennit.ir.collective import Algorithm
     from sennit.ir.schedule import Schedule
     from sennit.ir.timeline import Timeline
 
@@ -46,7 +49,7 @@ def run_collective(
         from rich.console import Console
 
         Console().print(shown)
-    return 0
+    return 1 if isinstance(result, RunResult) and not result.right else 0
 
 
 def _run(action: Action, tell: Progress) -> tuple[object, str | Table]:
@@ -59,6 +62,10 @@ def _run(action: Action, tell: Progress) -> tuple[object, str | Table]:
             return _synthesize(action, tell)
         case Simulate():
             return _simulate(action, tell)
+        case Run():
+            return run_subject(action, tell)
+        case Tune():
+            return tune(action, tell)
         case Export():
             return _export(action, tell)
         case List():
@@ -87,13 +94,21 @@ class ScheduleSummary:
     text: str | None = None
 
 
-def _compile(action: Compile, tell: Progress) -> tuple[ScheduleSummary, str]:
+def _compile(action: Compile, tell: Progress) -> tuple[ScheduleSummary | OneSidedSummary, str]:
+    from sennit.collective.compile import compile_algorithm
     from sennit.collective.library import Options
     from sennit.collective.verify import verify_schedule
 
     tell(f"compiling {action.name} for {action.ranks} ranks")
     options = Options(action.channels, action.instances, action.pieces)
-    schedule = _built(action.name, action.ranks, action.per_node or action.ranks, options)
+    algorithm = _algorithm(action.name, action.ranks, action.per_node or action.ranks, options)
+    if action.one_sided:
+        if action.svg is not None:
+            raise CollectiveError("a one-sided program has no messages to draw", fix="leave out --svg or --one-sided")
+        found, text = compile_summary(algorithm, None if action.out is None else str(action.out))
+        _write(action.out, text)
+        return found, text if action.out is None else f"{found}\n{action.out}: {found.collective}"
+    schedule = compile_algorithm(algorithm)
     tell("verifying the schedule")
     proof = verify_schedule(schedule)
     _write(action.out, str(schedule))
@@ -105,11 +120,15 @@ def _compile(action: Compile, tell: Progress) -> tuple[ScheduleSummary, str]:
     return summary, f"{proof}\n{action.out}: {schedule.collective}, {channels}, {summary.blocks} thread blocks"
 
 
-def _verify(action: Verify, tell: Progress) -> tuple[ScheduleSummary, str]:
+def _verify(action: Verify, tell: Progress) -> tuple[ScheduleSummary | OneSidedSummary, str]:
     from sennit.collective.verify import verify_schedule
 
     tell(f"reading {action.file}")
-    schedule = _read(action.file)
+    text = _text(action.file)
+    if is_one_sided(text):
+        found = verify_summary(text)
+        return found, str(found)
+    schedule = _parsed(text)
     tell("verifying the schedule")
     proof = verify_schedule(schedule)
     return _summary("sennit.collective.verify/1", schedule, proof, None, None, with_text=False), str(proof)
@@ -227,7 +246,7 @@ def _simulate(action: Simulate, tell: Progress) -> tuple[CollectiveSimulation, s
     from sennit.ir.collective import CollectiveSpec
     from sennit.report import write_trace
 
-    cluster, size = load(action.cluster), _size(action.bytes)
+    cluster, size = load(action.cluster), read_size(action.bytes)
     tell(f"reading or compiling {action.schedule}")
     schedule = _named_or_read(action.schedule, cluster)
     tell(f"simulating {schedule.name} on {action.cluster}")
@@ -323,9 +342,12 @@ def _export(action: Export, tell: Progress) -> tuple[ExportResult, str]:
     from sennit.collective.protocol import Protocol
 
     tell(f"reading {action.file}")
-    schedule = _read(action.file)
+    given = _text(action.file)
+    least, most = read_size(action.min_bytes), read_size(action.max_bytes)
+    if is_one_sided(given):
+        return _exported(action, *exported(given, action.to, least, most or 2**64 - 1))
+    schedule = _parsed(given)
     tell(f"writing and checking {action.to}")
-    least, most = _size(action.min_bytes), _size(action.max_bytes)
     if action.to == "msccl-xml":
         text = msccl_xml(schedule, XmlOptions(Protocol.named(action.protocol), least, most))
         read_msccl_xml(text, collective=schedule.collective)  # what was written is what is proved
@@ -334,16 +356,20 @@ def _export(action: Export, tell: Progress) -> tuple[ExportResult, str]:
             schedule,
             PlanOptions(ranks_per_node=action.ranks_per_node, min_bytes=least, max_bytes=most or 2**64 - 1),
         )
+    return _exported(action, schedule.name, text)
+
+
+def _exported(action: Export, name: str, text: str) -> tuple[ExportResult, str]:
     _write(action.out, text)
     result = ExportResult(
         "sennit.collective.export/1",
-        schedule.name,
+        name,
         action.to,
         len(text.encode()),
         None if action.out is None else str(action.out),
         text if action.out is None else None,
     )
-    return result, text if action.out is None else f"{action.out}: {schedule.name!r} as {action.to}"
+    return result, text if action.out is None else f"{action.out}: {name!r} as {action.to}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +414,11 @@ def _named_or_read(name: str, cluster: Cluster) -> Schedule:
 
 def _built(name: str, ranks: int, per_node: int, options: Options) -> Schedule:
     from sennit.collective.compile import compile_algorithm
+
+    return compile_algorithm(_algorithm(name, ranks, per_node, options))
+
+
+def _algorithm(name: str, ranks: int, per_node: int, options: Options) -> Algorithm:
     from sennit.collective.library import recipe
 
     found = recipe(name)
@@ -404,40 +435,33 @@ def _built(name: str, ranks: int, per_node: int, options: Options) -> Schedule:
             where=f"algorithm {name!r}",
             fix="give the ranks of a node with --per-node, or a cluster of several nodes",
         )
-    return compile_algorithm(found.build(nodes, per_node, options))
+    return found.build(nodes, per_node, options)
 
 
 def _read(path: Path) -> Schedule:
-    from sennit.collective.import_xml import read_msccl_xml
-    from sennit.collective.verify import verify_schedule
-    from sennit.ir.schedule import Schedule
+    return _parsed(_text(path))
 
+
+def _text(path: Path) -> str:
     try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise CollectiveError(
             f"cannot read {path}: {reason}", fix="name a file with a schedule's text or MSCCL XML, or - for stdin"
         ) from error
+
+
+def _parsed(text: str) -> Schedule:
+    from sennit.collective.import_xml import read_msccl_xml
+    from sennit.collective.verify import verify_schedule
+    from sennit.ir.schedule import Schedule
+
     if text.lstrip().startswith("<"):
         return read_msccl_xml(text)
     schedule = Schedule.parse(text)
     verify_schedule(schedule)
     return schedule
-
-
-def _size(text: str) -> int:
-    number, unit = text[:-1], text[-1:].upper()
-    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(unit)
-    if scale is None:
-        number, scale = text, 1
-    try:
-        size = float(number) * scale
-    except ValueError:
-        size = -1.0
-    if not (size >= 0 and size == int(size)):
-        raise CollectiveError(f"{text!r} is no size", fix="write bytes, or a number with K, M or G: 64K, 1M, 1.5G")
-    return int(size)
 
 
 def _write(path: Path | None, text: str) -> None:

@@ -62,6 +62,7 @@ def compile_graph(
     plan = planner(graph, mesh)
     decisions = propagate(plan)
     program = lower(decisions)
-    verify(program, graph, certifier=certifier)
+    # the plan's own graph: rewrites and recomputation change operators
+    verify(program, plan.graph, certifier=certifier)
     timeline = simulate(program, cluster)
     return Compilation(graph, plan, decisions, program, timeline)

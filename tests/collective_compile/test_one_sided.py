@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from collective_programs import (
@@ -19,10 +20,11 @@ from hypothesis import strategies as st
 
 from sennit.collective.compile_one_sided import compile_one_sided
 from sennit.collective.language import Builder, trace
+from sennit.collective.verify_one_sided import verify_one_sided
 from sennit.errors import CollectiveError, ParseError
 from sennit.ir.algorithm_numpy import run_algorithm
-from sennit.ir.collective import CollectiveName, CollectiveSpec
-from sennit.ir.one_sided import Await, OneSided, OneSidedRank, Signal
+from sennit.ir.collective import Algorithm, Chunks, CollectiveName, CollectiveSpec, Move, MoveKind
+from sennit.ir.one_sided import Await, MultiReduce, OneSided, OneSidedRank, Signal
 from sennit.ir.one_sided_numpy import run_one_sided
 
 
@@ -78,6 +80,64 @@ def test_a_broadcast_in_full() -> None:
             "}",
         ]
     )
+
+
+def sum_of_all(b: Builder) -> None:
+    for rank in range(1, b.ranks):
+        b.input(rank).reduce(into=b.output(0))
+
+
+def test_reduces_in_a_row_are_one_step() -> None:
+    spec = CollectiveSpec(CollectiveName.REDUCE, 4, 2, root=0, in_place=True)
+    lowered = compile_one_sided(trace(sum_of_all, spec, "sum"))
+    assert [str(step) for step in lowered.ranks[0].blocks[1] if isinstance(step, MultiReduce)] == [
+        "multi_reduce rank 1 input[0:2], rank 2 input[0:2], rank 3 input[0:2] into output[0:2]"
+    ]
+    assert verify_one_sided(lowered).output_chunks == 8
+
+
+def test_a_reduce_whose_source_was_made_after_an_earlier_one_is_a_step_of_its_own() -> None:
+    """The second reduce reads what was copied over the source of the first: it cannot be done at the same time."""
+    spec = CollectiveSpec(CollectiveName.REDUCE, 2, 2, root=0, in_place=True)
+    one, other, total = Chunks(1, "input", 0, 1), Chunks(1, "input", 1, 1), Chunks(0, "input", 0, 1)
+    moves = (
+        Move(MoveKind.REDUCE, one, total),
+        Move(MoveKind.COPY, other, one),
+        Move(MoveKind.REDUCE, one, total),
+    )
+    algorithm = Algorithm("again", spec, moves)
+    lowered = compile_one_sided(algorithm)
+    assert not any(isinstance(step, MultiReduce) for ranked in lowered.ranks for b in ranked.blocks for step in b)
+    inputs = random_inputs(algorithm)
+    for seed in range(5):
+        assert same_where_asked(algorithm, run_one_sided(lowered, inputs, seed=seed), run_algorithm(algorithm, inputs))
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.integers(0, 10**9))
+def test_every_signal_is_needed(seed: int) -> None:
+    """The waits are the transitive reduction: without any one of them two operations, or a gate, are not ordered."""
+    algorithm = random_moves(seed, most=15)
+    lowered = compile_one_sided(algorithm)
+    assert ordered(lowered)
+    for rank, ranked in enumerate(lowered.ranks):
+        for block, steps in enumerate(ranked.blocks):
+            for number, step in enumerate(steps):
+                if isinstance(step, Await):
+                    less = (*steps[:number], *steps[number + 1 :])
+                    blocks = (*ranked.blocks[:block], less, *ranked.blocks[block + 1 :])
+                    changed = replace(ranked, blocks=blocks)
+                    ranks = (*lowered.ranks[:rank], changed, *lowered.ranks[rank + 1 :])
+                    assert not ordered(replace(lowered, ranks=ranks))
+
+
+def ordered(program: OneSided) -> bool:
+    """No race and no open gate; what the program computes is left aside."""
+    try:
+        verify_one_sided(program, values=False)
+    except CollectiveError as error:
+        return "races" not in error.what and "gate" not in error.what
+    return True
 
 
 def without_signals(program: OneSided) -> OneSided:

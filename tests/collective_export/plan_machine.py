@@ -86,13 +86,37 @@ class PlanMachine:
                     return False
                 for key2 in keys2:
                     self.semaphores[key2] += change
-            case "copy" | "put" | "re" | "res":
+            case "gstore" | "glres":
+                sources = [view for ref in op["src_buff"] for view in self.views(gpu, block, op, ref)]
+                value = sum(view.copy() for view in sources)
+                for ref in op["dst_buff"]:
+                    for view in self.views(gpu, block, op, ref):
+                        view[...] = value
+            case "copy" | "put" | "re" | "res" | "rre":
                 value = sum(self.view(gpu, block, op, ref).copy() for ref in op["src_buff"])
                 for ref in op["dst_buff"]:
                     self.view(gpu, block, op, ref)[...] = value
             case _:
                 raise AssertionError(f"the executor does not know {name}")
         return True
+
+    def views(
+        self, gpu: dict[str, Any], block: dict[str, Any], op: dict[str, Any], ref: dict[str, Any]
+    ) -> list[npt.NDArray[np.int64]]:
+        """One place, or that of every rank of a switch channel."""
+        if "switch_channel_id" not in ref:
+            return [self.view(gpu, block, op, ref)]
+        groups = [
+            (channel["buffer_type"], group)
+            for channel in gpu["channels"]
+            if channel["channel_type"] == "switch"
+            for group in channel["rank_groups"]
+        ]
+        ids = next(item["channel_ids"] for item in block["channels"] if item["channel_type"] == "switch")
+        kind, group = groups[ids[ref["switch_channel_id"]]]
+        assert gpu["id"] in group["ranks"]
+        assert ref["index"] + ref["size"] <= group["size"]
+        return [self.buffers[rank][kind][ref["index"] : ref["index"] + ref["size"]] for rank in group["ranks"]]
 
     def view(
         self, gpu: dict[str, Any], block: dict[str, Any], op: dict[str, Any], ref: dict[str, Any]

@@ -116,6 +116,21 @@ def test_a_wrong_file_is_refused_with_its_place(ring: Path, capsys: pytest.Captu
     assert "output[2] of rank 0 holds chunk 1 of rank 0" in capsys.readouterr().err
 
 
+def test_a_one_sided_program_is_compiled_verified_and_exported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "nvls.txt"
+    assert run("compile", "nvls_all_reduce", "--ranks", "4", "--one-sided", "--out", str(file)) == 0
+    assert "switch_reduce ranks {0-3} input[0:1] into output[0:1]" in file.read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert run("verify", str(file), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "sennit.collective.verify_one_sided/1"
+    assert run("export", str(file), "--to", "mscclpp-json") == 0
+    assert '"glres"' in capsys.readouterr().out
+    assert run("export", str(file), "--to", "msccl-xml") == 2
+    assert "has no one-sided operations" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["compile", "verify", "synthesize", "simulate", "export", "list"])
 def test_help_has_an_example_and_the_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -46,7 +46,7 @@ def customs(draw: st.DrawFn) -> CustomCollective:
 collectives = specs() | customs()
 chunks = st.builds(Chunks, small, names, small, st.integers(1, 4))
 places = st.builds(Place, names, small, st.integers(1, 4))
-moves = st.builds(Move, st.sampled_from(MoveKind), chunks, chunks, st.none() | small, small, titles)
+moves = st.builds(Move, st.sampled_from(MoveKind), chunks, chunks, st.none() | small, small, titles, st.none() | small)
 algorithms = st.builds(
     Algorithm,
     titles,
@@ -60,6 +60,9 @@ instructions = st.builds(
     st.none() | places,
     st.none() | places,
     st.lists(st.builds(Wait, small, small), max_size=3).map(tuple),
+)
+instructions |= st.builds(
+    Instruction, st.just(Opcode.REDUCE), places, places, st.just(()), st.lists(places, max_size=3).map(tuple)
 )
 blocks = st.builds(Block, st.none() | small, st.none() | small, small, st.lists(instructions, max_size=4).map(tuple))
 

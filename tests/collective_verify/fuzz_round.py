@@ -2,7 +2,8 @@
 
 A program fails if the compiler raises, the verifier refuses the schedule, a run deadlocks, or a run under any seed differs from the
 sequential meaning in a chunk that the collective asks for. A mutant is *caught* if the verifier refuses it; *equivalent* if the
-verifier proves it and many runs agree with the sequential meaning; else it is *missed*, and the verifier is wrong.
+verifier proves it and many runs agree with the sequential meaning; else it is *missed*, and the verifier is wrong. The same is done
+with the one-sided lowering and mutants of it.
 """
 
 from __future__ import annotations
@@ -15,17 +16,23 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from mutants import KINDS, mutate
 from numpy.typing import NDArray
+from one_sided_mutants import ONE_SIDED_KINDS, mutate_one_sided
 from random_programs import random_program
+from random_switch_programs import random_switch_program
 
 from sennit.collective.compile import CompileOptions, compile_algorithm
+from sennit.collective.compile_one_sided import compile_one_sided
 from sennit.collective.verify import outputs_of, verify_algorithm, verify_schedule
+from sennit.collective.verify_one_sided import verify_one_sided
 from sennit.errors import CollectiveError
 from sennit.ir.algorithm_numpy import run_algorithm
 from sennit.ir.collective import Algorithm, CustomCollective
+from sennit.ir.one_sided import OneSided
+from sennit.ir.one_sided_numpy import run_one_sided
 from sennit.ir.schedule import Schedule
 from sennit.ir.schedule_numpy import run_schedule
 
-__all__ = ["Findings", "fault_of", "fuzz_round", "shrink"]
+__all__ = ["Findings", "fault_of", "fuzz_round", "program_of", "shrink"]
 
 Arrays = list[NDArray[np.int64]]
 ELEMENTS = 3
@@ -49,9 +56,14 @@ class Findings:
         self.mutants += other.mutants
 
 
+def program_of(seed: int) -> Algorithm:
+    """Every fourth program is one for a multicast switch."""
+    return random_switch_program(seed) if seed % 4 == 3 else random_program(seed)
+
+
 def fuzz_round(seed: int, mutants: int = 1) -> Findings:
     """The program of this seed, and some mutants of its schedule. Every fourth program is compiled without fusion too."""
-    algorithm = random_program(seed)
+    algorithm = program_of(seed)
     found = Findings(1, len(algorithm.moves))
     if fault := fault_of(algorithm, (True, False) if seed % 4 == 0 else (True,)):
         found.failures.append((seed, fault))
@@ -66,6 +78,15 @@ def fuzz_round(seed: int, mutants: int = 1) -> Findings:
             found.mutants[kind, outcome] += 1
             if outcome == "missed":
                 found.failures.append((seed, f"missed mutant ({kind}):\n{mutant}"))
+    lowered = compile_one_sided(algorithm)
+    for _ in range(mutants):
+        kind = draw.choice(ONE_SIDED_KINDS)
+        damaged = mutate_one_sided(lowered, kind, draw)
+        if damaged is not None:
+            outcome = _outcome(algorithm, damaged)
+            found.mutants[kind, outcome] += 1
+            if outcome == "missed":
+                found.failures.append((seed, f"missed mutant ({kind}):\n{damaged}"))
     return found
 
 
@@ -83,10 +104,18 @@ def fault_of(algorithm: Algorithm, fuse: tuple[bool, ...] = (True, False)) -> st
             return f"the verifier refuses the schedule: {error}"
         if fault := _run_fault(algorithm, schedule, RUNS[fused]):
             return fault
-    return ""
+    try:
+        lowered = compile_one_sided(algorithm)
+    except Exception as error:
+        return f"the one-sided compiler raises {type(error).__name__}: {error}"
+    try:
+        verify_one_sided(lowered)
+    except CollectiveError as error:
+        return f"the verifier refuses the one-sided program: {error}"
+    return _run_fault(algorithm, lowered, RUNS[False])
 
 
-def _run_fault(algorithm: Algorithm, schedule: Schedule, runs: Sequence[tuple[int, int]]) -> str:
+def _run_fault(algorithm: Algorithm, schedule: Schedule | OneSided, runs: Sequence[tuple[int, int]]) -> str:
     """Where runs differ from the sequential meaning. Integers wrap, so sums are exact in any order."""
     draw = np.random.default_rng(0)
     bounds = np.iinfo(np.int64)
@@ -97,7 +126,10 @@ def _run_fault(algorithm: Algorithm, schedule: Schedule, runs: Sequence[tuple[in
     wanted = run_algorithm(algorithm, inputs)
     for seed, tiles in runs:
         try:
-            outputs = run_schedule(schedule, inputs, seed=seed, tiles=tiles)
+            if isinstance(schedule, OneSided):
+                outputs = run_one_sided(schedule, inputs, seed=seed)
+            else:
+                outputs = run_schedule(schedule, inputs, seed=seed, tiles=tiles)
         except CollectiveError as error:
             return f"a run fails (seed {seed}, {tiles} tiles): {error}"
         for rank, (output, expected) in enumerate(zip(outputs, wanted, strict=True)):
@@ -108,9 +140,12 @@ def _run_fault(algorithm: Algorithm, schedule: Schedule, runs: Sequence[tuple[in
     return ""
 
 
-def _outcome(algorithm: Algorithm, mutant: Schedule) -> str:
+def _outcome(algorithm: Algorithm, mutant: Schedule | OneSided) -> str:
     try:
-        verify_schedule(mutant)
+        if isinstance(mutant, OneSided):
+            verify_one_sided(mutant)
+        else:
+            verify_schedule(mutant)
     except CollectiveError:
         return "caught"
     return "missed" if _run_fault(algorithm, mutant, MUTANT_RUNS) else "equivalent"

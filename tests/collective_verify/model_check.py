@@ -97,7 +97,9 @@ def _conflict(cells: RankCells, left: Instruction, right: Instruction) -> bool:
 
 
 def _touches(cells: RankCells, instruction: Instruction) -> tuple[set[int], set[int]]:
-    spans = [cells.find(p.buffer, p.start, p.count) for p in (instruction.source, instruction.target) if p is not None]
+    spans = [
+        cells.find(p.buffer, p.start, p.count) for p in (*instruction.sources, instruction.target) if p is not None
+    ]
     touched = {cell for span in spans if span is not None for cell in range(*span)}
     if instruction.target is None or instruction.opcode in (Opcode.SEND, Opcode.RECEIVE_REDUCE_SEND):
         return touched, set()

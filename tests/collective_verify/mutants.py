@@ -11,6 +11,8 @@
 | fewer slots | one slot less |
 | drop step | one step is gone |
 | other opcode | a step does something else with the same operands |
+| drop operand | a reduce of several sources lacks one |
+| repeat operand | a reduce has one of its sources twice |
 """
 
 from __future__ import annotations
@@ -120,6 +122,25 @@ def _other_opcode(ranked: RankSchedule, index: int, step: int, draw: random.Rand
     return _with(block, step, replace(instruction, opcode=draw.choice(others)))
 
 
+def _drop_operand(ranked: RankSchedule, index: int, step: int, draw: random.Random) -> Block | None:
+    block = ranked.blocks[index]
+    instruction = block.instructions[step]
+    if not instruction.further:
+        return None
+    gone = draw.randrange(len(instruction.sources))
+    first, *further = (place for number, place in enumerate(instruction.sources) if number != gone)
+    return _with(block, step, replace(instruction, source=first, further=tuple(further)))
+
+
+def _repeat_operand(ranked: RankSchedule, index: int, step: int, draw: random.Random) -> Block | None:
+    block = ranked.blocks[index]
+    instruction = block.instructions[step]
+    if instruction.opcode is not Opcode.REDUCE:
+        return None
+    further = (*instruction.further, draw.choice(instruction.sources))
+    return _with(block, step, replace(instruction, further=further))
+
+
 STEP_FAULTS: dict[str, Callable[[RankSchedule, int, int, random.Random], Block | None]] = {
     "drop wait": _drop_wait,
     "swap steps": _swap_steps,
@@ -129,6 +150,8 @@ STEP_FAULTS: dict[str, Callable[[RankSchedule, int, int, random.Random], Block |
     "wrong channel": _wrong_channel,
     "drop step": _drop_step,
     "other opcode": _other_opcode,
+    "drop operand": _drop_operand,
+    "repeat operand": _repeat_operand,
 }
 
 KINDS = (*STEP_FAULTS, "fewer slots")

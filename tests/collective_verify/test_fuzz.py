@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +13,17 @@ from pathlib import Path
 import fuzz_round as fuzz_round_module
 import pytest
 from fuzz_round import Findings, fault_of, fuzz_round, shrink
-from mutants import KINDS
+from mutants import KINDS, mutate
+from one_sided_mutants import ONE_SIDED_KINDS, mutate_one_sided
 from random_programs import random_program
 
 from sennit.collective.compile import CompileOptions, compile_algorithm
+from sennit.collective.compile_one_sided import compile_one_sided
 from sennit.collective.verify import verify_algorithm
 from sennit.ir.collective import Algorithm, MoveKind
 from sennit.ir.schedule import Opcode, Schedule
 
-PROGRAMS = 2000
+PROGRAMS = 1200  # each in both lowerings
 BATCHES = 8
 CASES = sorted((Path(__file__).parent / "cases").glob("*.txt"))
 
@@ -53,10 +56,12 @@ def test_the_programs_are_legal_and_varied() -> None:
 
 
 def test_every_kind_of_mutant_is_tried() -> None:
-    found = Findings()
-    for seed in range(60):
-        found.add(fuzz_round(seed, mutants=3))
-    assert {kind for kind, _ in found.mutants} == set(KINDS)
+    programs = [random_program(seed) for seed in range(60)]
+    draw = random.Random(0)
+    for kind in KINDS:
+        assert any(mutate(compile_algorithm(program), kind, draw) for program in programs), kind
+    for kind in ONE_SIDED_KINDS:
+        assert any(mutate_one_sided(compile_one_sided(program), kind, draw) for program in programs), kind
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.stem)

@@ -37,7 +37,10 @@ def random_schedule(seed: int) -> Schedule:
         else:
             start = draw.randrange(CHUNKS)
             places = Place("input", start, 1), Place("output", (start + 1) % CHUNKS, 1)
-            _put(draw.choice(drafts), Instruction(draw.choice([Opcode.COPY, Opcode.REDUCE]), *places), draw)
+            instruction = Instruction(draw.choice([Opcode.COPY, Opcode.REDUCE]), *places)
+            if instruction.opcode is Opcode.REDUCE and start % 2:
+                instruction = replace(instruction, further=(Place("input", (start + 2) % CHUNKS, 1),))
+            _put(draw.choice(drafts), instruction, draw)
     schedules = [RankSchedule(rank, tuple(b.finish(held, draw) for b in held)) for rank, held in enumerate(blocks)]
     return Schedule(f"tiny{seed}", collective, draw.randint(1, 2), tuple(schedules))
 

@@ -29,7 +29,7 @@ from sennit.cluster import Cluster, Topology
 from sennit.collective.alpha_beta import AlgorithmCost
 from sennit.collective.compile import compile_algorithm
 from sennit.collective.protocol import Protocol
-from sennit.collective.simulate import Machine, simulate_schedule
+from sennit.collective.simulate import Fold, Machine, simulate_seconds
 from sennit.cost.transfer import collective
 from sennit.ir.collective import Algorithm, CollectiveName, CollectiveSpec
 from sennit.ir.program import CollectiveKind
@@ -66,9 +66,10 @@ def fastest(
     channels: Sequence[int],
     machine: Machine | None = None,
     protocols: Sequence[Protocol] = tuple(Protocol),
+    fold: Fold | None = None,
 ) -> Baseline:
     """The best protocol and number of instances for a size, of those whose thread blocks a device can hold at once: blocks wait
-    for each other, so all must run, one a multiprocessor."""
+    for each other, so all must run, one a multiprocessor. `fold` (`simulate_fold.py`) makes it quick on many ranks."""
     blocks = max((len(rank.blocks) for rank in schedule.ranks), default=1)
     fitting = [count for count in channels if count * blocks <= cluster.device.matmul.units.value] or [1]
     found = [
@@ -76,7 +77,7 @@ def fastest(
             schedule.name,
             protocol.value,
             count,
-            simulate_schedule(schedule, cluster, size, protocol=protocol, instances=count, machine=machine).span,
+            simulate_seconds(schedule, cluster, size, protocol=protocol, instances=count, machine=machine, fold=fold),
         )
         for protocol in protocols
         if protocol.transport.slots >= schedule.slots

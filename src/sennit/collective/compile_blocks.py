@@ -126,6 +126,9 @@ def assign_blocks(
             instruction = Instruction(opcode, place(move.source), None, after)
         elif opcode is receive_reduce_send:
             instruction = Instruction(opcode, place(move.target), None, after)
+        elif opcode is reduce and op in dag.joined:
+            first, *further = [place(moves[number].source) for number in dag.joined[op]]
+            instruction = Instruction(opcode, first, place(move.target), after, tuple(further))
         elif opcode is copy or opcode is reduce:
             instruction = Instruction(opcode, place(move.source), place(move.target), after)
         else:

@@ -30,7 +30,7 @@ class ChunkDag:
     """`before`, `cells` and `readers` are by access; `last_writer` is by cell."""
 
     algorithm: Algorithm
-    moves: tuple[Move, ...]  # without copies of a chunk onto itself
+    moves: tuple[Move, ...]  # without copies of a chunk onto itself, but for those of a switch
     before: tuple[tuple[int, ...], ...]
     cells: tuple[tuple[int, int], ...]
     readers: tuple[int, ...]  # how many accesses read a part of what this one wrote
@@ -56,8 +56,9 @@ class ChunkDag:
         return True
 
 
-def chunk_dag(algorithm: Algorithm) -> ChunkDag:
-    moves, lows, highs, outputs = _addresses(algorithm)
+def chunk_dag(algorithm: Algorithm, *, switch: bool = False) -> ChunkDag:
+    """`switch`: keep the copies onto themselves that are part of a multicast, which writes on its own rank too."""
+    moves, lows, highs, outputs = _addresses(algorithm, switch)
     cuts = sorted({*lows, *highs})
     cell = {address: number for number, address in enumerate(cuts)}
     firsts, lasts = [cell[low] for low in lows], [cell[high] for high in highs]
@@ -133,7 +134,7 @@ class _History:
         return tuple(waits)
 
 
-def _addresses(algorithm: Algorithm) -> tuple[tuple[Move, ...], list[int], list[int], tuple[int, ...]]:
+def _addresses(algorithm: Algorithm, switch: bool) -> tuple[tuple[Move, ...], list[int], list[int], tuple[int, ...]]:
     """The moves that do something, the first and last address of their accesses, and where the outputs begin."""
     memories = Memories(algorithm.collective, algorithm.scratch)
     bases, total = [], 0
@@ -160,8 +161,10 @@ def _addresses(algorithm: Algorithm) -> tuple[tuple[Move, ...], list[int], list[
             raise _refused(move, "the counts differ")
         if low - count < goal < low + count:  # addresses of different ranks are never near
             if low == goal and move.kind is MoveKind.COPY:
-                continue
-            raise _refused(move, "they overlap")
+                if not switch or move.switch is None:
+                    continue
+            else:
+                raise _refused(move, "they overlap")
         moves.append(move)
         lows += (low, goal)
         highs += (low + count, goal + count)

@@ -4,6 +4,8 @@
 operations, a send (access 2m) and a receive or receive_reduce (access 2m + 1), joined by a message. A move within a rank becomes one,
 named 2m + 1, which also owns access 2m. An operation waits for the owners of the accesses that stand before its own.
 
+**Joined reduces.** Reduces within a rank that `compile_joins.py` joins are one operation, named as the last of them, which owns the accesses of all.
+
 **Fusion** (`fuse`). A receive r and a send s of the same rank become one operation, named as r, if
 
 1. both are of exactly the same chunks, and s waits for r alone: what it sends is what r received;
@@ -24,6 +26,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from sennit.collective.compile_chunks import ChunkDag
+from sennit.collective.compile_joins import joined_moves
 from sennit.ir.collective import MoveKind
 from sennit.ir.schedule import Opcode
 
@@ -44,6 +47,7 @@ class OperationDag:
     lane: tuple[int, ...]  # by move
     lanes: int
     connection: tuple[int, ...]  # by move: a number for sender, receiver and lane
+    joined: dict[int, tuple[int, ...]]  # operations that are several reduces: their moves, in order
 
 
 def instruction_dag(chunks: ChunkDag) -> OperationDag:
@@ -76,6 +80,17 @@ def instruction_dag(chunks: ChunkDag) -> OperationDag:
             read, write = 2 * number, 2 * number + 1
             owner[read] = write
             before[read], before[write] = (), tuple({*before[read], *before[write]})
+    joined: dict[int, tuple[int, ...]] = {}
+    for group in joined_moves(chunks, local_only=True) if opcode.count(Opcode.REDUCE) > 1 else ():
+        if len(group) > 1:
+            op = 2 * group[-1] + 1
+            waits = {access for number in group for access in before[2 * number + 1]}
+            for number in group[:-1]:
+                owner[2 * number] = owner[2 * number + 1] = op
+                opcode[2 * number + 1], before[2 * number + 1] = None, ()
+            owner[op - 1] = op
+            before[op] = tuple(access for access in waits if owner[access] != op)
+            joined[op] = tuple(group)
     return OperationDag(
         chunks,
         tuple(opcode),
@@ -87,6 +102,7 @@ def instruction_dag(chunks: ChunkDag) -> OperationDag:
         tuple(lane),
         lanes,
         tuple(connection),
+        joined,
     )
 
 

@@ -13,7 +13,7 @@ every message, which needs the most scratch and the fewest operations. More slot
 | receive_reduce | wait; re target += place; signal |
 | receive_reduce_send | wait; res place, and the next rank's place, = source + place; signal both |
 | receive_reduce_copy_send | wait; res target, and the next rank's place, = target + place; signal both |
-| copy, reduce | copy, re |
+| copy, reduce | copy, re with all sources |
 
 - The receiver's first act is a signal, and the sender's a wait for it: the run before has ended, the places are free. After it every
   signal is waited for by the end of the run, so that channels start the next one balanced.
@@ -39,7 +39,7 @@ from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveSpec, CustomCollective
 from sennit.ir.schedule import Block, Instruction, Opcode, Place, RankSchedule, Schedule
 
-__all__ = ["MscclppLimits", "PlanOptions", "mscclpp_json"]
+__all__ = ["MscclppLimits", "PlanOptions", "mscclpp_json", "plan_header"]
 
 Connection = tuple[int, int, int]  # sender, receiver, channel
 Operation = dict[str, Any]
@@ -67,21 +67,28 @@ class PlanOptions:
 def mscclpp_json(schedule: Schedule, options: PlanOptions | None = None) -> str:
     """The plan as JSON text. Raises CollectiveError where it exceeds what the executor holds."""
     options = options or PlanOptions()
-    lowering = _Lowering(normal_form(schedule), options)
-    plan = {
-        "name": schedule.name,
-        "collective": _collective(schedule.collective),
+    lowering = _Lowering(normal_form(schedule, single_reduces=False), options)
+    gpus = [lowering.rank(rank) for rank in lowering.schedule.ranks]
+    return json.dumps(plan_header(schedule.name, schedule.collective, gpus, options), indent=2) + "\n"
+
+
+def plan_header(
+    name: str, collective: CollectiveSpec | CustomCollective, gpus: list[dict[str, Any]], options: PlanOptions
+) -> dict[str, Any]:
+    """A whole plan, from what its ranks do."""
+    return {
+        "name": name,
+        "collective": _collective(collective),
         "protocol": "Simple",
-        "inplace": schedule.collective.in_place,
+        "inplace": collective.in_place,
         "reuse_resources": False,
-        "gpus": [lowering.rank(rank) for rank in lowering.schedule.ranks],
+        "gpus": gpus,
         "num_threads_per_block": options.threads,
         "use_double_scratch_buffer": False,
         "buffer_alignment": 16,
         "min_message_size": options.min_bytes,
         "max_message_size": options.max_bytes,
     }
-    return json.dumps(plan, indent=2) + "\n"
 
 
 def _collective(spec: CollectiveSpec | CustomCollective) -> str:
@@ -257,7 +264,7 @@ class _BlockLowering:
             case Opcode.COPY:
                 self._data("copy", [_local(source)], [_local(target)])
             case Opcode.REDUCE:
-                self._data("re", [_local(target), _local(source)], [_local(target)])
+                self._data("re", [_local(target), *map(_local, instruction.sources)], [_local(target)])
             case Opcode.SEND:
                 self._send(_local(source), _count(instruction))
             case _:

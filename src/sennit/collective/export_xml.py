@@ -146,6 +146,10 @@ def _cut_rank(rank: RankSchedule, most: int) -> RankSchedule:
                     tuple(Wait(wait.block, last[wait.block][wait.step]) for wait in instruction.after)
                     if not part
                     else (),
+                    tuple(
+                        Place(place.buffer, place.start + part, min(most, place.count - part))
+                        for place in instruction.further
+                    ),
                 )
                 for instruction in block.instructions
                 for part in range(0, _count(instruction), most)

@@ -13,6 +13,8 @@
 - `b.chunk(rank, buffer, index, count)` names chunks; `b.scratch(rank, name, chunks)` makes a buffer and names all of it.
 - `chunk.copy(to=rank)` and `chunk.reduce(into=chunk)` move data; both return what they wrote. `chunk.on(rank)` is the same place on
   another rank, `chunk.split(n)` its n parts.
+- `chunk.multicast(group)` copies to the same place of all ranks of a group, `chunk.reduce_in_switch(group, into=chunk)` sums the same
+  place of all of them: one step each where a switch joins the ranks, else the copies and reduces that they stand for.
 - `with b.channel(c):` asks for channel c. `with b.instances(k):` moves every chunk range of the part as k smaller ones, each on a channel
   of its own, so that k pipelines run side by side.
 
@@ -135,6 +137,27 @@ class Chunk:
         self._builder.move(MoveKind.REDUCE, self, into)
         return into
 
+    def multicast(self, group: Iterable[int], buffer: str | None = None, index: int | None = None) -> None:
+        """Copy to the same place of every rank of the group, in the switch that joins them; to this place unless named."""
+        place, builder = self.place, self._builder
+        name, start = place.buffer if buffer is None else buffer, place.start if index is None else index
+        targets = [builder.chunk(rank, name, start, place.count) for rank in builder.group(group)]
+        builder.in_switch([(MoveKind.COPY, self, target) for target in targets])
+
+    def reduce_in_switch(self, group: Iterable[int], into: Chunk) -> Chunk:
+        """`into` = the sum of this place over the ranks of the group, in the switch that joins them."""
+        builder = self._builder
+        sources = [self.on(rank) for rank in builder.group(group)]
+        own = [source for source in sources if source.rank == into.rank]
+        others = [source for source in sources if source.rank != into.rank]
+        if own and (own[0].memory, own[0].offset) == (into.memory, into.offset):
+            moves = [(MoveKind.REDUCE, source, into) for source in others]
+        else:
+            first, *rest = own + others
+            moves = [(MoveKind.COPY, first, into), *((MoveKind.REDUCE, source, into) for source in rest)]
+        builder.in_switch(moves)
+        return into
+
     def __repr__(self) -> str:
         return f"Chunk({self.place})"
 
@@ -156,6 +179,7 @@ class Builder:
         self._named: dict[tuple[int, str, int, int], Chunk] = {}
         self._channel: int | None = None
         self._instances = 1
+        self._switches = 0  # multicasts and reductions of a switch so far
         self._lines: dict[tuple[int, int], tuple[str, CodeType]] = {}
 
     def chunk(self, rank: int, buffer: str, index: int, count: int = 1) -> Chunk:
@@ -224,6 +248,22 @@ class Builder:
 
     def move(self, kind: MoveKind, source: Chunk, target: Chunk) -> None:
         """Record one move, as many as there are instances, and carry its values. `Chunk.copy` and `Chunk.reduce` call it."""
+        if not self._follow(kind, source, target):
+            return
+        if self._instances == 1:  # nearly always
+            line = self._line(_user_frame())
+            self.moves.append(Move(kind, source.place, target.place, self._channel, 0, line))
+        else:
+            self._record([(kind, source, target)], switch=False)
+
+    def in_switch(self, moves: Sequence[tuple[MoveKind, Chunk, Chunk]]) -> None:
+        """Record moves that a switch does at once. A copy onto itself is one of them: a multicast writes on its own rank too."""
+        for kind, source, target in moves:
+            self._follow(kind, source, target)
+        self._record(moves, switch=len(moves) > 1 or moves[0][0] is MoveKind.REDUCE)
+
+    def _follow(self, kind: MoveKind, source: Chunk, target: Chunk) -> bool:
+        """Check a move and carry its values. False where it does nothing: a copy onto itself."""
         if source.place.count != target.place.count:
             raise CollectiveError(
                 f"{kind.value} of {source.place} to {target.place}: the counts differ",
@@ -232,7 +272,7 @@ class Builder:
             )
         if source.memory == target.memory and abs(source.offset - target.offset) < source.place.count:
             if source.offset == target.offset and kind is MoveKind.COPY:
-                return  # in place, a copy may have nothing to do
+                return False  # in place, a copy may have nothing to do
             raise CollectiveError(
                 f"{kind.value} of {source.place} to {target.place}: they overlap",
                 where=self.here(),
@@ -242,19 +282,24 @@ class Builder:
             self._carry(kind, source, target)
         except CollectiveError as error:
             raise CollectiveError(error.what, where=self.here(), fix=error.fix) from None
-        line = self._line(_user_frame())
-        if self._instances == 1:
-            self.moves.append(Move(kind, source.place, target.place, self._channel, 0, line))
-            return
-        if source.place.count < self._instances:
+        return True
+
+    def _record(self, moves: Sequence[tuple[MoveKind, Chunk, Chunk]], switch: bool) -> None:
+        """As many times as there are instances, on the parts of each."""
+        line, count, place = self._line(_user_frame()), self._instances, moves[0][1].place
+        if place.count < count:
             raise CollectiveError(
-                f"{source.place} has {source.place.count} chunks for {self._instances} instances",
+                f"{place} has {place.count} chunks for {count} instances",
                 where=self.here(),
-                fix=f"move {self._instances} chunks or more at a time: cut the data finer",
+                fix=f"move {count} chunks or more at a time: cut the data finer",
             )
-        sources, targets = self.parts(source, self._instances), self.parts(target, self._instances)
-        for instance, (piece, goal) in enumerate(zip(sources, targets, strict=True)):
-            self.moves.append(Move(kind, piece.place, goal.place, self._channel, instance, line))
+        cut = [(kind, self.parts(source, count), self.parts(target, count)) for kind, source, target in moves]
+        for instance in range(count):
+            number = self._switches if switch else None
+            self._switches += switch
+            for kind, sources, targets in cut:
+                ends = sources[instance].place, targets[instance].place
+                self.moves.append(Move(kind, *ends, self._channel, instance, line, number))
 
     def _carry(self, kind: MoveKind, source: Chunk, target: Chunk) -> None:
         """Follow the values of one move."""

@@ -4,7 +4,9 @@
     waits of an instruction    one a block, the latest step; none on its own block; none that an earlier instruction of the block
                                has waited for already; by block
 
-Instructions, blocks and channels stay as they are: their order is the meaning.
+    a reduce of several        one reduce a source, in their order, unless `single_reduces` is off; a wait for it is for the last
+
+Other instructions, blocks and channels stay as they are: their order is the meaning.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ __all__ = ["SCRATCH", "normal_form", "scratch_places"]
 SCRATCH = "scratch"
 
 
-def normal_form(schedule: Schedule) -> Schedule:
-    return replace(schedule, ranks=tuple(_rank(rank) for rank in schedule.ranks))
+def normal_form(schedule: Schedule, *, single_reduces: bool = True) -> Schedule:
+    ranks = (_rank(rank) for rank in schedule.ranks)
+    return replace(schedule, ranks=tuple(_with_single_reduces(rank) if single_reduces else rank for rank in ranks))
 
 
 def scratch_places(rank: RankSchedule) -> dict[str, int]:
@@ -54,6 +57,7 @@ def _block(number: int, block: Block, starts: dict[str, int]) -> Block:
                 instruction,
                 source=_place(instruction.source, starts),
                 target=_place(instruction.target, starts),
+                further=tuple(_moved(place, starts) for place in instruction.further),
                 after=tuple(Wait(other, step) for other, step in sorted(wanted.items())),
             )
         )
@@ -61,6 +65,30 @@ def _block(number: int, block: Block, starts: dict[str, int]) -> Block:
 
 
 def _place(place: Place | None, starts: dict[str, int]) -> Place | None:
-    if place is None or place.buffer not in starts:
+    return None if place is None else _moved(place, starts)
+
+
+def _moved(place: Place, starts: dict[str, int]) -> Place:
+    if place.buffer not in starts:
         return place
     return Place(SCRATCH, starts[place.buffer] + place.start, place.count)
+
+
+def _with_single_reduces(rank: RankSchedule) -> RankSchedule:
+    if not any(instruction.further for block in rank.blocks for instruction in block.instructions):
+        return rank
+    last: list[list[int]] = []  # by block and step, the number of its last part
+    for block in rank.blocks:
+        ends: list[int] = []
+        for instruction in block.instructions:
+            ends.append((ends[-1] + 1 if ends else 0) + len(instruction.further))
+        last.append(ends)
+    blocks: list[Block] = []
+    for block in rank.blocks:
+        parts: list[Instruction] = []
+        for instruction in block.instructions:
+            after = tuple(Wait(wait.block, last[wait.block][wait.step]) for wait in instruction.after)
+            parts.append(replace(instruction, after=after, further=()))
+            parts += [Instruction(instruction.opcode, place, instruction.target) for place in instruction.further]
+        blocks.append(replace(block, instructions=tuple(parts)))
+    return replace(rank, blocks=tuple(blocks))

@@ -10,8 +10,9 @@ occupies the sending thread block and the wires; shares are max-min fair among a
 **A thread block** does its instructions one after another, all of them for a tile, then all for the next. An instruction that receives
 waits for its message; one that sends waits for a free slot: message n of a connection for the end of the receive of n - slots, with
 the slots of the protocol, or those that the schedule was proved with where they are more; and all wait for the steps that they come
-`after`. A receive that does not send on takes b / rate to copy from the slot, and so does a local copy or reduction. A fused
-instruction is one pass over the data: what it sends sets its time.
+`after`. A receive that does not send on takes b / rate to copy from the slot, and so does a local copy or reduction. A reduction of k
+sources at once moves k + 2 times b through memory where a single one moves 3, and takes (k + 2) / 3 as long. A fused instruction is one
+pass over the data: what it sends sets its time.
 
 **Tiles and slices.** Chunks are run in tiles so small that the longest message of the schedule fits a slot. (MSCCL's executor keeps the
 tiles long and cuts messages of several chunks instead; `export_xml.py` says what that can lead to.) A message is passed on in the
@@ -38,7 +39,7 @@ from sennit.ir.schedule import Instruction, Schedule
 from sennit.ir.timeline import Category, Event, Origin, Timeline
 from sennit.sim.engine import Load, Run, Tasks, run
 
-__all__ = ["Machine", "block_rate", "bus_bandwidth", "chunk_bytes", "simulate_schedule"]
+__all__ = ["Fold", "Machine", "block_rate", "bus_bandwidth", "chunk_bytes", "simulate_schedule", "simulate_seconds"]
 
 SMALLEST_SLICE = 32 << 10  # of one instance: NCCL does not cut finer
 
@@ -52,6 +53,23 @@ class Machine:
     launch: float | None = None
     block_rate: float | None = None
     most_tiles: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Ranks that stand for all others (`simulate_fold.py`). `canonical` is by rank: where a symmetry that takes it to its representative
+    takes every rank. `wires` is by wire: the wire that stands for its orbit, and for how many ends of a representative's message it does."""
+
+    topology: Topology
+    ranks: tuple[int, ...]
+    canonical: tuple[tuple[int, ...], ...]
+    wires: tuple[tuple[int, int], ...]
+
+    def connection(self, connection: tuple[int, int, int]) -> tuple[int, int, int]:
+        """The same connection, with a representative as its sender."""
+        sender, receiver, channel = connection
+        moved = self.canonical[sender]
+        return moved[sender], moved[receiver], channel
 
 
 def block_rate(cluster: Cluster, protocol: Protocol, machine: Machine) -> float:
@@ -132,11 +150,20 @@ Connection = tuple[int, int, int]
 
 
 class _Build:
-    """Tasks of all tiles, in the order of ranks, blocks, tiles, instructions and slices; then the edges between blocks."""
+    """Tasks of all tiles, in the order of ranks, blocks, tiles, instructions and slices; then the edges between blocks. With a `fold`
+    only the representatives of the ranks are built, and each stands for all of its orbit."""
 
     def __init__(
-        self, schedule: Schedule, topology: Topology, protocol: Protocol, size: int, instances: int, machine: Machine
+        self,
+        schedule: Schedule,
+        topology: Topology,
+        protocol: Protocol,
+        size: int,
+        instances: int,
+        machine: Machine,
+        fold: Fold | None = None,
     ) -> None:
+        self.fold = fold
         self.topology, self.machine, self.instances = topology, machine, instances
         self.transport = transport = protocol.transport
         chunk = chunk_bytes(schedule.collective, size)
@@ -158,7 +185,8 @@ class _Build:
 
     def build(self) -> _Built:
         start = self._task(-1, self.transport.launch if self.machine.launch is None else self.machine.launch, 0.0)
-        for rank in self.schedule.ranks:
+        ranks = self.schedule.ranks
+        for rank in ranks if self.fold is None else [ranks[number] for number in self.fold.ranks]:
             spans: list[list[tuple[int, int]]] = []  # by block, tile * steps + step: first and last task
             for number, block in enumerate(rank.blocks):
                 spans.append([])
@@ -204,10 +232,14 @@ class _Build:
                 assert send is not None
                 task = self._send((rank, send, channel), size / slices)
             else:
-                task = self._task(len(self.steps), 0.0, size / slices / self.rate)
+                passes = (len(instruction.further) + 3) / 3
+                task = self._task(len(self.steps), 0.0, passes * size / slices / self.rate)
             if opcode.receives:
                 assert receive is not None
-                self.received.setdefault((receive, rank, channel), []).append(task)
+                connection = (receive, rank, channel)
+                if self.fold is not None:
+                    connection = self.fold.connection(connection)
+                self.received.setdefault(connection, []).append(task)
             if last >= 0:
                 self.tasks.order(last, task)
             first, last = (task if first < 0 else first), task
@@ -223,7 +255,10 @@ class _Build:
         if connection not in self.routes:
             self.routes[connection] = self._route(connection)
         _, wires = self.routes[connection]
-        load = tuple((wire, size * factor + extra) for wire, factor, extra in wires)
+        amounts: dict[int, float] = {}
+        for wire, factor, extra in wires:  # folded, a route may have two wires of an orbit
+            amounts[wire] = amounts.get(wire, 0.0) + size * factor + extra
+        load = tuple(amounts.items())
         busy = [amount / self.topology.wires[wire].bandwidth for wire, amount in load]
         task = self._task(
             len(self.steps), 0.0, max([size / self.rate, *busy]), max((amount for _, amount in load), default=0.0), load
@@ -239,7 +274,8 @@ class _Build:
         for number in self.topology.route(sender, receiver):
             wire = self.topology.wires[number]
             extra = self.machine.nic_message * wire.bandwidth * self.instances if wire.link == "nic" else 0.0
-            wires.append((number, 1.0 / wire.speed(link).efficiency, extra))
+            shared, stands_for = (number, 1) if self.fold is None else self.fold.wires[number]
+            wires.append((shared, stands_for / wire.speed(link).efficiency, stands_for * extra))
         return self.topology.latency(sender, receiver, link), wires
 
     def _connect(self) -> None:
@@ -272,6 +308,30 @@ class _Build:
             and any(item.opcode.sends for item in block.instructions)
         )
         return self.tiles * sum(item.opcode.sends for item in block.instructions)
+
+
+def simulate_seconds(
+    schedule: Schedule,
+    cluster: Cluster,
+    size_bytes: int,
+    *,
+    protocol: Protocol = Protocol.SIMPLE,
+    instances: int = 1,
+    machine: Machine | None = None,
+    fold: Fold | None = None,
+) -> float:
+    """The end of `simulate_schedule`'s timeline; with a fold (`simulate_fold.py`), of one rank in place of each orbit."""
+    if fold is None:
+        timeline = simulate_schedule(
+            schedule, cluster, size_bytes, protocol=protocol, instances=instances, machine=machine
+        )
+        return timeline.span
+    topology = fold.topology
+    build = _Build(schedule, topology, protocol, size_bytes, instances, machine or Machine(), fold).build()
+    times = run(build.tasks, [wire.bandwidth for wire in topology.wires])
+    if times.stuck:
+        raise CollectiveError("it deadlocks", where=f"schedule {schedule.name!r}, folded", fix="verify the schedule")
+    return max(times.stop)
 
 
 def _count(instruction: Instruction) -> int:

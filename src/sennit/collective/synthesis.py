@@ -8,6 +8,8 @@ into `share` parts, each part goes down its own tree, and all trees run at once 
 1. `cut_bound`: x*, exactly, with the cut that sets it.
 2. `remove_switches`: capacities between devices alone, in which the trees still exist.
 3. `pack_trees`: the trees.
+   Where all devices are roots and the network has symmetries, 2 and 3 are done for one device of each orbit (`synthesis_symmetry.py`,
+   `synthesis_orbit.py`), if that gives the same rate; it does for clusters of identical nodes.
 4. `synthesize`: the moves, level by level of all trees, and a certificate: the time of the trees on the *links of the network*, added up
    from the finished trees, beside the cut.
 
@@ -34,8 +36,10 @@ from sennit.collective.synthesis_bound import Cut, cut_bound, rooted_residual
 from sennit.collective.synthesis_flow import augment
 from sennit.collective.synthesis_moves import all_gather_moves, all_reduce_moves, reduce_scatter_moves
 from sennit.collective.synthesis_network import Network
+from sennit.collective.synthesis_orbit import orbit_trees
 from sennit.collective.synthesis_pack import Tree, pack_trees
 from sennit.collective.synthesis_split import balanced, remove_switches
+from sennit.collective.synthesis_symmetry import Symmetries, symmetries
 from sennit.errors import CollectiveError
 from sennit.ir.collective import Algorithm, CollectiveName, CollectiveSpec
 
@@ -108,8 +112,11 @@ class Synthesis:
     forests: tuple[Forest, ...]
 
 
-def spanning_forest(network: Network, roots: Sequence[int] | None = None, *, trees: int | None = None) -> Forest:
-    """Trees from each of `roots` (all devices, where none are named) at the best rate; at most `trees` from each."""
+def spanning_forest(
+    network: Network, roots: Sequence[int] | None = None, *, trees: int | None = None, quotient: bool = True
+) -> Forest:
+    """Trees from each of `roots` (all devices, where none are named) at the best rate; at most `trees` from each. `quotient=False` does
+    not look for symmetries."""
     chosen = tuple(range(network.devices)) if roots is None else tuple(roots)
     if network.devices < 2 or not chosen or not all(0 <= root < network.devices for root in chosen):
         raise CollectiveError(
@@ -118,6 +125,12 @@ def spanning_forest(network: Network, roots: Sequence[int] | None = None, *, tre
         )
     if trees is not None and trees < 1:
         raise CollectiveError(f"at most {trees} trees from each root", fix="allow 1 or more")
+    if quotient and len(set(chosen)) == network.devices:
+        group = symmetries(network)
+        if len(group.elements) > 1:
+            forest = _by_symmetry(network, chosen, group, trees)
+            if forest is not None:
+                return forest
     cut = cut_bound(network, chosen)
     usable = balanced(network)
     ratio = cut_bound(usable, chosen).ratio
@@ -135,6 +148,19 @@ def spanning_forest(network: Network, roots: Sequence[int] | None = None, *, tre
             used[ends] = used.get(ends, 0) + tree.count
     ways = [way for ends, count in used.items() for way in _ways(paths[ends], count)]
     return Forest(network, chosen, share, tuple(packed), tuple(ways), cut)
+
+
+def _by_symmetry(network: Network, roots: tuple[int, ...], group: Symmetries, trees: int | None) -> Forest | None:
+    """The forest at the cut bound, made for one device of each orbit; None where that does not reach the bound."""
+    cut = cut_bound(network, roots, group.representatives)
+    exact = cut.ratio.denominator // gcd(cut.ratio.denominator, *(arc.capacity for arc in network.arcs))
+    shares = [share for share in (*range(1, 9), exact) if trees is None or share <= trees]
+    found = orbit_trees(network, group, cut.ratio, tuple(sorted(set(shares))))
+    if found is None:
+        return None
+    ways = tuple(Way(path, count) for path, count in found.paths.items())
+    forest = Forest(network, roots, found.share, found.trees, ways, cut)
+    return forest if forest.rate * cut.ratio == 1 else None
 
 
 def _ways(pieces: dict[tuple[int, ...], int], count: int) -> list[Way]:

@@ -40,19 +40,21 @@ class Cut:
         return Fraction(self.roots, self.bandwidth)
 
 
-def cut_bound(network: Network, roots: Sequence[int]) -> Cut:
-    """The cut with the most roots for its bandwidth."""
+def cut_bound(network: Network, roots: Sequence[int], devices: Sequence[int] | None = None) -> Cut:
+    """The cut with the most roots for its bandwidth. `devices`: one of each orbit, where symmetries of the network that keep the roots
+    map them to all others: a cut that leaves another device out is then the image of one that leaves one of these out."""
+    asked = range(network.devices) if devices is None else devices
     worst = _cut_of(network, roots, [roots[0]] if network.devices > 1 else [])
-    for device in range(network.devices):
+    for device in asked:
         around = _cut_of(network, roots, [v for v in range(len(network.names)) if v != device])
         worst = max(worst, around, key=lambda cut: cut.ratio)
     settled = 0
-    device = 0
-    while settled < network.devices:  # every device passes with the same ratio
-        cut = _worse_cut(network, roots, device, worst.ratio)
+    turn = 0
+    while settled < len(asked):  # every device passes with the same ratio
+        cut = _worse_cut(network, roots, asked[turn], worst.ratio)
         if cut is None:
             settled += 1
-            device = (device + 1) % network.devices
+            turn = (turn + 1) % len(asked)
         else:
             worst, settled = cut, 0
     return worst

@@ -118,9 +118,10 @@ def _check_result(graph: StepGraph, order: list[int], cells: tuple[RankCells, ..
                 assert source is not None  # here and below: the checker has seen it
                 result = memory.read(node, rank, source)
             case Opcode.REDUCE:
-                assert source is not None
                 assert target is not None
-                result = memory.add(node, rank, target, memory.read(node, rank, source))
+                result = memory.read(node, rank, target)
+                for place in instruction.sources:
+                    result = memory.total(node, rank, target, result, memory.read(node, rank, place))
             case Opcode.RECEIVE | Opcode.RECEIVE_COPY_SEND:
                 result = message
             case Opcode.RECEIVE_REDUCE | Opcode.RECEIVE_REDUCE_COPY_SEND:

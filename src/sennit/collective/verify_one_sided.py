@@ -2,11 +2,12 @@
 
 One symbolic run, in any order that the waits allow, shows five things; `CollectiveError` is raised at the first that fails:
 
-1. **Form.** Every rank, block and place exists, and both sides of a move have as many chunks.
+1. **Form.** Every rank, block and place exists, and all places of a step have as many chunks (`ir/one_sided_check.py`).
 2. **No deadlock.** The run reaches its end. A step that may run stays so until it has run, so every other order reaches it too.
 3. **No race.** Block b has a *clock*: for each block the number of its steps that are known to be done. The k-th signal from one block to another
    carries the sender's clock, and a wait for k takes the larger of both. Any two steps that touch the same chunk, one of them to write, are ordered by
    clocks: the earlier one's number is within the later one's clock. So all orders give each step the same operands.
+   A `multi_reduce` or `switch_reduce` reads on every rank that it names, a `multicast` writes on every one.
 4. **Gates.** A block touches the memory of another rank only after that rank's gate let it in, and before the gate is at its end.
 5. **The result**, as sums of contributions: nothing unwritten is read, nothing is counted twice, and the outputs hold what is asked.
 """
@@ -23,7 +24,9 @@ from sennit.collective.buffers import Memories
 from sennit.collective.postcondition import check_outputs
 from sennit.errors import CollectiveError
 from sennit.ir.collective import Chunks, Value, add_values
-from sennit.ir.one_sided import Await, LocalCopy, LocalReduce, OneSided, Put, ReadReduce, Signal, Step
+from sennit.ir.one_sided import Await, DataStep, OneSided, Signal, Step, accesses
+from sennit.ir.one_sided_check import check_one_sided
+from sennit.ir.schedule import Place
 
 __all__ = ["OneSidedProof", "verify_one_sided"]
 
@@ -42,12 +45,15 @@ class OneSidedProof:
     output_chunks: int
 
 
-def verify_one_sided(program: OneSided) -> OneSidedProof:
-    run = _Run(program)
+def verify_one_sided(program: OneSided, *, values: bool = True) -> OneSidedProof:
+    """Raise `CollectiveError` where the program is wrong. `values=False` leaves 5 out: what it computes may be anything."""
+    check_one_sided(program)
+    run = _Run(program, values)
     run.to_the_end()
     run.check_gates()
     collective = program.collective
-    check_outputs(collective, run.held, program.name)
+    if values:
+        check_outputs(collective, run.held, program.name)
     return OneSidedProof(
         program.name,
         sum(len(steps) for steps in run.steps),
@@ -66,9 +72,17 @@ class _Cell:
     readers: list[tuple[int, int]] = field(default_factory=list)
 
 
+def _total(values: list[Value | None]) -> Value | None:
+    """The sum, or None where one was never written or a contribution is in two of them."""
+    total = values[0]
+    for value in values[1:]:
+        total = None if total is None or value is None else add_values(total, value)
+    return total
+
+
 class _Run:
-    def __init__(self, program: OneSided) -> None:
-        self.program = program
+    def __init__(self, program: OneSided, values: bool) -> None:
+        self.program, self.values = program, values
         scratch = [piece for ranked in program.ranks for piece in ranked.scratch]
         self.memories = Memories(program.collective, scratch)
         self.names = [(ranked.rank, n) for ranked in program.ranks for n in range(len(ranked.blocks))]
@@ -93,16 +107,15 @@ class _Run:
             while self.at[block] < len(self.steps[block]):
                 step = self.steps[block][self.at[block]]
                 if isinstance(step, Await):
-                    pair = self.block(step, block), block
+                    pair = self.number[step.rank, step.block], block
                     if len(self.signals[pair]) < step.count:
                         parked[pair] = block
                         break
-                    if step.count > 0:
-                        np.maximum(self.clocks[block], self.signals[pair][step.count - 1], out=self.clocks[block])
+                    np.maximum(self.clocks[block], self.signals[pair][step.count - 1], out=self.clocks[block])
                 self.at[block] += 1
                 self.clocks[block][block] = self.at[block]
                 if isinstance(step, Signal):
-                    pair = block, self.block(step, block)
+                    pair = block, self.number[step.rank, step.block]
                     self.signals[pair].append(self.clocks[block].copy())
                     if pair in parked:
                         todo.append(parked.pop(pair))
@@ -112,44 +125,35 @@ class _Run:
             stuck = "; ".join(f"{self.where(block)}: {self.steps[block][self.at[block]]}" for block in parked.values())
             raise CollectiveError(f"one-sided program {self.program.name!r} deadlocks", where=stuck)
 
-    def block(self, step: Signal | Await, here: int) -> int:
-        found = self.number.get((step.rank, step.block))
-        if found is None:
-            raise CollectiveError(f"there is no block {step.block} of rank {step.rank}", where=self.where(here))
-        return found
-
-    def move(self, step: Put | ReadReduce | LocalCopy | LocalReduce, block: int) -> None:
+    def move(self, step: DataStep, block: int) -> None:
         """`at` has passed the step already: it is the step's number, counted from 1."""
         rank, now = self.names[block][0], (block, self.at[block])
-        there = step.rank if isinstance(step, Put | ReadReduce) else rank
-        from_rank, to_rank = (
-            (there if isinstance(step, ReadReduce) else rank),
-            (there if isinstance(step, Put) else rank),
-        )
-        memory, start = self.memories.locate(
-            Chunks(from_rank, step.source.buffer, step.source.start, step.source.count)
-        )
-        other, goal = self.memories.locate(Chunks(to_rank, step.target.buffer, step.target.start, step.target.count))
-        if step.source.count != step.target.count:
-            raise CollectiveError(f"the counts of {step} differ", where=self.where(block))
-        if there != rank:
+        touched = accesses(step, rank)
+        for there in {there for there, _ in (*touched.reads, *touched.writes)} - {rank}:
             if self.clocks[block][self.number[there, 0]] < 1:
                 raise CollectiveError(f"{step} does not wait for the gate of rank {there}", where=self.where(block))
             self.touched[there, block] = now[1]
-        for i in range(step.source.count):
-            source, target = self.cells[memory, start + i], self.cells[other, goal + i]
-            self.order(source.writer, now, step)
-            for earlier in (target.writer, *target.readers):
-                self.order(earlier, now, step)
-            value: Value | None = source.value
-            if value is not None and isinstance(step, ReadReduce | LocalReduce):
-                value = add_values(target.value, value) if target.value is not None else None
-            if value is None:
+        reads, writes = ([self.locate(*place) for place in places] for places in (touched.reads, touched.writes))
+        for i in range(touched.reads[0][1].count):
+            sources = [self.cells[memory, start + i] for memory, start in reads]
+            targets = [self.cells[memory, start + i] for memory, start in writes]
+            for source in sources:
+                self.order(source.writer, now, step)
+            for target in targets:
+                for earlier in (target.writer, *target.readers):
+                    self.order(earlier, now, step)
+            value = _total([cell.value for cell in (*targets[: touched.adds], *sources)])
+            if value is None and self.values:
                 raise CollectiveError(
                     f"{step} reads what nobody wrote, or counts a contribution twice", where=self.where(block)
                 )
-            source.readers.append(now)
-            target.value, target.writer, target.readers = value, now, []
+            for source in sources:
+                source.readers.append(now)
+            for target in targets:
+                target.value, target.writer, target.readers = value, now, []
+
+    def locate(self, rank: int, place: Place) -> tuple[int, int]:
+        return self.memories.locate(Chunks(rank, place.buffer, place.start, place.count))
 
     def order(self, earlier: tuple[int, int] | None, now: tuple[int, int], step: Step) -> None:
         if earlier is None or earlier[0] == now[0]:

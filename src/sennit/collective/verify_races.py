@@ -80,15 +80,15 @@ def check_races(graph: StepGraph, order: list[int], cells: tuple[RankCells, ...]
 # ---- which pairs conflict --------------------------------------------------------------------------------------------
 
 
-def accesses(instruction: Instruction) -> tuple[Place | None, Place | None]:
+def accesses(instruction: Instruction) -> tuple[tuple[Place, ...], Place | None]:
     """The places that an instruction reads and that it writes. What reads its target also writes it."""
     match instruction.opcode:
         case Opcode.COPY | Opcode.REDUCE:
-            return instruction.source, instruction.target
+            return instruction.sources, instruction.target
         case Opcode.SEND | Opcode.RECEIVE_REDUCE_SEND:
-            return instruction.source, None
+            return instruction.sources, None
         case _:
-            return None, instruction.target
+            return (), instruction.target
 
 
 def _conflicts(graph: StepGraph, nodes: list[int], cells: RankCells) -> list[_Pair]:
@@ -96,8 +96,8 @@ def _conflicts(graph: StepGraph, nodes: list[int], cells: RankCells) -> list[_Pa
     history: list[_History] = [_History(None, ())] * cells.cells
     seen: dict[tuple[int, int], int] = {}
     for node in nodes:
-        read, written = accesses(graph.instructions[node])
-        if read is not None:
+        reads, written = accesses(graph.instructions[node])
+        for read in reads:
             start, stop = _span(cells, read)
             next_of: dict[int, _History] = {}
             for cell, old in _distinct(history, start, stop):

@@ -55,8 +55,12 @@ class SymbolicMemory:
 
     def add(self, step: int, rank: int, place: Place | Chunks, added: list[Value]) -> list[Value]:
         """What the place holds, plus `added`."""
+        return self.total(step, rank, place, self.read(step, rank, place), added)
+
+    def total(self, step: int, rank: int, place: Place | Chunks, held: list[Value], added: list[Value]) -> list[Value]:
+        """`held`, which the place is to hold, plus `added`."""
         total: list[Value] = []
-        for offset, (old, new) in enumerate(zip(self.read(step, rank, place), added, strict=True)):
+        for offset, (old, new) in enumerate(zip(held, added, strict=True)):
             both = add_values(old, new)
             if both is None:
                 raise CollectiveError(

@@ -7,9 +7,12 @@
 | sizes | source and target have as many chunks |
 | overlap | source and target are apart, or a copy onto itself |
 | hints | channel and instance are not negative |
+| switch | the moves of one number stand together and are a multicast or a reduction of `ir/collective.py`, on one lane |
 """
 
 from __future__ import annotations
+
+from itertools import groupby
 
 from sennit.errors import CollectiveError
 from sennit.ir.cells import RankCells, lay_out_cells
@@ -26,7 +29,48 @@ def check_algorithm(algorithm: Algorithm) -> tuple[RankCells, ...]:
         if fault := _fault(move, source, target):
             what, fix = fault
             raise CollectiveError(what, where=describe_move(algorithm, index), fix=fix)
+    _check_switch(algorithm, cells)
     return cells
+
+
+def _check_switch(algorithm: Algorithm, cells: tuple[RankCells, ...]) -> None:
+    seen: set[int] = set()
+    first = 0
+    for number, group in groupby(algorithm.moves, key=lambda move: move.switch):
+        moves = list(group)
+        if number is not None:
+            fault = "its moves do not stand together" if number in seen else _switch_fault(moves, cells)
+            if fault:
+                raise CollectiveError(
+                    f"switch {number}: {fault}",
+                    where=describe_move(algorithm, first),
+                    fix="copy one source to the same place of different ranks, or add up the same place of different ranks",
+                )
+            seen.add(number)
+        first += len(moves)
+
+
+def _switch_fault(moves: list[Move], cells: tuple[RankCells, ...]) -> str:
+    head = moves[0]
+    if len({(move.channel, move.instance) for move in moves}) > 1:
+        return "its moves have different channels or instances"
+    one_source, one_target = len({move.source for move in moves}) == 1, len({move.target for move in moves}) == 1
+    if all(move.kind is MoveKind.COPY for move in moves):
+        same_place = len({(move.target.buffer, move.target.start) for move in moves}) == 1
+        ranks = {move.target.rank for move in moves}
+        return "" if one_source and same_place and len(ranks) == len(moves) else "it copies, but is no multicast"
+    sources = {move.source.rank for move in moves}
+    same_place = len({(move.source.buffer, move.source.start) for move in moves}) == 1
+    if not one_target or not same_place or len(sources) < len(moves):
+        return "it adds, but not the same place of different ranks into one target"
+    if any(move.kind is MoveKind.COPY for move in moves[1:]):
+        return "a copy stands behind a reduce"
+    if head.kind is MoveKind.REDUCE:
+        own = cells[head.target.rank].find(head.source.buffer, head.source.start, head.source.count)
+        held = cells[head.target.rank].find(head.target.buffer, head.target.start, head.target.count)
+        if own != held or head.target.rank in sources:
+            return "it begins with a reduce, and its target is not the place that is added up"
+    return ""
 
 
 def describe_move(algorithm: Algorithm, index: int) -> str:

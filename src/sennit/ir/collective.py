@@ -7,7 +7,7 @@
     rank    := "rank" INT "input" "=" INT ("at" "=" INT)? "wants" "[" ((value | "any") ("," (value | "any"))*)? "]"
     value   := INT "@" "{" RANGES "}" ("+" INT "@" "{" RANGES "}")*       chunk index, then the ranks that contributed it
     scratch := "scratch" "r" INT NAME INT                         rank, name, chunks
-    move    := ("copy" | "reduce") chunks "to" chunks ("channel" INT)? ("instance" INT)? STRING?      the user's line last
+    move    := ("copy" | "reduce") chunks "to" chunks ("channel" INT)? ("instance" INT)? ("switch" INT)? STRING?    the user's line last
     chunks  := "r" INT "." BUFFER "[" START ":" STOP "]"          BUFFER: "input" | "output" | a scratch name
 
 **Values.** What a chunk holds is a sum of contributions: chunk i of the input of rank r, each at most once. It is written as
@@ -35,6 +35,11 @@ buffers follow:
 
 **Meaning.** The moves run one after another, in order: `copy` overwrites its target, `reduce` adds to it. That is the sequential
 meaning that every compiled form must keep; `collective/` may run moves in any order and place that keeps it.
+
+**In the switch.** Moves one after another with the same number after "switch" may be done at once by a switch that joins their ranks. They are
+either a *multicast*, copies of one source to the same place of different ranks, or a *reduction*: the same place of different ranks summed
+into one target, by a copy and then reduces; or by reduces alone, where the target is that place itself. A compiled form that has no such step
+does the moves one by one: the meaning is the same.
 """
 
 from __future__ import annotations
@@ -387,7 +392,7 @@ class Chunks:
 @dataclass(frozen=True, slots=True)
 class Move:
     """`copy`: target = source. `reduce`: target += source. `channel` and `instance` are hints of the user; `line` is where
-    the user wrote it, for messages."""
+    the user wrote it, for messages; `switch` numbers the multicast or reduction of a switch that the move is a part of."""
 
     kind: MoveKind
     source: Chunks
@@ -395,11 +400,13 @@ class Move:
     channel: int | None = None
     instance: int = 0
     line: str = ""
+    switch: int | None = None
 
     def __str__(self) -> str:
         text = f"{self.kind.value} {self.source} to {self.target}"
         text += f" channel {self.channel}" if self.channel is not None else ""
         text += f" instance {self.instance}" if self.instance else ""
+        text += f" switch {self.switch}" if self.switch is not None else ""
         return text + (f" {quote(self.line)}" if self.line else "")
 
     @classmethod
@@ -412,7 +419,9 @@ class Move:
         target = Chunks.read(scanner)
         channel = scanner.integer() if scanner.accept_word("channel") else None
         instance = scanner.integer() if scanner.accept_word("instance") else 0
-        return cls(kind, source, target, channel, instance, scanner.string() if scanner.peek('"') else "")
+        switch = scanner.integer() if scanner.accept_word("switch") else None
+        line = scanner.string() if scanner.peek('"') else ""
+        return cls(kind, source, target, channel, instance, line, switch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from sennit.errors import CollectiveError
 from sennit.ir.algorithm_numpy import allocate_buffers
 from sennit.ir.layout_numpy import Array
-from sennit.ir.one_sided import Await, LocalCopy, LocalReduce, OneSided, Put, ReadReduce, Signal
+from sennit.ir.one_sided import Await, DataStep, OneSided, Signal, accesses
+from sennit.ir.one_sided_check import check_one_sided
 from sennit.ir.schedule import Place
 
 __all__ = ["run_one_sided"]
@@ -23,7 +24,8 @@ End = tuple[int, int]  # rank, block
 
 
 def run_one_sided(program: OneSided, inputs: Sequence[Array], *, seed: int = 0) -> list[Array]:
-    """The output of every rank, of shape (chunks, elements). Raises `CollectiveError` on a deadlock."""
+    """The output of every rank, of shape (chunks, elements). Raises `CollectiveError` on a wrong form or a deadlock."""
+    check_one_sided(program)
     scratch = [piece for ranked in program.ranks for piece in ranked.scratch]
     buffers = allocate_buffers(program.collective, scratch, inputs)
     counters: defaultdict[tuple[End, End], int] = defaultdict(int)  # signals from one block to another
@@ -36,6 +38,14 @@ def run_one_sided(program: OneSided, inputs: Sequence[Array], *, seed: int = 0) 
 
     def view(rank: int, place: Place) -> Array:
         return buffers[rank][place.buffer][place.start : place.start + place.count]
+
+    def result(step: DataStep, rank: int) -> Array:
+        touched = accesses(step, rank)
+        operands = [view(*place) for place in (*touched.writes[: touched.adds], *touched.reads)]
+        total = operands[0].copy()
+        for operand in operands[1:]:
+            total += operand
+        return total
 
     while ready:
         position = draw.randrange(len(ready))
@@ -53,15 +63,14 @@ def run_one_sided(program: OneSided, inputs: Sequence[Array], *, seed: int = 0) 
                 if counters[pair] < step.count:
                     parked[pair] = here
                     continue
-            case Put() | LocalCopy() | ReadReduce() | LocalReduce():
-                source = view(step.rank if isinstance(step, ReadReduce) else rank, step.source)
-                target = view(step.rank if isinstance(step, Put) else rank, step.target)
+            case _:
                 if here not in held:
-                    adds = isinstance(step, ReadReduce | LocalReduce)
-                    held[here] = target + source if adds else source.copy()
+                    held[here] = result(step, rank)
                     ready.append(here)
                     continue
-                target[...] = held.pop(here)
+                value = held.pop(here)
+                for goal, place in accesses(step, rank).writes:
+                    view(goal, place)[...] = value
         at[here] += 1
         if at[here] < len(program.ranks[rank].blocks[block]):
             ready.append(here)

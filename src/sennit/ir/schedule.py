@@ -4,7 +4,7 @@
     rank     := "rank" INT ("scratch" NAME "=" INT)* "{" block* "}"
     block    := "block" INT ("send" "=" RANK)? ("receive" "=" RANK)? "channel" "=" INT "{" instruction* "}"
     instruction := OPCODE part* ("after" wait ("," wait)*)?
-    part     := "from" place | "to" place
+    part     := "from" place ("," place)* | "to" place             several sources: a reduce only
     place    := BUFFER "[" START ":" STOP "]"
     wait     := BLOCK "." STEP                                     of the same rank
 
@@ -16,7 +16,7 @@ those steps of other blocks of the rank are done. Each block has at most one pee
 | opcode | does | reads | writes |
 |---|---|---|---|
 | copy | target = source | source | target |
-| reduce | target += source | source, target | target |
+| reduce | target += every source, in their order | sources, target | target |
 | send | message = source | source | |
 | receive | target = message | | target |
 | receive_copy_send | target = message; send it on | | target |
@@ -110,10 +110,15 @@ class Instruction:
     source: Place | None = None
     target: Place | None = None
     after: tuple[Wait, ...] = ()
+    further: tuple[Place, ...] = ()  # of a reduce: sources after the first, all added in one pass
+
+    @property
+    def sources(self) -> tuple[Place, ...]:
+        return self.further if self.source is None else (self.source, *self.further)
 
     def __str__(self) -> str:
         text = self.opcode.value
-        text += f" from {self.source}" if self.source is not None else ""
+        text += f" from {', '.join(map(str, self.sources))}" if self.sources else ""
         text += f" to {self.target}" if self.target is not None else ""
         return text + (f" after {', '.join(map(str, self.after))}" if self.after else "")
 
@@ -124,14 +129,18 @@ class Instruction:
                 break
         else:
             raise scanner.expected("'}' or one of " + ", ".join(opcode.value for opcode in Opcode))
-        source = Place.read(scanner) if scanner.accept_word("from") else None
+        sources: list[Place] = []
+        if scanner.accept_word("from"):
+            sources.append(Place.read(scanner))
+            while scanner.accept(","):
+                sources.append(Place.read(scanner))
         target = Place.read(scanner) if scanner.accept_word("to") else None
         after: list[Wait] = []
         if scanner.accept_word("after"):
             after.append(Wait.read(scanner))
             while scanner.accept(","):
                 after.append(Wait.read(scanner))
-        return cls(opcode, source, target, tuple(after))
+        return cls(opcode, sources[0] if sources else None, target, tuple(after), tuple(sources[1:]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@
 | connections | (sender, receiver, channel) has one block at each end |
 | operands | an instruction has the places that the table of `schedule.py` gives its opcode, and they exist |
 | peers | an instruction that sends is in a block with a peer to send to; the same for receives |
-| overlap | source and target of one instruction are apart, or a copy onto itself |
+| further | only a reduce has several sources |
+| overlap | sources and target of one instruction are apart, or a copy onto itself |
 | waits | a wait names a block of the rank and a step that it has; in its own block an earlier one |
 
 What the schedule does (messages that match, deadlock, races, the result) is a matter of `collective/verify.py`.
@@ -120,13 +121,18 @@ def _check_instruction(site: _Site, block: Block, cells: RankCells) -> None:
     for does, peer, name in ((opcode.sends, block.send, "send"), (opcode.receives, block.receive, "receive")):
         if does and peer is None:
             raise site.error(f"{opcode.value} in a block with no {name} peer", fix=f"give the block {name}=RANK")
-    spans = [_locate(cells, place, site) for place in (source, target) if place is not None]
-    if source is not None and target is not None:
-        if source.count != target.count:
-            raise site.error(f"{source.count} chunks move to {target.count}", fix="name as many on both sides")
-        (a, b), (c, d) = spans
-        if a < d and c < b and (opcode is Opcode.REDUCE or a != c):
-            raise site.error(f"{source} and {target} overlap", fix="move through scratch, or chunk by chunk")
+    if instruction.further and opcode is not Opcode.REDUCE:
+        raise site.error(
+            f"{opcode.value} from {len(instruction.sources)} sources", fix="give it one: a reduce adds several"
+        )
+    spans = [_locate(cells, place, site) for place in instruction.sources]
+    if target is not None:
+        c, d = _locate(cells, target, site)
+        for place, (a, b) in zip(instruction.sources, spans, strict=True):
+            if place.count != target.count:
+                raise site.error(f"{place.count} chunks move to {target.count}", fix="name as many on both sides")
+            if a < d and c < b and (opcode is Opcode.REDUCE or a != c):
+                raise site.error(f"{place} and {target} overlap", fix="move through scratch, or chunk by chunk")
     for wait in instruction.after:
         if not 0 <= wait.block < len(site.ranked.blocks):
             raise site.error(f"the wait {wait} names block {wait.block}", fix=f"use 0 to {len(site.ranked.blocks) - 1}")

@@ -156,7 +156,10 @@ def _result(machine: _Machine, rank: int, instruction: Instruction, message: Arr
         case Opcode.COPY | Opcode.SEND:
             return machine.view(rank, instruction.source, tile).copy()
         case Opcode.REDUCE:
-            return machine.view(rank, instruction.target, tile) + machine.view(rank, instruction.source, tile)
+            total = machine.view(rank, instruction.target, tile).copy()
+            for source in instruction.sources:
+                total += machine.view(rank, source, tile)
+            return total
         case Opcode.RECEIVE | Opcode.RECEIVE_COPY_SEND:
             assert message is not None
             return message

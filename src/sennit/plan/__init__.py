@@ -4,6 +4,7 @@ from sennit.plan.lower import lower
 from sennit.plan.pattern import Pattern, Task, one_forward_one_backward
 from sennit.plan.plan import Plan, data_inputs, order, place, transform
 from sennit.plan.propagate import Decisions, Moment, propagate
+from sennit.plan.recompute import recompute
 from sennit.plan.zoo import data_parallel, pipeline, tensor_parallel
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "pipeline",
     "place",
     "propagate",
+    "recompute",
     "tensor_parallel",
     "transform",
 ]

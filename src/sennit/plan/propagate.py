@@ -111,7 +111,9 @@ def _stages(plan: Plan) -> dict[str, int]:
     for op in graph.ops:
         if op.phase is Phase.BACKWARD:
             terms = [stage[producers[name].name] for name in op.reads if name in producers]
-            if op.seq is None:
+            if op.name in placed:
+                stage[op.name] = placed[op.name]
+            elif op.seq is None:
                 stage[op.name] = min(terms, default=0)
             else:
                 stage[op.name] = by_seq.get(op.seq, max(terms, default=0))

@@ -1,8 +1,11 @@
 """The communicator on torch.distributed: any backend that has the collectives, gloo and NCCL among them.
 
-Process groups are made once per set of ranks, before the first step, by all ranks in the same order (`groups_of`). Transfers
+Process groups are made once per set of ranks, before the first step, by all ranks in the same order (`run/groups.py`). Transfers
 between two ranks are numbered, and the number is the tag: a receive takes the message that the program matched it with.
 Device d of the program is rank d.
+
+A program's group is ordered by coordinates, a group of torch by ranks. Where the two differ (a mesh with its devices in another
+order), pieces are put in the order of torch on the way in, and in that of the program on the way out.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sennit.ir.layout import Reduction
+from sennit.run.groups import ProcessGroups
 from sennit.run.rank import Group
 
 __all__ = ["ProcessCommunicator"]
@@ -35,52 +39,62 @@ class _Work:
 
 
 class ProcessCommunicator:
-    """This process's end. Make one per program; it makes the process groups that the program needs."""
+    """This process's end. `groups` has what the program needs (`ProcessGroups.make_for`)."""
 
-    def __init__(self, groups: tuple[Group, ...]) -> None:
-        everyone = tuple(range(dist.get_world_size()))
-        self.groups = {
-            group: dist.group.WORLD if group == everyone else dist.new_group(list(group)) for group in groups
-        }
+    def __init__(self, groups: ProcessGroups, device: torch.device | None = None) -> None:
+        self.groups = groups
+        self._device = device or torch.device("cpu")
         self.counts: dict[tuple[int, int], int] = defaultdict(int)
         self.sending: list[_Work] = []
 
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
     def all_reduce(self, group: Group, tensor: Tensor, op: Reduction) -> _Work:
         result = tensor.clone()  # the source may still be read, or share memory with what is
-        work = dist.all_reduce(result, _op(op), group=self.groups[group], async_op=True)
+        work = dist.all_reduce(result, _op(op), group=self.groups.of(group), async_op=True)
         assert work is not None
         return _Work(work, tensor, lambda: result)
 
     def all_gather(self, group: Group, tensor: Tensor) -> _Work:
-        parts = list(tensor.new_empty((len(group), *tensor.shape)).unbind(0))
-        work = dist.all_gather(parts, tensor, group=self.groups[group], async_op=True)
+        stacked = tensor.new_empty((len(group), *tensor.shape))
+        # members write straight to their places in the program's order
+        parts = [stacked[place] for place in _places(group)]
+        work = dist.all_gather(parts, tensor, group=self.groups.of(group), async_op=True)
         assert work is not None
-        return _Work(work, tensor, lambda: torch.stack(parts))
+        return _Work(work, tensor, lambda: stacked)
 
     def reduce_scatter(self, group: Group, tensor: Tensor, op: Reduction) -> _Work:
         result = torch.empty_like(tensor[0])
-        work = dist.reduce_scatter(result, list(tensor.unbind(0)), _op(op), group=self.groups[group], async_op=True)
+        parts = [tensor[place] for place in _places(group)]
+        work = dist.reduce_scatter(result, parts, _op(op), group=self.groups.of(group), async_op=True)
         assert work is not None
         return _Work(work, tensor, lambda: result)
 
     def all_to_all(self, group: Group, tensor: Tensor) -> _Work:
-        result = torch.empty_like(tensor)
-        work = dist.all_to_all_single(result, tensor, group=self.groups[group], async_op=True)
+        places = _places(group)
+        in_order = places == sorted(places)
+        source = tensor if in_order else tensor[places]
+        result = torch.empty_like(source)
+        work = dist.all_to_all_single(result, source, group=self.groups.of(group), async_op=True)
         assert work is not None
-        return _Work(work, tensor, lambda: result)
+        return _Work(work, source, lambda: result if in_order else result[_inverse(places)])
 
     def _tag(self, source: int, target: int) -> int:
         self.counts[source, target] += 1
         return self.counts[source, target]
 
     def send(self, tensor: Tensor, to: int) -> None:
-        work = dist.isend(tensor, to, tag=self._tag(dist.get_rank(), to))
+        rank = dist.get_rank()
+        work = dist.isend(tensor, to, group=self.groups.between(rank, to), tag=self._tag(rank, to))
         assert work is not None
         self.sending.append(_Work(work, tensor, lambda: tensor))
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, origin: int) -> _Work:
-        result = torch.empty(shape, dtype=dtype)
-        work = dist.irecv(result, origin, tag=self._tag(origin, dist.get_rank()))
+        rank = dist.get_rank()
+        result = torch.empty(shape, dtype=dtype, device=self.device)
+        work = dist.irecv(result, origin, group=self.groups.between(origin, rank), tag=self._tag(origin, rank))
         assert work is not None
         return _Work(work, result, lambda: result)
 
@@ -89,6 +103,15 @@ class ProcessCommunicator:
         for work in self.sending:
             work.wait()
         self.sending.clear()
+
+
+def _places(group: Group) -> list[int]:
+    """For each member in the order of ranks, its place in the program's group."""
+    return [group.index(rank) for rank in sorted(group)]
+
+
+def _inverse(places: list[int]) -> list[int]:
+    return [places.index(place) for place in range(len(places))]
 
 
 def _op(op: Reduction) -> dist.ReduceOp.RedOpType:

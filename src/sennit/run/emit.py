@@ -2,33 +2,41 @@
 
 One function, `step(rank, inputs)`, runs on every device of the lane; what differs between devices (peers, groups, slices) is
 behind `rank` (`run/rank.py`). Communication is started where the program has it and waited for where its result is first
-read, so it overlaps with the lines between. Frees are `del` statements. Comments name the module and the layout.
+read, so it overlaps with the lines between. A view of something under way reads nothing yet: it is put off until it is read itself,
+and left out where it never is. Frees are `del` statements.
+
+Comments say what a reader asks: a ruler where another micro-batch or phase begins, a heading for each module, behind each line the
+type and layout of what it makes, at each communication what goes where and how much of it, and what the plan decided of an operator
+(`notes`, by the operator's name).
 
 The source holds no numbers that depend on the device, so a thousand ranks of a lane share one text.
 """
 
 from __future__ import annotations
 
+import keyword
 import re
+from collections import Counter
+from collections.abc import Mapping
 from math import prod
 
 import torch
 
 from sennit.errors import ProgramError
 from sennit.ir.dtype import DType
-from sennit.ir.graph import Arg, Ref
+from sennit.ir.graph import Arg, Ref, Role
 from sennit.ir.layout import Layout, Pending
 from sennit.ir.mesh import print_ranges
-from sennit.ir.operators import is_local_form, is_local_move
+from sennit.ir.operators import is_local_form, is_local_move, is_view
 from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Program, Receive, Send, Step, reads
 from sennit.run.local_forms import emit_form
 
 __all__ = ["emit_lane", "inner_size"]
 
 
-def emit_lane(program: Program, lane: Lane) -> str:
+def emit_lane(program: Program, lane: Lane, notes: Mapping[str, str] | None = None) -> str:
     """The source of one lane."""
-    return _Emitter(program, lane).source()
+    return _Emitter(program, lane, notes or {}).source()
 
 
 def inner_size(layout: Layout, axis: str) -> tuple[int, int]:
@@ -41,20 +49,23 @@ def inner_size(layout: Layout, axis: str) -> tuple[int, int]:
 
 
 class _Emitter:
-    def __init__(self, program: Program, lane: Lane) -> None:
-        self.program, self.lane = program, lane
+    def __init__(self, program: Program, lane: Lane, notes: Mapping[str, str]) -> None:
+        self.program, self.lane, self.notes = program, lane, notes
         self.buffers = lane.buffers()
         self.variables: dict[str, str] = {}
+        self.taken = {"rank", "inputs", "torch", "aten", "step"}
         self.in_flight: set[str] = set()
+        self.put_off: dict[str, Compute] = {}  # views of what is under way, by their result
+        self.looked_at: Counter[str] = Counter()  # by how many of them
+        self.dying: set[str] = set()  # freed by the program, and still to be looked at by a view that was put off
         self.lines: list[str] = []
         self.heading = ""
+        self.section = ""
 
     def source(self) -> str:
         lane = self.lane
-        meshes = dict.fromkeys(buffer.layout.mesh for buffer in self.buffers.values())
         self.lines += [
-            f'"""{lane.name} of program {self.program.name!r}: devices {print_ranges(lane.devices)}, '
-            f'mesh {" and ".join(map(str, meshes))}."""',
+            *self._preface(),
             "",
             "import torch",
             "",
@@ -63,8 +74,12 @@ class _Emitter:
             "",
             "def step(rank, inputs):",
         ]
-        for item in lane.inputs:
-            self._line(f"{self._variable(item.buffer.name)} = inputs[{item.path!r}]", _type(item.buffer))
+        for role in Role:
+            items = [item for item in lane.inputs if item.role is role]
+            if items:
+                self.lines += ["", f"    # {_ROLES[role]}"]
+            for item in items:
+                self._line(f"{self._variable(item.buffer.name)} = inputs[{item.path!r}]", _type(item.buffer))
         dead: list[str] = []  # freed one after another: one line
         for step in lane.steps:
             if isinstance(step, Free):
@@ -76,27 +91,78 @@ class _Emitter:
         self._outputs()
         return "\n".join(self.lines) + "\n"
 
+    def _preface(self) -> list[str]:
+        """What a reader must know: who runs this, on what mesh, and what it sends."""
+        lane = self.lane
+        meshes = dict.fromkeys(buffer.layout.mesh for buffer in self.buffers.values())
+        moved = Counter(
+            f"{step.kind.value} over {', '.join(step.axes)}" for step in lane.steps if isinstance(step, Collective)
+        )
+        moved.update(f"send to {step.to}" for step in lane.steps if isinstance(step, Send))
+        moved.update(f"receive from {step.origin}" for step in lane.steps if isinstance(step, Receive))
+        text = ", ".join(f"{count} {name}" for name, count in moved.items()) or "nothing"
+        return [
+            f'"""{lane.name} of program {self.program.name!r}: devices {print_ranges(lane.devices)}, '
+            f"mesh {' and '.join(map(str, meshes))}.",
+            "",
+            f"A step of each device communicates: {text}.",
+            "Behind each line: the type of the whole tensor and how it lies on the mesh. `8{dp}` is a dim of 8 that axis dp splits,",
+            "`{sum:tp}` a sum that is still to be taken over tp.",
+            '"""',
+        ]
+
     def _line(self, code: str, comment: str = "") -> None:
         self.lines.append(f"    {code}  # {comment}" if comment else f"    {code}")
 
     def _variable(self, name: str) -> str:
         """A Python name for a buffer: `mm_3.sum~2` is `mm_3_sum_mb2`."""
         if name not in self.variables:
-            base = re.sub(r"\W", "_", name.replace("~", "_mb"))
-            candidate, taken = base, set(self.variables.values())
-            while candidate in taken or candidate in ("rank", "inputs", "torch", "aten"):
+            candidate = re.sub(r"\W", "_", name.replace("~", "_mb"))
+            if candidate[0].isdigit():
+                candidate = f"_{candidate}"
+            while candidate in self.taken or keyword.iskeyword(candidate):
                 candidate += "_"
+            self.taken.add(candidate)
             self.variables[name] = candidate
         return self.variables[name]
 
     def _wait(self, names: tuple[str, ...]) -> None:
+        """Have these buffers: wait for those under way, make the views that were put off."""
         for name in names:
-            if name in self.in_flight:
+            if name in self.put_off:
+                view = self._taken_up(name)
+                self._wait(reads(view))
+                self._compute(view)
+                self._bury(reads(view))
+            elif name in self.in_flight:
                 self.in_flight.discard(name)
                 variable = self._variable(name)
                 self._line(f"{variable} = {variable}.wait()")
 
+    def _taken_up(self, name: str) -> Compute:
+        view = self.put_off.pop(name)
+        self.looked_at.subtract(reads(view))
+        return view
+
+    def _bury(self, names: tuple[str, ...]) -> None:
+        """Delete what was freed, once no view is left that looks at it. A view that was put off and is freed is never made."""
+        gone = [name for name in names if name in self.dying and not self.looked_at[name]]
+        self.dying.difference_update(gone)
+        unmade = [reads(self._taken_up(name)) for name in gone if name in self.put_off]
+        made = [name for name in gone if name in self.variables]
+        if made:
+            self._wait(tuple(made))
+            self._line(f"del {', '.join(self._variable(name) for name in made)}")
+        for looked in unmade:
+            self._bury(looked)
+
     def _emit(self, step: Step) -> None:
+        if isinstance(step, Compute) and is_view(step.kind) and len(step.results) == 1:
+            (source,) = reads(step)
+            if source in self.in_flight or source in self.put_off:
+                self.put_off[step.results[0].name] = step
+                self.looked_at.update(reads(step))
+                return
         self._wait(reads(step))
         match step:
             case Compute():
@@ -104,30 +170,26 @@ class _Emitter:
             case Collective():
                 self._collective(step)
             case Send(source, to):
-                self._line(f"rank.send({self._variable(source)}, {to!r})")
+                buffer = self.buffers[source]
+                self._line(f"rank.send({self._variable(source)}, {to!r})", f"{_type(buffer)}, {self._size(buffer)}")
             case Receive(result, origin):
                 shape = list(result.layout.local_shape())
                 self._line(
                     f"{self._variable(result.name)} = rank.receive({shape}, torch.{result.dtype.torch_name}, {origin!r})",
-                    _type(result),
+                    f"{_type(result)}, {self._size(result)}",
                 )
                 self.in_flight.add(result.name)
             case Free():
                 raise AssertionError(step)  # gathered by `source`
 
     def _free(self, names: list[str]) -> None:
-        if names:
-            self._wait(tuple(names))
-            self._line(f"del {', '.join(self._variable(name) for name in names)}")
-            names.clear()
+        self.dying.update(names)
+        self._bury(tuple(names))
+        names.clear()
 
     def _compute(self, step: Compute) -> None:
-        where = f"{step.module or 'model'}, {step.phase.value}" + "".join(
-            f", {axis} {covered[0]}" for axis, covered in step.results[0].times if len(covered) == 1
-        )
-        if where != self.heading and not is_local_move(step.kind):
-            self.heading = where
-            self.lines += ["", f"    # {where}"]
+        if not is_local_move(step.kind):
+            self._headings(step)
         results = ", ".join(self._variable(buffer.name) for buffer in step.results)
         if is_local_move(step.kind):
             call = self._local_move(step)
@@ -139,10 +201,35 @@ class _Emitter:
             call = self._aten(step)
             if len(step.results) == 1 and _returns_tuple(step.kind):
                 results += ","
-        self._line(f"{results} = {call}", ", ".join(map(_type, step.results)))
+        note = self.notes.get(step.op, "")
+        types = ", ".join(dict.fromkeys(map(_type, step.results)))
+        self._line(f"{results} = {call}", f"{types}  <- {note}" if note else types)
+
+    def _headings(self, step: Compute) -> None:
+        times = [f"{axis} {covered[0]}" for axis, covered in step.results[0].times if len(covered) == 1]
+        section = ", ".join([step.phase.value, *times]) if times else f"{step.phase.value}, whole batch"
+        if section != self.section:
+            self.section = section
+            self.lines += ["", f"    # ======== {section} " + "=" * (100 - len(section))]
+            self.heading = ""
+        where = ", ".join([step.module or "model", step.phase.value, *times])
+        if where != self.heading:
+            self.heading = where
+            self.lines += ["", f"    # {where}"]
+
+    def _size(self, buffer: Buffer) -> str:
+        """What one device holds of a buffer."""
+        size = float(buffer.bytes(self.lane.devices[0]))
+        for unit in ("B", "KiB", "MiB"):
+            if size < 1024:
+                return f"{size:.4g} {unit}"
+            size /= 1024
+        return f"{size:.4g} GiB"
 
     def _aten(self, step: Compute) -> str:
         parts = [self._arg(arg) for arg in step.args] + [f"{key}={self._arg(arg)}" for key, arg in step.kwargs]
+        if not reads(step):
+            parts.append("device=rank.torch_device")  # what reads no tensor does not know where it runs
         # a piece may lie differently in memory than the whole did, so a view may have to copy
         kind = "aten.reshape.default" if step.kind in ("aten.view.default", "aten._unsafe_view.default") else step.kind
         name = kind if kind.startswith("aten.") else f"torch.ops.{kind}"
@@ -167,6 +254,10 @@ class _Emitter:
                 for axis in [axis for axis, entry in result.entries if source.entry(axis) != entry]:
                     call = f"rank.partial({call}, axis={axis!r}, op={_reduction(result, axis)!r})"
                 return call
+            case "sennit.concat":
+                (axis,) = [axis for axis, entry in source.entries if result.entry(axis) != entry]
+                dim, inner = inner_size(source, axis)
+                return f"rank.concat({', '.join(variables)}, dim={dim}, inner={inner})"
             case "sennit.accumulate":
                 return f"rank.accumulate({', '.join(variables)}, fresh={self._is_first_sum(names[0])})"
             case _:
@@ -193,7 +284,8 @@ class _Emitter:
                 (from_dim, from_inner), (to_dim, to_inner) = inner_size(source, axis), inner_size(result, axis)
                 parts.append(f"gather=({from_dim}, {from_inner}), split=({to_dim}, {to_inner})")
         self._line(
-            f"{self._variable(step.result.name)} = rank.{step.kind.value}({', '.join(parts)})", _type(step.result)
+            f"{self._variable(step.result.name)} = rank.{step.kind.value}({', '.join(parts)})",
+            f"{source} -> {_type(step.result)}, {self._size(self.buffers[step.source])}",
         )
         self.in_flight.add(step.result.name)
 
@@ -219,6 +311,15 @@ class _Emitter:
                 return repr(arg)
 
 
+_ROLES = {
+    Role.PARAM: "parameters",
+    Role.BUFFER: "buffers",
+    Role.INPUT: "what the model was called with",
+    Role.TANGENT: "upstream gradients of the losses",
+    Role.SEED: "what random numbers are made from",
+}
+
+
 def _type(buffer: Buffer) -> str:
     return f"{buffer.dtype.value}{buffer.layout}"
 
@@ -230,9 +331,12 @@ def _reduction(layout: Layout, axis: str) -> str:
 
 
 def _returns_tuple(kind: str) -> bool:
-    """Whether the operator returns several tensors, or a list of them, also where only one is there."""
+    """Whether torch returns several tensors, or a list of them, also where one of them is all that is there."""
     namespace, name, overload = kind.split(".")
-    returns = getattr(getattr(getattr(torch.ops, namespace), name), overload)._schema.returns
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if packet is None:
+        return False  # no operator of torch: the source says so when it runs
+    returns = getattr(packet, overload)._schema.returns
     return len(returns) != 1 or str(returns[0].type) != "Tensor"
 
 

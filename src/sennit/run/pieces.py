@@ -13,7 +13,7 @@ from sennit.ir.layout import Layout
 from sennit.ir.mesh import Point
 from sennit.ir.program import Lane, Program
 
-__all__ = ["assemble_outputs", "inputs_of"]
+__all__ = ["assemble_outputs", "inputs_of", "piece_of"]
 
 
 def inputs_of(lane: Lane, device: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -31,17 +31,22 @@ def inputs_of(lane: Lane, device: int, state: Mapping[str, Tensor]) -> dict[str,
                 f"{item.path} is {whole.dtype} {list(whole.shape)}, but the program was made for {buffer.type}",
                 fix="run with the shapes and types that the model was captured with",
             )
-        pieces[item.path] = _piece(whole, buffer.layout, buffer.point(device))
+        pieces[item.path] = piece_of(whole, buffer.layout, buffer.point(device)).clone()
     return pieces
 
 
-def _piece(whole: Tensor, layout: Layout, point: Point) -> Tensor:
+def piece_of(whole: Tensor, layout: Layout, point: Point) -> Tensor:
+    """The piece at a point: a view where its indices are a range in every dim, else a copy."""
     piece = whole
     for dim in range(len(layout.shape)):
         indices = layout.indices(dim, point)
-        if len(indices) != layout.shape[dim]:
-            piece = piece.index_select(dim, torch.from_numpy(indices))
-    return piece.clone() if piece is whole else piece
+        if len(indices) == layout.shape[dim]:
+            continue
+        if len(indices) and int(indices[-1]) - int(indices[0]) + 1 == len(indices):
+            piece = piece.narrow(dim, int(indices[0]), len(indices))
+        else:
+            piece = piece.index_select(dim, torch.from_numpy(indices).to(whole.device))
+    return piece
 
 
 def assemble_outputs(program: Program, pieces: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:

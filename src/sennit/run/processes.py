@@ -23,9 +23,10 @@ from sennit.errors import RunError
 from sennit.ir.program import Program
 from sennit.run.distributed import ProcessCommunicator
 from sennit.run.emit import emit_lane
+from sennit.run.groups import ProcessGroups
 from sennit.run.load import load_source
 from sennit.run.pieces import assemble_outputs, inputs_of
-from sennit.run.rank import Rank, groups_of
+from sennit.run.rank import Rank
 
 __all__ = ["LocalRanks", "RunResult"]
 
@@ -74,7 +75,9 @@ def _run(rank: int, text: str, state: str, repeats: int) -> tuple[str, list[floa
     program = Program.parse(text)
     lane = program.lane_of(rank)
     step = load_source(emit_lane(program, lane), f"<{program.name} {lane.name}>")
-    communicator = ProcessCommunicator(groups_of(program))
+    groups = ProcessGroups()
+    groups.make_for(program)
+    communicator = ProcessCommunicator(groups)
     handle = Rank(program, lane, rank, communicator)
     inputs = inputs_of(lane, rank, torch.load(state))
     seconds: list[float] = []

@@ -36,8 +36,10 @@ class Handle(Protocol):
 
 class Communicator(Protocol):
     """Primitives between the members of a group, this rank among them. Each returns at once; results come stacked in the
-    order of the group."""
+    order of the group. `device` is where tensors are."""
 
+    @property
+    def device(self) -> torch.device: ...
     def all_reduce(self, group: Group, tensor: Tensor, op: Reduction) -> Handle: ...
     def all_gather(self, group: Group, tensor: Tensor) -> Handle: ...
     def reduce_scatter(self, group: Group, tensor: Tensor, op: Reduction) -> Handle: ...
@@ -63,6 +65,7 @@ class Rank(LocalForms):
 
     def __init__(self, program: Program, lane: Lane, device: int, communicator: Communicator) -> None:
         self.device = device
+        self.torch_device = communicator.device
         self.mesh = _mesh_of(lane)
         self.coordinate = dict(zip((axis.name for axis in self.mesh.space), self.mesh.coordinate(device), strict=True))
         self.communicator = communicator
@@ -119,6 +122,10 @@ class Rank(LocalForms):
         if self.coordinate[axis] == 0:
             return x
         return torch.full_like(x, _identity(Reduction(op), x.dtype))
+
+    def concat(self, *pieces: Tensor, dim: int, inner: int) -> Tensor:
+        """The pieces of a time axis, in order: the whole."""
+        return _put_between(torch.stack(pieces), dim, inner)
 
     def accumulate(self, total: Tensor, x: Tensor, fresh: bool) -> Tensor:
         """`total + x`, in place once the total is ours alone."""

@@ -113,14 +113,18 @@ class _Collecting:
 
 
 class _BoardCommunicator:
-    def __init__(self, board: _Board, device: int) -> None:
-        self.board, self.device = board, device
+    def __init__(self, board: _Board, rank: int) -> None:
+        self.board, self.rank = board, rank
         self.counts: dict[tuple[object, ...], int] = defaultdict(int)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
 
     def _exchange(self, group: Group, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> _Collecting:
         key = (group, self.counts[group])
         self.counts[group] += 1
-        self.board.post(key, self.device, tensor)
+        self.board.post(key, self.rank, tensor)
         return _Collecting(self.board, key, group, len(group), combine)
 
     def all_reduce(self, group: Group, tensor: Tensor, op: Reduction) -> _Collecting:
@@ -130,11 +134,11 @@ class _BoardCommunicator:
         return self._exchange(group, tensor, torch.stack)
 
     def reduce_scatter(self, group: Group, tensor: Tensor, op: Reduction) -> _Collecting:
-        mine = group.index(self.device)
+        mine = group.index(self.rank)
         return self._exchange(group, tensor, lambda parts: _reduce([part[mine] for part in parts], op))
 
     def all_to_all(self, group: Group, tensor: Tensor) -> _Collecting:
-        mine = group.index(self.device)
+        mine = group.index(self.rank)
         return self._exchange(group, tensor, lambda parts: torch.stack([part[mine] for part in parts]))
 
     def _message(self, source: int, target: int) -> tuple[object, ...]:
@@ -143,10 +147,10 @@ class _BoardCommunicator:
         return (*pair, self.counts[pair])
 
     def send(self, tensor: Tensor, to: int) -> None:
-        self.board.post(self._message(self.device, to), self.device, tensor)
+        self.board.post(self._message(self.rank, to), self.rank, tensor)
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, origin: int) -> _Collecting:
-        key = self._message(origin, self.device)
+        key = self._message(origin, self.rank)
         return _Collecting(self.board, key, (origin,), 1, lambda parts: parts[0])
 
     def finish(self) -> None:

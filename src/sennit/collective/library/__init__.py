@@ -14,6 +14,8 @@ from sennit.collective.library.hierarchical import (
     hierarchical_all_reduce,
     level_all_reduce,
 )
+from sennit.collective.library.nvls import nvls_all_gather, nvls_all_reduce, nvls_reduce_scatter
+from sennit.collective.library.reads import one_shot_all_reduce, read_all_reduce, read_reduce_scatter
 from sennit.collective.library.recursive import (
     halving_doubling_all_reduce,
     recursive_doubling,
@@ -54,6 +56,12 @@ __all__ = [
     "hierarchical_all_reduce",
     "level_all_reduce",
     "node_ring",
+    "nvls_all_gather",
+    "nvls_all_reduce",
+    "nvls_reduce_scatter",
+    "one_shot_all_reduce",
+    "read_all_reduce",
+    "read_reduce_scatter",
     "recipe",
     "recipes",
     "recursive_doubling",

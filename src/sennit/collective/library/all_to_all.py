@@ -10,7 +10,8 @@ With m nodes of g ranks and n bytes a rank; c = n / (g m) is what one rank has f
 
 Two steps: chunks for rank j of any node first gather at rank j of the own node, and cross together. Three steps: all that a node has for another
 gathers at one rank, crosses in one message, and is dealt out there. The bytes between nodes are those of the direct one, so these win only
-where messages cost (GC3, arXiv 2201.11840, section 7).
+where messages cost (GC3, arXiv 2201.11840, section 7). In two steps every rank begins with the node after its own, so that not all send to the same
+one first and all ranks do alike.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def two_step_all_to_all(nodes: int, per_node: int, *, instances: int = 1) -> Alg
                 b.scratch(rank, "collected", ranks * instances)
             for source in range(ranks):
                 node, place = divmod(source, per_node)
-                for target in range(ranks):
-                    far, far_place = divmod(target, per_node)
+                for turn in range(ranks):
+                    far, far_place = (node + turn // per_node) % nodes, (place + turn) % per_node
+                    target = far * per_node + far_place
                     chunk = b.chunk(source, "input", target * instances, instances)
                     if far == node:
                         chunk.copy(to=target, buffer="output", index=source * instances)
@@ -42,7 +44,7 @@ def two_step_all_to_all(nodes: int, per_node: int, *, instances: int = 1) -> Alg
                         chunk.copy(to=node * per_node + far_place, buffer="collected", index=index)
             for rank in range(ranks):
                 node, place = divmod(rank, per_node)
-                for far in (other for other in range(nodes) if other != node):
+                for far in ((node + turn) % nodes for turn in range(1, nodes)):
                     block = b.chunk(rank, "collected", far * per_node * instances, per_node * instances)
                     target = far * per_node + place
                     block.copy(to=target, buffer="output", index=node * per_node * instances)

@@ -20,7 +20,10 @@ from sennit.collective.library.all_pairs import (
 )
 from sennit.collective.library.all_to_all import three_step_all_to_all, two_step_all_to_all
 from sennit.collective.library.all_to_next import direct_all_to_next, spread_all_to_next
+from sennit.collective.library.direct import direct_all_reduce, direct_broadcast, direct_reduce_scatter
 from sennit.collective.library.hierarchical import hierarchical_all_gather, hierarchical_all_reduce
+from sennit.collective.library.nvls import nvls_all_gather, nvls_all_reduce, nvls_reduce_scatter
+from sennit.collective.library.reads import one_shot_all_reduce, read_all_reduce, read_reduce_scatter
 from sennit.collective.library.recursive import halving_doubling_all_reduce
 from sennit.collective.library.rings import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from sennit.collective.library.trees import chain_broadcast, double_tree_all_reduce, tree_broadcast
@@ -44,7 +47,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`build(nodes, per_node, options)`. `across`: only for more than one node."""
+    """`build(nodes, per_node, options)`. `across`: only for more than one node. `one_sided`: made for the one-sided
+    form, or for a multicast switch; a selection by the cost of schedules does not try it."""
 
     name: str
     collective: CollectiveName
@@ -52,6 +56,7 @@ class Recipe:
     build: Callable[[int, int, Options], Algorithm]
     worth_trying: tuple[Options, ...] = (Options(),)
     across: bool = False
+    one_sided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +149,27 @@ def recipes() -> tuple[Recipe, ...]:
             cut,
         ),
         Recipe(
+            "direct_all_reduce",
+            reduce,
+            "each rank adds up its part of all where they lie: least memory traffic",
+            lambda m, g, o: direct_all_reduce(m * g, instances=o.instances),
+            cut,
+        ),
+        Recipe(
+            "direct_reduce_scatter",
+            scatter,
+            "each rank adds up its part of all where they lie",
+            lambda m, g, o: direct_reduce_scatter(m * g, instances=o.instances),
+            cut,
+        ),
+        Recipe(
+            "direct_broadcast",
+            spread,
+            "the root to all at once",
+            lambda m, g, o: direct_broadcast(m * g, instances=o.instances),
+            cut,
+        ),
+        Recipe(
             "direct_all_to_all",
             exchange,
             "one step between all pairs",
@@ -194,6 +220,52 @@ def recipes() -> tuple[Recipe, ...]:
             cut,
             across=True,
         ),
+        Recipe(
+            "one_shot_all_reduce",
+            reduce,
+            "every rank reads and adds up everything: one step",
+            lambda m, g, o: one_shot_all_reduce(m * g, instances=o.instances),
+            cut,
+            one_sided=True,
+        ),
+        Recipe(
+            "read_all_reduce",
+            reduce,
+            "a part read from all, added in one pass, written to all",
+            lambda m, g, o: read_all_reduce(m * g, instances=o.instances),
+            cut,
+            one_sided=True,
+        ),
+        Recipe(
+            "read_reduce_scatter",
+            scatter,
+            "a part read from all, added in one pass",
+            lambda m, g, o: read_reduce_scatter(m * g, instances=o.instances),
+            cut,
+            one_sided=True,
+        ),
+        Recipe(
+            "nvls_all_reduce",
+            reduce,
+            "summed and multicast by the switch, in two steps",
+            lambda m, g, o: nvls_all_reduce(m * g, pieces=o.pieces, instances=o.instances),
+            piped,
+            one_sided=True,
+        ),
+        Recipe(
+            "nvls_all_gather",
+            gather,
+            "multicast by the switch",
+            lambda m, g, o: nvls_all_gather(m * g, instances=o.instances),
+            one_sided=True,
+        ),
+        Recipe(
+            "nvls_reduce_scatter",
+            scatter,
+            "summed by the switch",
+            lambda m, g, o: nvls_reduce_scatter(m * g, instances=o.instances),
+            one_sided=True,
+        ),
     )
 
 
@@ -209,6 +281,6 @@ def recipe(name: str) -> Recipe:
 def candidates(collective: CollectiveName, nodes: int) -> Iterator[Candidate]:
     """What is worth trying for a collective on so many nodes."""
     for item in recipes():
-        if item.collective is collective and (nodes > 1 or not item.across):
+        if item.collective is collective and (nodes > 1 or not item.across) and not item.one_sided:
             for options in item.worth_trying:
                 yield Candidate(item, options)

@@ -1,0 +1,131 @@
+"""From a model without values to a verified program: the pipeline as `parallelize` runs it, on every rank alike.
+
+    capture -> keep the wanted outputs -> plan -> propagate -> lower -> verify
+
+`Recipe` is what the user decided; with a model, its mode and a sample it determines the program.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sennit.capture import Captured, Signature, capture_call
+from sennit.errors import PlanError
+from sennit.ir.graph import Graph, OutputKind, Role
+from sennit.ir.mesh import Mesh
+from sennit.ir.program import Program
+from sennit.plan import Decisions, Plan, lower, propagate
+from sennit.plan.verify import verify
+
+__all__ = ["Compiled", "Planner", "Recipe", "at_once", "compile_call", "keep_outputs"]
+
+Planner = Callable[[Graph, Mesh], Plan]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to compile a model: the plan and the mesh; which results a training step returns beside its losses (None: none,
+    evaluation returns all); the type that autocast computes in."""
+
+    planner: Planner
+    mesh: Mesh
+    results: tuple[str, ...] = ()
+    autocast: torch.dtype | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What each stage made, and the seconds it took."""
+
+    signature: Signature
+    constants: Mapping[str, Tensor]  # tensors that the model's code makes from numbers, by path
+    graph: Graph
+    plan: Plan
+    decisions: Decisions
+    program: Program
+    seconds: Mapping[str, float]
+
+
+def compile_call(
+    recipe: Recipe,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    device_type: str,
+    *,
+    training: bool,
+) -> Compiled:
+    """The program of `model(*args, **kwargs)`: with gradients where `training`, else forward alone."""
+    clock = _Clock()
+    with torch.autocast(device_type, recipe.autocast) if recipe.autocast is not None else nullcontext():
+        captured: Captured = capture_call(model, args, dict(kwargs), training=training)
+    graph = captured.graph
+    if training:
+        graph = keep_outputs(graph, recipe.results)
+        _refuse_split_results(graph, recipe.mesh)
+    clock.lap("capture")
+    plan = recipe.planner(graph, recipe.mesh if training else at_once(recipe.mesh))
+    decisions = propagate(plan)
+    program = lower(decisions)
+    clock.lap("plan")
+    verify(program, graph)
+    clock.lap("verify")
+    return Compiled(captured.signature, captured.constants, graph, plan, decisions, program, clock.laps)
+
+
+def _refuse_split_results(graph: Graph, mesh: Mesh) -> None:
+    """Results of single micro-batches are not put together yet."""
+    passes = [axis for axis in mesh.time if axis.size > 1]
+    types = graph.types()
+    for output in graph.outputs:
+        if passes and output.kind is OutputKind.RESULT and types[output.name].shape:
+            raise PlanError(
+                f"result {output.path!r} {types[output.name]} of a training step with {passes[0].size} micro-batches",
+                where=f"mesh {mesh}",
+                fix="leave it out of results= and take it from an evaluation, or use a mesh without a time axis",
+            )
+
+
+def at_once(mesh: Mesh) -> Mesh:
+    """The mesh with one pass: evaluation keeps no activations for a backward pass, and its results are of the whole batch."""
+    return Mesh.make({axis.name: axis.size for axis in mesh.space}, {axis.name: 1 for axis in mesh.time}, mesh.devices)
+
+
+def keep_outputs(graph: Graph, results: Sequence[str]) -> Graph:
+    """The graph without the results that nobody wants, and without the operators that only they need."""
+    known = [output.path for output in graph.outputs if output.kind is OutputKind.RESULT]
+    unknown = [path for path in results if path not in known]
+    if unknown:
+        raise PlanError(
+            f"the model returns no {unknown[0]!r}",
+            where=f"graph {graph.name!r}",
+            fix=f"beside the loss it returns {', '.join(known) or 'nothing'}",
+        )
+    outputs = tuple(
+        output for output in graph.outputs if output.kind is not OutputKind.RESULT or output.path in results
+    )
+    needed = {output.name for output in outputs}
+    kept = []
+    for op in reversed(graph.ops):
+        if any(value.name in needed for value in op.results):
+            kept.append(op)
+            needed.update(op.reads)
+    inputs = tuple(item for item in graph.inputs if item.value.name in needed or item.role is Role.INPUT)
+    return replace(graph, inputs=inputs, ops=tuple(reversed(kept)), outputs=outputs)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self.last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name], self.last = now - self.last, now

@@ -1,0 +1,278 @@
+"""What a parallel model runs: its programs, compiled when they are first needed, and the tensors they read.
+
+A model has two programs: one trains, with its modules in training mode, forward and backward; one evaluates, with its modules in
+evaluation mode, forward alone. The first one that is compiled decides where parameters live (`run/homes.py`). Another program may want a parameter elsewhere; then it is moved
+for that call. With `dynamic`, each new set of argument shapes has programs of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from sennit.capture.signature import argument_paths
+from sennit.errors import PlanError, RunError
+from sennit.ir.graph import OutputKind, Role
+from sennit.ir.layout import Layout
+from sennit.reshard.dtensor_torch import redistribute
+from sennit.reshard.private_torch import local_of
+from sennit.run.compile import Compiled, Recipe, compile_call
+from sennit.run.executable import Executable
+from sennit.run.groups import ProcessGroups
+from sennit.run.homes import Homes, Move, device_meshes, homes_of
+from sennit.run.memory import StorageMeter
+from sennit.run.skeleton import Slot
+from sennit.run.step import StepCall, run_step
+from sennit.run.world import together
+
+__all__ = ["Call", "Engine", "Options"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Positional and keyword arguments of the model."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def map(self, change: Any) -> Call:
+        args, kwargs = pytree.tree_map_only(Tensor, change, (self.args, dict(self.kwargs)))
+        return Call(args, kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a parallel model is called: inputs whole or this rank's part; new shapes refused or compiled; the type that parameters
+    are cast to for computing; which losses are differentiated (None: all); the seed of dropout; a loss scaler."""
+
+    local_inputs: bool = False
+    dynamic: bool = False
+    dtype: torch.dtype | None = None
+    losses: tuple[str, ...] | None = None
+    seed: int = 0
+    scaler: torch.amp.GradScaler | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """Which program, and with `dynamic` what it is called with."""
+
+    training: bool
+    arguments: tuple[tuple[str, str], ...] = ()
+
+
+class Engine:
+    """`tensors` is filled by the module, once the homes are known."""
+
+    def __init__(
+        self,
+        skeleton: nn.Module,
+        slots: tuple[Slot, ...],
+        recipe: Recipe,
+        options: Options,
+        sample: Call,
+        device: torch.device,
+    ) -> None:
+        self.skeleton, self.slots, self.recipe, self.options = skeleton, slots, recipe, options
+        self.sample, self.device = sample, device
+        self.types = {slot.path: slot.dtype for slot in slots}
+        self.groups = ProcessGroups()
+        self.programs: dict[_Key, Executable] = {}
+        self.tensors: dict[str, DTensor] = {}  # by path: parameters and buffers that live on this rank
+        self.homes: Homes | None = None
+        self.step = 0  # training steps so far: what makes the dropout of each differ
+        self.anchor = torch.zeros((), device=device, requires_grad=True)
+        self.meter: StorageMeter | None = None  # counts what the next steps make, while it is there
+
+    # ---- compiling -----------------------------------------------------------------------------------------------------
+
+    def program(self, training: bool, call: Call) -> Executable:
+        """The program for a call, compiled where it is not there yet; all ranks call this alike."""
+        key = _Key(training, self._shapes(call) if self.options.dynamic else ())
+        if key not in self.programs:
+            self.programs[key] = self._compile(key, self.sample if self.options.local_inputs else call)
+        return self.programs[key]
+
+    def _shapes(self, call: Call) -> tuple[tuple[str, str], ...]:
+        found = argument_paths(self.skeleton, call.args, call.kwargs)
+        return tuple(
+            (path, f"{value.dtype}{list(value.shape)}" if isinstance(value, Tensor) else repr(value))
+            for path, value in found.items()
+        )
+
+    def _compile(self, key: _Key, call: Call) -> Executable:
+        if self.options.dtype is not None:
+            call = call.map(self._cast)
+
+        def work() -> Compiled:
+            self.skeleton.train(key.training)
+            return compile_call(
+                self.recipe, self.skeleton, call.args, call.kwargs, self.device.type, training=key.training
+            )
+
+        compiled = together(work, lambda made: str(made.program), "compile the model")
+        if self.homes is None:
+            shapes = {path: tuple(tensor.shape) for path, tensor in self._skeleton_tensors().items()}
+            self.homes = homes_of(compiled.program, self.slots, shapes)
+            device_meshes(compiled.program, self.groups)
+        moves = self._moves(compiled)
+        if key.training and moves:
+            raise PlanError(
+                f"the plan puts {moves[0].path!r} elsewhere for training than for evaluation",
+                fix="call parallelize with the model in training mode, which then decides where parameters live",
+            )
+        return Executable(compiled, self.groups, self.device, moves, local_inputs=self.options.local_inputs)
+
+    def _skeleton_tensors(self) -> dict[str, Tensor]:
+        named = {**dict(self.skeleton.named_buffers()), **dict(self.skeleton.named_parameters())}
+        return {slot.path: named[slot.path] for slot in self.slots}
+
+    def _moves(self, compiled: Compiled) -> tuple[Move, ...]:
+        """The tensors that a program reads where they do not live, with both layouts; the same list on all ranks."""
+        assert self.homes is not None
+        moves: list[Move] = []
+        for lane in compiled.program.lanes:
+            for item in lane.inputs:
+                if item.role not in (Role.PARAM, Role.BUFFER) or item.path in compiled.constants:
+                    continue
+                wanted = _in_space(item.buffer.layout)
+                homes = [_in_space(home.layout) for home in self.homes.of[item.path]]
+                if wanted not in homes:
+                    moves.append(Move(item.path, homes[0], wanted))
+        return tuple(dict.fromkeys(moves))
+
+    # ---- running -------------------------------------------------------------------------------------------------------
+
+    def evaluate(self, call: Call) -> object:
+        """A call in evaluation mode."""
+        executable = self.program(False, call)
+        outputs = executable.run(self._inputs(executable, call, {}))
+        self._write_buffers(executable, outputs)
+        return self._rebuild(executable, outputs)
+
+    def train(self, call: Call) -> object:
+        """A call in training mode: its losses lead back to the parameters."""
+        executable = self.program(True, call)
+        tangents = self._tangents(executable)
+        outputs = executable.compiled.graph.outputs
+        here = {output.key for output in executable.lane.outputs}
+        paths = [output.path for output in outputs if output.kind is OutputKind.GRADIENT and output.path in here]
+        inputs = self._inputs(executable, call, tangents)
+
+        def run() -> Mapping[str, Tensor]:
+            with self.meter or nullcontext():
+                made = executable.run(inputs)
+            self._write_buffers(executable, made)
+            return made
+
+        step = StepCall(
+            run,
+            [output.key for output in outputs if output.kind is OutputKind.LOSS],
+            [output.key for output in outputs if output.kind is OutputKind.RESULT],
+            lambda made: self._gradients(paths, made),
+            tangents,
+        )
+        values = run_step(step, self.anchor, [self.tensors[path] for path in paths])
+        self.step += 1
+        return self._rebuild(executable, values)
+
+    def _rebuild(self, executable: Executable, values: Mapping[str, Tensor]) -> object:
+        signature = executable.signature
+        found: dict[str, Any] = {leaf.path: None for leaf in signature.results if leaf.path is not None}
+        return signature.rebuild({**found, **values})
+
+    def _tangents(self, executable: Executable) -> dict[str, float]:
+        """What each loss is differentiated with, by key."""
+        losses = [output.key for output in executable.compiled.graph.outputs if output.kind is OutputKind.LOSS]
+        wanted = losses if self.options.losses is None else self.options.losses
+        for name in wanted:
+            if name not in losses:
+                raise RunError(f"the model returns no loss {name!r}", fix=f"name some of {', '.join(losses)}")
+        scaler = self.options.scaler
+        scale = float(scaler.get_scale()) if scaler is not None and scaler.is_enabled() else 1.0
+        return {key: scale if key in wanted else 0.0 for key in losses}
+
+    def _inputs(self, executable: Executable, call: Call, tangents: Mapping[str, float]) -> dict[str, Tensor]:
+        if self.options.dtype is not None:
+            call = call.map(self._cast)
+        inputs = {**executable.pieces(call.args, call.kwargs), **executable.constants}
+        moved = self._moved(executable)
+        for item in executable.lane.inputs:
+            match item.role:
+                case Role.PARAM | Role.BUFFER if item.path not in inputs:
+                    local = moved[item.path] if item.path in moved else local_of(self.tensors[item.path])
+                    inputs[item.path] = local.detach().to(_torch(item.buffer.dtype.torch_name))
+                case Role.TANGENT:
+                    key = item.path.removeprefix("tangent").removeprefix(".") or "loss"
+                    inputs[item.path] = torch.full(
+                        (), tangents[key], dtype=_torch(item.buffer.dtype.torch_name), device=self.device
+                    )
+                case Role.SEED:
+                    inputs[item.path] = torch.tensor([self.options.seed, self.step])
+                case _:
+                    pass  # of the call, or a constant
+        return inputs
+
+    def _moved(self, executable: Executable) -> dict[str, Tensor]:
+        """What this call reads elsewhere than it lives: moved for the call, by all ranks of both meshes together."""
+        found: dict[str, Tensor] = {}
+        for move in executable.moves:
+            members = {*move.source.mesh.devices, *move.target.mesh.devices}
+            if dist.get_rank() not in members:
+                continue
+            held = self.tensors.get(move.path)
+            # the ranks that only receive bring an empty piece of the same type
+            empty = torch.empty(0, dtype=self.types[move.path], device=self.device)
+            local = local_of(held) if held is not None else empty
+            moved = redistribute(local.detach(), move.source, move.target)
+            if dist.get_rank() in move.target.mesh.devices:
+                found[move.path] = moved
+        return found
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.options.dtype) if tensor.is_floating_point() else tensor
+
+    def _write_buffers(self, executable: Executable, outputs: Mapping[str, Tensor]) -> None:
+        for output in executable.lane.outputs:
+            if output.kind is OutputKind.BUFFER:
+                local_of(self.tensors[output.path]).copy_(outputs[output.key])
+
+    def _gradients(self, paths: list[str], outputs: Mapping[str, Tensor]) -> list[DTensor]:
+        """The gradients as DTensors, each with memory of its own: autograd keeps them, and optimizers write to them."""
+        assert self.homes is not None
+        seen: set[int] = set()
+        made: list[DTensor] = []
+        for path in paths:
+            parameter, local = self.tensors[path], outputs[path].contiguous().to(self.tensors[path].dtype)
+            storage = local.untyped_storage()
+            if storage.data_ptr() in seen or storage.nbytes() > local.nbytes:
+                local = local.clone()
+            seen.add(local.untyped_storage().data_ptr())
+            made.append(
+                DTensor.from_local(
+                    local,
+                    parameter.device_mesh,
+                    parameter.placements,
+                    run_check=False,
+                    shape=parameter.shape,
+                    stride=parameter.stride(),
+                )
+            )
+        return made
+
+
+def _in_space(layout: Layout) -> Layout:
+    return replace(layout, mesh=layout.mesh.in_space())
+
+
+def _torch(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name)
+    return found

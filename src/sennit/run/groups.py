@@ -1,0 +1,97 @@
+"""Process groups by the ranks they join: each is made once, however many programs and meshes ask for it.
+
+`torch.distributed.new_group` must be called by all ranks of the world, in one order. So groups are asked for by lists that all
+ranks compute alike (from the program, which they share), before anything runs. A group of torch numbers its members by
+ascending rank; a group of a program by their coordinates on a mesh. `ProcessGroups.order` translates.
+
+**Transfers.** On NCCL the messages of one communicator run on one stream, in the order in which they were posted. Two stages that
+send to each other would wait for each other there, each with its receive behind its send. So each direction between two ranks gets a
+communicator of its own. Gloo matches messages by their tags and needs none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from sennit.ir.mesh import Mesh
+from sennit.ir.program import Program, Send
+from sennit.run.rank import Group, groups_of
+
+__all__ = ["ProcessGroups", "spread"]
+
+
+class ProcessGroups:
+    """The groups of this process. Every method that makes groups is called by all ranks of the world alike."""
+
+    def __init__(self) -> None:
+        self.made: dict[Group, dist.ProcessGroup] = {}
+        self.directed: dict[tuple[int, int], dist.ProcessGroup] = {}
+        self.meshes: dict[tuple[Mesh, str], DeviceMesh] = {}
+
+    def make(self, groups: Iterable[Group]) -> None:
+        """Make those that are not there yet."""
+        everyone = tuple(range(dist.get_world_size()))
+        for group in groups:
+            ranks = tuple(sorted(group))
+            if ranks not in self.made:
+                world = dist.group.WORLD
+                made = world if ranks == everyone else dist.new_group(list(ranks))
+                assert made is not None  # torch gives None only where there is no world
+                self.made[ranks] = made
+
+    def make_for(self, program: Program) -> None:
+        """What a program's collectives and transfers need."""
+        self.make(groups_of(program))
+        if dist.get_backend() == "nccl":
+            for pair in _transfers(program):
+                if pair not in self.directed:
+                    self.directed[pair] = dist.new_group(sorted(pair))
+
+    def of(self, group: Group) -> dist.ProcessGroup:
+        return self.made[tuple(sorted(group))]
+
+    def between(self, source: int, target: int) -> dist.ProcessGroup | None:
+        """The group that carries messages this way; None is the world."""
+        return self.directed.get((source, target))
+
+    def device_mesh(self, mesh: Mesh, device_type: str) -> DeviceMesh:
+        """The space axes of a mesh that this rank is in, as torch's DeviceMesh; axes of size 1 stay, in groups of one."""
+        mesh = mesh.in_space()
+        key = (mesh, device_type)
+        if key not in self.meshes:
+            rank = dist.get_rank()
+            names = mesh.names or ("device",)
+            shape = [axis.size for axis in mesh.axes] or [1]
+            groups = [self.of(mesh.group(rank, (axis,))) for axis in mesh.names] or [self.of((rank,))]
+            ranks = torch.tensor(mesh.devices, dtype=torch.int).reshape(shape)
+            self.meshes[key] = DeviceMesh.from_group(
+                groups if len(groups) > 1 else groups[0], device_type, ranks, mesh_dim_names=names
+            )
+        return self.meshes[key]
+
+
+def spread(mesh: Mesh) -> tuple[Group, ...]:
+    """The groups along each space axis of a mesh; where it has none, one group per device."""
+    groups: dict[Group, None] = {}
+    for device in mesh.devices:
+        if not mesh.space:
+            groups.setdefault((device,))
+        for axis in mesh.space:
+            groups.setdefault(mesh.group(device, (axis.name,)))
+    assert prod(axis.size for axis in mesh.space) == len(mesh.devices)
+    return tuple(groups)
+
+
+def _transfers(program: Program) -> tuple[tuple[int, int], ...]:
+    """The pairs of ranks that a program sends between, in an order that all ranks share."""
+    pairs: dict[tuple[int, int], None] = {}
+    for lane in program.lanes:
+        for name in dict.fromkeys(step.to for step in lane.steps if isinstance(step, Send)):
+            for pair in zip(lane.devices, program.lane(name).devices, strict=True):
+                pairs.setdefault(pair)
+    return tuple(pairs)

@@ -1,0 +1,173 @@
+"""A rank's memory by kind: what the program says, and what is there.
+
+**Predicted.** The steps of the rank's lane are played in their order; a buffer is there from the step that makes it to the last one
+that needs it (`sim/lane.py` says what is of which kind and what is a view). The prediction is the state at the moment when the sum
+over all kinds is largest. The state of an optimizer is that of one step on tensors without values.
+
+**Measured.** Parameters, gradients and optimizer state are counted where they lie. What a step makes on its way (activations,
+gradients, staging) is counted by `StorageMeter` while it runs: the bytes of live storages, on any device. Torch does not say which
+is which, so they are compared as one sum. Memory of the communication library is not seen.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sennit.ir.program import Program
+from sennit.ir.timeline import MemoryKind
+from sennit.reshard.private_torch import local_of
+from sennit.sim.lane import compile_lane
+
+__all__ = ["MemoryReport", "StorageMeter", "memory_report", "predicted_memory"]
+
+STEP_KINDS = (MemoryKind.GRADIENTS, MemoryKind.ACTIVATIONS, MemoryKind.STAGING)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Bytes of one rank by kind. None: not known (no optimizer given), or not measured."""
+
+    rank: int
+    predicted: Mapping[MemoryKind, int | None]
+    measured: Mapping[MemoryKind, int | None]
+    predicted_step: int
+    measured_step: int | None
+
+    @property
+    def predicted_peak(self) -> int:
+        return sum(size or 0 for size in self.predicted.values())
+
+    def __str__(self) -> str:
+        rows = [("rank " + str(self.rank), "predicted", "measured")]
+        for kind in MemoryKind:
+            rows.append((kind.value, _bytes(self.predicted.get(kind)), _bytes(self.measured.get(kind))))
+        rows.append(("made by a step, at its peak", _bytes(self.predicted_step), _bytes(self.measured_step)))
+        rows.append(("peak of all", _bytes(self.predicted_peak), ""))
+        return "\n".join(f"{name:<28}{left:>12}{right:>12}" for name, left, right in rows)
+
+
+def memory_report(
+    program: Program,
+    rank: int,
+    tensors: Mapping[str, DTensor],
+    optimizer: torch.optim.Optimizer | None,
+    measured_step: int | None = None,
+) -> MemoryReport:
+    predicted: dict[MemoryKind, int | None] = dict(predicted_memory(program, rank))
+    predicted[MemoryKind.PARAMETERS] = parameters = sum(local_of(tensor).nbytes for tensor in tensors.values())
+    predicted[MemoryKind.OPTIMIZER] = None if optimizer is None else _optimizer_step(optimizer)
+    gradients = [local_of(tensor.grad).nbytes for tensor in tensors.values() if isinstance(tensor.grad, DTensor)]
+    measured: dict[MemoryKind, int | None] = {
+        MemoryKind.PARAMETERS: parameters,
+        MemoryKind.GRADIENTS: sum(gradients),
+        MemoryKind.OPTIMIZER: None if optimizer is None else _state_bytes(optimizer),
+    }
+    return MemoryReport(rank, predicted, measured, sum(predicted.get(kind) or 0 for kind in STEP_KINDS), measured_step)
+
+
+def predicted_memory(program: Program, rank: int) -> dict[MemoryKind, int]:
+    """Bytes by kind at the moment of the peak, the steps played in order."""
+    lane = program.lane_of(rank)
+    code = compile_lane(lane, blocking=True)
+    changes: list[dict[MemoryKind, int]] = [dict.fromkeys(MemoryKind, 0) for _ in range(len(code.jobs) + 2)]
+    for storage in code.storages:
+        size = code.buffers[storage.buffer].bytes(rank)
+        changes[0 if storage.made is None else storage.made + 1][storage.kind] += size
+        if storage.ends:
+            changes[max(storage.ends) + 2 if max(storage.ends) + 2 < len(changes) else -1][storage.kind] -= size
+    for number, job in enumerate(code.jobs):
+        if job.staging is not None:
+            size = code.buffers[job.staging].bytes(rank)
+            changes[number + 1][MemoryKind.STAGING] += size
+            if number + 2 < len(changes):
+                changes[number + 2][MemoryKind.STAGING] -= size
+    live = dict.fromkeys(MemoryKind, 0)
+    peak = dict(live)
+    for change in changes:
+        live = {kind: live[kind] + change[kind] for kind in MemoryKind}
+        if sum(live.values()) > sum(peak.values()):
+            peak = live
+    return peak
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    return sum(
+        (local_of(value) if isinstance(value, DTensor) else value).nbytes
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    )
+
+
+def _optimizer_step(optimizer: torch.optim.Optimizer) -> int | None:
+    """The state that a step would leave: one on tensors of the same pieces without values."""
+    groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        parameters: list[nn.Parameter] = []
+        for parameter in group["params"]:
+            local = local_of(parameter) if isinstance(parameter, DTensor) else parameter
+            parameters.append(nn.Parameter(torch.empty_like(local, device="meta")))
+            parameters[-1].grad = torch.empty_like(parameters[-1])
+        groups.append({**group, "params": parameters})
+    try:
+        twin = type(optimizer)(groups)  # type: ignore[call-arg]
+    except TypeError:
+        return None  # an optimizer that takes more than groups
+    twin.step()
+    return _state_bytes(twin)
+
+
+class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of the storages that operators make while this is active, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live, self.peak = 0, 0
+        self.known: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = {id(tensor.untyped_storage()) for tensor in pytree.tree_leaves((args, kwargs)) if _is_plain(tensor)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(result):
+            if _is_plain(tensor) and id(tensor.untyped_storage()) not in given:
+                self._add(tensor.untyped_storage())
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = id(storage), storage.nbytes()
+        if key in self.known:
+            return
+
+        def gone(_: object) -> None:
+            del self.known[key]
+            self.live -= size
+
+        self.known[key] = weakref.ref(storage, gone)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) in (Tensor, nn.Parameter)
+
+
+def _bytes(size: int | None) -> str:
+    if size is None:
+        return "-"
+    value = float(size)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.2f} GiB"

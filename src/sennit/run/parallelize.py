@@ -1,0 +1,153 @@
+"""`parallelize`: a model, a sample and a plan to a model that trains on all ranks, with the loop unchanged.
+
+    torchrun --nproc-per-node 4 train.py
+
+    model = sennit.parallelize(model, sample, plan=zoo.data_parallel, mesh="dp=4")
+    optimizer = torch.optim.AdamW(model.parameters())
+    for batch in data:
+        loss = model(**batch).loss
+        loss.backward()
+        model.clip_grad_norm_(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+Every rank calls this with the same arguments and compiles the same program, which the ranks compare; from then on a rank is
+device number RANK of the mesh. Parameters are taken from rank 0, cut into pieces, and the model that was passed is not kept.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sennit.errors import RunError
+from sennit.ir.mesh import Mesh
+from sennit.plan import zoo
+from sennit.run.compile import Planner, Recipe
+from sennit.run.engine import Call, Engine, Options
+from sennit.run.module import ParallelModule
+from sennit.run.skeleton import device_of, skeleton_of, slots_of
+from sennit.run.world import check_mesh, join, together
+
+__all__ = ["Sample", "parallelize"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the model is called with: `Sample((tokens,), {"labels": labels})`. Only shapes and types matter."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def parallelize(
+    model: nn.Module,
+    sample: Sample | tuple[Any, ...] | Mapping[str, Any] | Tensor,
+    *,
+    plan: Planner,
+    mesh: Mesh | str | None = None,
+    inputs: Literal["whole", "local"] = "whole",
+    results: Sequence[str] = (),
+    losses: Sequence[str] | None = None,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+    autocast: torch.dtype | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    dynamic: bool = False,
+    device: torch.device | str | None = None,
+    broadcast: bool = True,
+) -> ParallelModule:
+    """A model that computes what `model` does, split over all ranks as `plan` says.
+
+    - `sample`: the arguments of one call, for the whole batch: a tuple (positional), a dict (keywords), a tensor, or a `Sample`.
+    - `plan`: a function from a graph and a mesh to a plan: of `sennit.plan.zoo`, or one's own.
+    - `mesh`: the ranks as a mesh (`"dp=2,tp=2;mb=4"`: a time axis is micro-batches). Left out: all ranks along the axis of a plan
+      of the zoo (`dp`, `tp`, `pp` with twice as many micro-batches), or along `dp`.
+    - `inputs`: each call gets the whole batch on every rank, and each rank takes its part; or `"local"`: only this rank's part.
+    - `results`: what a training call returns beside the losses (`["logits"]`); the rest is None there. Evaluation returns all.
+    - `losses`: which of several losses are differentiated; all where left out.
+    - `seed`: of dropout. With the training step it determines every random number, on any plan and number of ranks.
+    - `dtype`: compute in this type; parameters, gradients and optimizer state stay in the model's own (master weights).
+    - `autocast`: capture under `torch.autocast` to this type.
+    - `scaler`: a `sennit.GradScaler`, for float16.
+    - `dynamic`: compile again for new argument shapes, instead of refusing them.
+    - `device`: where the pieces go for a model on `meta`, which has no values: load a checkpoint before use.
+    - `broadcast`: take the values of rank 0; `False` where all ranks have the same anyway.
+    """
+    join()
+    if inputs not in ("whole", "local"):
+        raise RunError(f"inputs={inputs!r}", fix='use "whole" or "local"')
+    if dynamic and inputs == "local":
+        raise RunError('dynamic shapes with inputs="local"', fix="pass whole inputs, or keep their shapes")
+    laid = _mesh(plan, mesh)
+    check_mesh(laid)
+    call = _call(sample)
+    place = together(lambda: device_of(model, device), lambda place: place.type, "find the model on one device")
+    slots = slots_of(model)
+    options = Options(
+        local_inputs=inputs == "local",
+        dynamic=dynamic,
+        dtype=dtype,
+        losses=None if losses is None else tuple(losses),
+        seed=seed,
+        scaler=scaler,
+    )
+    recipe = Recipe(plan, laid, tuple(results), autocast)
+    engine = Engine(skeleton_of(model, dtype), slots, recipe, options, call, place)
+    first = engine.program(model.training, call)
+    engine.skeleton.train(model.training)
+    return ParallelModule(engine, first, _value_of(model, broadcast=broadcast))
+
+
+def _mesh(plan: Planner, mesh: Mesh | str | None) -> Mesh:
+    if isinstance(mesh, Mesh):
+        return mesh
+    if isinstance(mesh, str):
+        return Mesh.parse(mesh)
+    ranks = dist.get_world_size()
+    inner: Any = plan
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if inner is zoo.tensor_parallel:
+        return Mesh.make({"tp": ranks})
+    if inner is zoo.pipeline:
+        return Mesh.make({"pp": ranks}, {"mb": 2 * ranks})
+    return Mesh.make({"dp": ranks})
+
+
+def _call(sample: Sample | tuple[Any, ...] | Mapping[str, Any] | Tensor) -> Call:
+    match sample:
+        case Sample(args, kwargs):
+            return Call(args, kwargs)
+        case tuple():
+            return Call(sample, {})
+        case Mapping():
+            return Call((), dict(sample))
+        case Tensor():
+            return Call((sample,), {})
+        case _:
+            raise RunError(
+                f"a sample of type {type(sample).__name__}",
+                fix="pass a tuple of positional arguments, a dict of keywords, or sennit.Sample(args, kwargs)",
+            )
+
+
+def _value_of(model: nn.Module, *, broadcast: bool) -> Callable[[str], Tensor]:
+    """The values of a model by path. With `broadcast` asking is a collective: all ranks ask for all, in one order."""
+    tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+
+    def value_of(path: str) -> Tensor:
+        value = tensors[path].detach()
+        if value.device.type == "meta" or not broadcast or dist.get_world_size() == 1:
+            return value
+        value = value.clone(memory_format=torch.contiguous_format)
+        dist.broadcast(value, 0)
+        return value
+
+    return value_of
