@@ -43,7 +43,7 @@ fuzz: $(STAMP)
 	$(BIN)/python benchmarks/collective/fuzz.py --count 100000 --jobs $(FUZZ_JOBS)
 
 # Those that need no other machine and end by themselves; the rest of benchmarks/ says in its first lines how to run it.
-BENCHES := startup sim/speed reshard/batch reshard/oracle collective/compile collective/synthesis collective/predict
+BENCHES := startup sim/speed reshard/batch reshard/oracle collective/compile collective/synthesis collective/predict plan/capture
 
 bench: $(STAMP)
 	@for name in $(BENCHES); do \

@@ -71,6 +71,7 @@ class _Unroller:
     source: Graph
     run: Run
     inputs: dict[str, Input] = field(default_factory=dict)
+    children: dict[str, int] = field(default_factory=dict)  # a child of the container -> its unit
     passes: list[_Pass] = field(default_factory=list)
     partner: dict[str, str] = field(default_factory=dict)  # a value of B -> that of C
     after: dict[str, str] = field(default_factory=dict)  # a value outside -> the value of C that B names in its place
@@ -78,11 +79,14 @@ class _Unroller:
     shared: set[str] = field(default_factory=set)  # values outside that B and C both name
     draws: int = 0  # how many numbers a unit draws
     seqs: int = 0  # how far sequence numbers go up in a unit
+    draw_ranges: list[tuple[int, int]] = field(default_factory=list)
+    seq_ranges: list[tuple[int, int]] = field(default_factory=list)
 
     # ---- what is there -----------------------------------------------------------------------------------------------
 
     def graph(self) -> Graph:
         self.inputs = {item.value.name: item for item in self.source.inputs}
+        self.children = {name: index for index, unit in enumerate(self.run.units) for name in unit}
         self._find_passes()
         for item in self.source.inputs:
             if (unit := self._kept_unit(item.path)) is not None:
@@ -94,10 +98,16 @@ class _Unroller:
         self._pair_inputs()
         for one in self.passes:
             self._compare(one)
+        self.draw_ranges = self._ranges(lambda op: _number(op.args[1]) if op.kind == "sennit.uniform" else None)
+        self.seq_ranges = self._ranges(lambda op: op.seq)
         return self._unrolled()
 
+    def _unit(self, path: str) -> int | None:
+        head = self.run.path("")
+        return self.children.get(path[len(head) :].partition(".")[0]) if path.startswith(head) else None
+
     def _kept_unit(self, path: str) -> int | None:
-        unit = self.run.unit_of(path)
+        unit = self._unit(path)
         return None if unit is None else self.run.kept.index(unit)
 
     def _find_passes(self) -> None:
@@ -147,9 +157,9 @@ class _Unroller:
 
     def _moved(self, path: str, source: int, target: int) -> str:
         """A path in one unit as a path in another; other paths stay."""
-        if self.run.unit_of(path) != source:
+        if self._unit(path) != source:
             return path
-        head = f"{self.run.module}." if self.run.module else ""
+        head = self.run.path("")
         child, dot, rest = path[len(head) :].partition(".")
         units = self.run.units
         return f"{head}{units[target][units[source].index(child)]}{dot}{rest}"
@@ -259,30 +269,36 @@ class _Unroller:
 
     def _copy(self, op: Op, unit: int) -> Op:
         """An operator of C in a copy; B's own are the first copy."""
+        counted = self._counted(op, max(unit, 2))
         if unit == 1:
-            return self._counted(op, 2)
+            return counted
         return replace(
-            self._counted(op, unit),
-            args=tuple(self._in_copy(arg, unit) for arg in self._counted(op, unit).args),
+            counted,
+            args=tuple(self._in_copy(arg, unit) for arg in counted.args),
             kwargs=tuple((key, self._in_copy(arg, unit)) for key, arg in op.kwargs),
             results=tuple(Value(self._name(value.name, unit), value.type) for value in op.results),
             module=self._moved(op.module, self.run.kept[2], unit),
         )
 
-    def _counted(self, op: Op, unit: int) -> Op:
-        """An operator with its counts moved up by the copies before it. `unit` says which copy of C it is in, if in any."""
+    def _counted(self, op: Op, unit: int | None = None) -> Op:
+        """An operator with its counts moved up by the copies before it; `unit` is the copy that it is in, if it is in one."""
         args, seq = op.args, op.seq
-        more = self._last - 2
         if op.kind == "sennit.uniform":
-            number = args[1]
-            assert isinstance(number, int)
-            for low, high in self._ranges(lambda op: _number(op.args[1]) if op.kind == "sennit.uniform" else None):
-                number += self.draws * (more if _number(args[1]) > high else unit - 2 if _number(args[1]) >= low else 0)
-            args = (args[0], number, *args[2:])
-        if op.seq is not None and seq is not None:
-            for low, high in self._ranges(lambda op: op.seq):
-                seq += self.seqs * (more if op.seq > high else unit - 2 if op.seq >= low else 0)
+            args = (args[0], self._moved_up(_number(args[1]), self.draws, self.draw_ranges, unit), *args[2:])
+        if seq is not None:
+            seq = self._moved_up(seq, self.seqs, self.seq_ranges, unit)
         return replace(op, args=args, seq=seq)
+
+    def _moved_up(self, number: int, step: int, ranges: list[tuple[int, int]], unit: int | None) -> int:
+        """A count behind C goes up by all the copies, one inside by the copies before its own; in every pass. An operator without a
+        gradient has the sequence number of the one before it, so C's last number may stand behind C too."""
+        more = 0
+        for low, high in ranges:
+            if number > high or (unit is None and number == high):
+                more += self._last - 2
+            elif unit is not None and number >= low:
+                more += unit - 2
+        return number + step * more
 
     def _ranges(self, count: Callable[[Op], int | None]) -> list[tuple[int, int]]:
         """The least and the greatest count among C's operators, in each forward pass."""
@@ -331,7 +347,7 @@ class _Unroller:
             near = self.of.get(name)
             if (near == 1 and own != 0 and not self._is_behind(position)) or (near == 2 and own != 3):
                 raise NotPeriodic(f"{op.describe()} reads one unit among many")
-        counted = self._counted(op, 2)
+        counted = self._counted(op)
         return replace(
             counted,
             args=tuple(self._at_end(arg) for arg in counted.args),

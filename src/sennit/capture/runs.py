@@ -47,14 +47,6 @@ class Run:
     def path(self, child: str) -> str:
         return f"{self.module}.{child}" if self.module else child
 
-    def unit_of(self, path: str) -> int | None:
-        """The unit that a module, parameter or buffer belongs to."""
-        head = self.path("")
-        if not path.startswith(head):
-            return None
-        child = path[len(head) :].partition(".")[0]
-        return next((index for index, names in enumerate(self.units) if child in names), None)
-
 
 def find_runs(model: nn.Module) -> tuple[Run, ...]:
     """The runs of a model, outermost first; inside a run none is looked for."""

@@ -55,7 +55,10 @@ class Signature:
 
     def flatten(self, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """The tensors of a call by their path in the graph."""
-        given = dict(bound_leaves(self.forward, args, kwargs or {}))
+        try:
+            given = dict(bound_leaves(self.forward, args, kwargs or {}))
+        except CaptureError as error:
+            raise RunError(error.what, fix="call the model as it was captured") from error
         found: dict[str, Tensor] = {}
         for path in [*self.arguments, *(path for path in given if path not in self.arguments)]:
             captured, value = self.arguments.get(path, BuiltIn(None)), given.get(path)

@@ -13,17 +13,28 @@ import logging
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sennit.capture.certain import Certain
 from sennit.capture.decompositions import decompositions
 
-__all__ = ["Forward", "JointGraph", "distinct_leaves", "flat_arguments", "forward_graph", "joint_graph", "storage_key", "without_memory"]
+__all__ = [
+    "Forward",
+    "JointGraph",
+    "Recorder",
+    "distinct_leaves",
+    "flat_arguments",
+    "forward_graph",
+    "joint_graph",
+    "storage_key",
+    "without_memory",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +155,11 @@ def distinct_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tupl
 
 @contextmanager
 def without_memory(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, everything: bool = False
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """A model on the meta device, and a call of it, as fake tensors that say they are on the CPU. On the meta device itself some
-    operators have no derivative. A model with weights is left as it is: they are not read."""
+    operators have no derivative. Weights with memory are left as they are, unless `everything` is asked for: then what the model
+    makes inside has no memory either."""
     from torch._subclasses import FakeTensorMode
     from torch.utils._pytree import tree_map
 
@@ -156,9 +168,9 @@ def without_memory(
         for module in model.modules()
         for tensors in (module._parameters, module._buffers)
         for name, tensor in tensors.items()
-        if tensor is not None and tensor.device.type == "meta"
+        if tensor is not None and (everything or tensor.device.type == "meta")
     ]
-    if not places:
+    if not places and not everything:
         yield args, kwargs
         return
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -173,11 +185,34 @@ def without_memory(
 
     try:
         for tensors, name, tensor in places:
-            tensors[name] = fakes.setdefault(id(tensor), fake(tensor))  # type: ignore[assignment]
-        yield tree_map(lambda leaf: fake(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+            if id(tensor) not in fakes:
+                fakes[id(tensor)] = fake(tensor)
+            tensors[name] = fakes[id(tensor)]  # type: ignore[assignment]
+        call = tree_map(lambda leaf: fake(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+        with mode if everything else nullcontext():
+            yield call
     finally:
         for tensors, name, tensor in places:
             tensors[name] = tensor  # type: ignore[assignment]
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives its base class no types
+    """Notes every operator that runs: its name, its plain arguments, the shapes of its results."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.noted: list[object] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        from torch.utils._pytree import tree_leaves
+
+        result = func(*args, **(kwargs or {}))
+        plain = [str(leaf) for leaf in tree_leaves((args, kwargs)) if not isinstance(leaf, Tensor)]
+        shapes = [tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.noted.append((str(func), plain, shapes))
+        return result
 
 
 def storage_key(tensor: Tensor) -> tuple[object, ...]:

@@ -18,7 +18,6 @@ captured.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import operator
 from collections.abc import Iterator, Mapping
@@ -29,20 +28,19 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from sennit.capture.depth import check_depth
+from sennit.capture.edges import Edges
 from sennit.capture.element_types import dtype_of
 from sennit.capture.explain import explain, line_of, place_of, refuse_dynamic
 from sennit.capture.fold import NotPeriodic, unroll
 from sennit.capture.random import RandomParts, is_random
 from sennit.capture.runs import Run, find_runs, shortened
-from sennit.capture.signature import BuiltIn, ResultLeaf, Signature, argument_paths, leaves, result_paths, type_of
+from sennit.capture.signature import Signature, argument_paths, type_of
 from sennit.capture.torch_private import (
-    Forward,
     JointGraph,
     distinct_leaves,
-    flat_arguments,
     forward_graph,
     joint_graph,
-    storage_key,
     without_memory,
 )
 from sennit.errors import CaptureError
@@ -52,7 +50,6 @@ from sennit.ir.graph import Arg, Graph, Input, Op, Output, OutputKind, Phase, Re
 __all__ = ["Captured", "Model", "capture", "capture_call"]
 
 Model = nn.Module
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +93,14 @@ def capture_call(
             try:
                 return _folded(model, args, kwargs, runs, training=training, name=name)
             except (NotPeriodic, CaptureError) as reason:
-                log.info("%s: captured layer by layer, because %s", name, reason)
+                logging.getLogger(__name__).info("%s: captured layer by layer, because %s", name, reason)
         return _whole(model, args, kwargs, training=training, name=name)
 
 
 def _folded(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], runs: tuple[Run, ...], *, training: bool, name: str
 ) -> Captured:
+    check_depth(model, args, kwargs, runs)
     with shortened(model, runs):
         captured = _whole(model, args, kwargs, training=training, name=name)
     graph = captured.graph
@@ -117,7 +115,7 @@ def _whole(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, t
     except Exception as error:  # torch raises many kinds; each one means that this model was not captured
         raise explain(model, error) from error
     refuse_dynamic(model, forward.module)
-    edges = _Edges(model, args, kwargs, forward)
+    edges = Edges(model, args, kwargs, forward)
     losses = edges.losses() if training else ()
     try:
         joint = joint_graph(forward, args, kwargs, losses=losses, training=training)
@@ -138,69 +136,10 @@ def _mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = mode
 
 
-class _Edges:
-    """Paths of what goes into a call and of what comes out of it."""
-
-    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], forward: Forward) -> None:
-        self.model = model
-        self.forward = forward
-        self.tied = _tied(model)
-        own = {*self.tied, "seed", "tangent"}
-        self.arguments = argument_paths(model, args, kwargs)
-        self.renamed = {path: f"inputs.{path}" for path in self.arguments if path in own}
-        by_identity = {id(leaf): path for path, leaf in self.arguments.items() if isinstance(leaf, Tensor)}
-        self.argument_path = [
-            by_identity[id(leaf)] if isinstance(leaf, Tensor) else None for leaf in flat_arguments(args, kwargs)
-        ]
-        numbered = forward.assemble(list(range(len(forward.results))))
-        order = [leaf for _, leaf in leaves(numbered, "")]
-        paths = dict(zip(order, result_paths(numbered, own), strict=True))
-        self.result_path: list[str] = [paths[leaf] for leaf in range(len(order))]
-        self.is_bare = isinstance(numbered, int)
-
-    def losses(self) -> tuple[int, ...]:
-        """The leaves of the result that may be differentiated: the one called loss, or else all floating scalars."""
-        scalars = [
-            leaf
-            for leaf, value in enumerate(self.forward.results)
-            if isinstance(value, Tensor) and value.shape == () and value.dtype.is_floating_point
-        ]
-        named = [leaf for leaf in scalars if self.result_path[leaf] == "loss"]
-        return tuple(named or scalars)
-
-    def loss_path(self, leaf: int) -> str:
-        return "" if self.is_bare else self.result_path[leaf]
-
-    def signature(self, losses: set[int]) -> Signature:
-        def kind(leaf: object) -> TensorType | BuiltIn:
-            return type_of(leaf) if isinstance(leaf, Tensor) else BuiltIn(leaf)
-
-        def result(position: int, value: object) -> ResultLeaf:
-            if not isinstance(value, Tensor):
-                return ResultLeaf(None, value)
-            return ResultLeaf("loss" if self.is_bare and position in losses else self.result_path[position])
-
-        return Signature(
-            type(self.model).__name__,
-            inspect.signature(self.model.forward),
-            {path: kind(leaf) for path, leaf in self.arguments.items()},
-            self.renamed,
-            tuple(result(position, value) for position, value in enumerate(self.forward.results)),
-            self.forward.assemble,
-        )
-
-
-def _tied(model: nn.Module) -> dict[str, str]:
-    """Each path of a parameter or buffer to the first path of the same memory: tied weights are one value."""
-    first: dict[tuple[object, ...], str] = {}
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    return {path: first.setdefault(storage_key(tensor), path) for path, tensor in named}
-
-
 class _Reader:
     """Walks the nodes of one joint graph, in order."""
 
-    def __init__(self, edges: _Edges, joint: JointGraph, training: bool) -> None:
+    def __init__(self, edges: Edges, joint: JointGraph, training: bool) -> None:
         self.edges = edges
         self.joint = joint
         self.training = training
