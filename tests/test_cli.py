@@ -12,11 +12,12 @@ import msgspec
 import pytest
 
 import sennit
-from sennit import cli, doctor
+from sennit import cli, cli_cluster, cli_simulate, doctor
 from sennit.cli import main
+from sennit.cli_simulate import SimulateResult
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ("demo", "simulate", "reshard", "doctor")
+COMMANDS = ("demo", "simulate", "reshard", "cluster", "probe", "doctor")
 
 PROGRAM = """
 program "two halves" {
@@ -196,7 +197,7 @@ def test_simulate_prints_simulated_figures(program: Path, capsys: pytest.Capture
 def test_simulate_as_json_with_a_trace(program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "step.json.gz"
     assert main(["simulate", str(program), "--cluster", "dgx-h100", "--trace", str(trace), "--json"]) == 0
-    result = msgspec.json.decode(capsys.readouterr().out, type=cli.SimulateResult)
+    result = msgspec.json.decode(capsys.readouterr().out, type=SimulateResult)
     assert result.schema == "sennit.simulate/1"
     assert result.origin == "simulated"
     assert result.step_seconds > 0
@@ -264,7 +265,14 @@ def test_the_document_of_a_demo(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_field_of_every_document_is_described() -> None:
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     documents = [cli.DemoResult, cli.PlanSummary, cli.SimulatedPlan, cli.MeasuredPlan]
-    documents += [cli.SimulateResult, cli.LaneSummary, cli.DoctorResult, doctor.Finding]
+    documents += [cli_simulate.SimulateResult, cli_simulate.LaneSummary, cli_simulate.Share, cli_simulate.CostSource]
+    documents += [
+        cli_cluster.ClusterResult,
+        cli_cluster.FigureSummary,
+        cli_cluster.ProbeResult,
+        cli_cluster.PairSummary,
+    ]
+    documents += [cli_cluster.Measured, cli.DoctorResult, doctor.Finding]
     for document in documents:
         for field in dataclasses.fields(document):
             assert f"`{field.name}`" in text, f"docs/commands.md does not describe {document.__name__}.{field.name}"

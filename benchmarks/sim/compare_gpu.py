@@ -1,8 +1,9 @@
-"""Predicted against measured operator times: the tables of docs/cluster.md.
+"""Predicted against measured operator times, of a run that no profile was fitted to.
 
     python benchmarks/sim/compare_gpu.py [results.json] [cluster]
 
-Reads what `measure_gpu.py` wrote (default: h200.json beside this file, one H200) and prints every row of it, good and bad.
+Reads what `measure_gpu.py` wrote (default: h200.json beside this file, one H200 on another day than the profile) and prints
+every row of it, good and bad, with the profile's prediction and with the roofline's.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from pathlib import Path
 from statistics import median
 
 from sennit.cluster import Device, load
-from sennit.cost import operator_cost
+from sennit.cost import OperatorCosts, operator_cost
 from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Phase, Ref
 from sennit.ir.layout import Layout
+from sennit.ir.memory_order import MemoryOrder
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Buffer, Compute
 
@@ -32,7 +34,8 @@ KINDS = {
 }
 
 
-def predicted(row: dict[str, object], device: Device) -> float:
+def predicted(row: dict[str, object], device: Device, costs: OperatorCosts) -> tuple[float, float]:
+    """By the profile, and by the roofline."""
     m, n = int(str(row["m"])), int(str(row["n"]))
     dtype = DType.F32 if row.get("dtype") == "torch.float32" else DType.BF16
     inputs, result = {"a": (m, n)}, (m, n)
@@ -44,7 +47,10 @@ def predicted(row: dict[str, object], device: Device) -> float:
     types = {name: TensorType(shape, dtype) for name, shape in {**inputs, "out": result}.items()}
     buffer = Buffer("out", "out", dtype, Layout(Mesh.make({"x": 1}), result))
     step = Compute(KINDS[str(row["op"])], tuple(map(Ref, inputs)), (), (buffer,), Phase.FORWARD)
-    return operator_cost(step, types, device).seconds
+    orders = {"a": MemoryOrder((1, 0))} if row["op"] == "transpose" else {}
+    if row["op"] == "transpose":
+        types["a"] = TensorType((n, m), dtype)
+    return costs.cost(step, types, orders).seconds, operator_cost(step, types, device).seconds
 
 
 def main() -> None:
@@ -52,18 +58,25 @@ def main() -> None:
     device = load(sys.argv[2] if len(sys.argv) > 2 else "h200x8").device
     result = json.loads(path.read_text(encoding="utf-8"))
     print(f"{result['device']}, torch {result['torch']}, against {device.kind}")
-    print("| operator | measured, µs | predicted, µs | off by |\n|---|---|---|---|")
-    errors: dict[str, list[float]] = {}
+    print("| operator | measured, µs | profile, µs | off by | roofline, µs | off by |\n|---|---|---|---|---|---|")
+    errors: dict[str, list[tuple[float, float]]] = {}
+    costs = OperatorCosts.of(device)
     for row in result["rows"]:
         shape = " × ".join(str(row[dim]) for dim in ("m", "n", "k") if dim in row)
         kind = "f32" if row.get("dtype") == "torch.float32" else "bf16"
-        seconds, guess = row["seconds"], predicted(row, device)
-        error = guess / seconds - 1
+        seconds = row["seconds"]
+        guess, bound = predicted(row, device, costs)
+        error, other = guess / seconds - 1, bound / seconds - 1
         group = f"products in {kind}" if row["op"] == "mm" else "other operators"
-        errors.setdefault(group, []).append(abs(error))
-        print(f"| {row['op']} {kind} {shape} | {seconds * 1e6:.1f} | {guess * 1e6:.1f} | {error:+.0%} |")
+        errors.setdefault(group, []).append((abs(error), abs(other)))
+        print(
+            f"| {row['op']} {kind} {shape} | {seconds * 1e6:.1f} | {guess * 1e6:.1f} | {error:+.0%} | "
+            f"{bound * 1e6:.1f} | {other:+.0%} |"
+        )
     for group, values in errors.items():
-        print(f"{group}: {len(values)}, median error {median(values):.0%}, worst {max(values):.0%}")
+        mine, theirs = ([pair[side] for pair in values] for side in (0, 1))
+        print(f"{group}: {len(values)}, profile: median {median(mine):.0%}, worst {max(mine):.0%};", end=" ")
+        print(f"roofline: median {median(theirs):.0%}, worst {max(theirs):.0%}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """How fast the simulator is, in events of the timeline a second on one core, the making of the Timeline included.
 
-    python benchmarks/sim/speed.py [--large]
+    python benchmarks/sim/speed.py [--only events growth gpt3]
 
-Three programs: a data- and tensor-parallel one of 16 devices with about 5,000 steps each, the same as a pipeline of four
-stages, and (with --large) the first on 512 devices. Each is timed folded (one device stands for its lane, where exact) and
-unfolded (every device for itself).
+**events**: a data- and tensor-parallel program of 16 and of 512 devices and a pipeline of four stages, each folded (one device
+stands for its lane, where exact) and unfolded (every device for itself). **growth**: the first on 8 to 16384 devices.
+**gpt3**: a step of GPT-3 175B on 512 devices, and on 8192. Times are CPU seconds of one process.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import platform
 import time
+
+from gpt3_program import GPT3, gpt3
 
 from sennit.cluster import load
 from sennit.ir.dtype import DType
@@ -103,28 +105,40 @@ def pipeline(stages: int, dp: int, tp: int, count: int, micro: int) -> Program:
     return Program(f"pp={stages},dp={dp},tp={tp}", tuple(lanes))
 
 
+def row(program: Program, cluster: str, *, fold: bool) -> None:
+    machine = load(cluster)
+    start = time.process_time()  # other work on the machine is not counted
+    timeline = simulate(program, machine, fold=fold)
+    seconds = time.process_time() - start
+    events = len(timeline.events)
+    print(
+        f"| {program.name} | {len(program.devices)} | {events} | {'yes' if fold else 'no'} | {seconds:.2f} | "
+        f"{events / seconds:.0f} | {timeline.span * 1e3:.3f} |",
+        flush=True,
+    )
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--large", action="store_true", help="also 512 devices")
-    large = parser.parse_args().large
-    cases = [(one_lane(4, 4, 500), "dgx-h100:2"), (pipeline(4, 2, 2, 500, 10), "dgx-h100:2")]
-    if large:
-        cases.append((one_lane(64, 8, 500), "dgx-h100:64"))
-    print(f"python {platform.python_version()} on {platform.machine()}, one core, CPU seconds")
-    print(f"{'program':<18} {'devices':>7} {'events':>9} {'fold':>5} {'seconds':>8} {'events/s':>10} {'span ms':>9}")
-    for program, cluster in cases:
-        for fold in (True, False):
-            if not fold and len(program.devices) > 64:
-                continue
-            machine = load(cluster)
-            start = time.process_time()  # other work on the machine is not counted
-            timeline = simulate(program, machine, fold=fold)
-            seconds = time.process_time() - start
-            events = len(timeline.events)
-            print(
-                f"{program.name:<18} {len(program.devices):>7} {events:>9} {'yes' if fold else 'no':>5} "
-                f"{seconds:>8.2f} {events / seconds:>10.0f} {timeline.span * 1e3:>9.3f}"
-            )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sections = ("events", "growth", "gpt3")
+    parser.add_argument("--only", nargs="*", choices=sections, default=sections)
+    only = parser.parse_args().only
+    print(f"python {platform.python_version()} on {platform.machine()}, one core, CPU seconds\n")
+    print(
+        "| program | devices | events | folded | seconds | events/s | simulated step, ms |\n|---|---|---|---|---|---|---|"
+    )
+    if "events" in only:
+        for program, cluster in ((one_lane(4, 4, 500), "dgx-h100:2"), (pipeline(4, 2, 2, 500, 10), "dgx-h100:2")):
+            row(program, cluster, fold=True)
+            row(program, cluster, fold=False)
+        row(one_lane(64, 8, 500), "dgx-h100:64", fold=True)
+        row(one_lane(64, 8, 340), "dgx-h100:64", fold=False)
+    if "growth" in only:
+        for devices in (8, 64, 512, 1024, 4096, 16384):
+            row(one_lane(devices // 8, 8, 100), f"dgx-h100:{devices // 8}", fold=True)
+    if "gpt3" in only:
+        row(gpt3(GPT3()), "dgx-h100:64", fold=True)
+        row(gpt3(GPT3(dp=128)), "dgx-h100:1024", fold=True)
 
 
 if __name__ == "__main__":

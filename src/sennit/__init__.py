@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sennit.capture.rules import rule
     from sennit.cluster import Cluster
     from sennit.errors import SennitError
+    from sennit.fuse.data_parallel_torch import DataParallel
     from sennit.ir.graph import Graph
     from sennit.ir.layout import Layout
     from sennit.ir.mesh import Mesh
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cluster",
+    "DataParallel",
     "GradScaler",
     "Graph",
     "Layout",
@@ -56,6 +58,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Cluster": "sennit.cluster",
     "GradScaler": "sennit.run.scaler",
+    "DataParallel": "sennit.fuse.data_parallel_torch",
     "Graph": "sennit.ir.graph",
     "Layout": "sennit.ir.layout",
     "Mesh": "sennit.ir.mesh",

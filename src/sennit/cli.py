@@ -1,4 +1,4 @@
-"""The command line: `sennit demo | simulate | reshard | collective | doctor`.
+"""The command line: `sennit demo | simulate | reshard | collective | cluster | probe | doctor`.
 
 A command is a frozen dataclass of its options, which tyro reads from the arguments, and a function that runs it. The
 functions import what they need when they run: `sennit --help` loads neither torch nor numpy.
@@ -26,19 +26,19 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 import sennit
+from sennit.cli_cluster import Probe, ShowCluster, run_cluster_command
 from sennit.cli_collective import Collective
 from sennit.cli_collective_run import run_collective
 from sennit.cli_reshard import Reshard, reshard
+from sennit.cli_simulate import Simulate, run_simulate
 from sennit.environment import current_environment
-from sennit.errors import ProgramError, RunError, SennitError
+from sennit.errors import SennitError
 
 if TYPE_CHECKING:
     from sennit.doctor import Finding
-    from sennit.ir.program import Program
-    from sennit.ir.timeline import Timeline
     from sennit.report import Comparison, PlanResult
 
-__all__ = ["Demo", "Doctor", "Simulate", "main"]
+__all__ = ["Demo", "Doctor", "main"]
 
 Json = Annotated[bool, tyro.conf.arg(help="Print the result as one JSON document; docs/commands.md gives its schema.")]
 Debug = Annotated[bool, tyro.conf.arg(help="Show the traceback of an error. SENNIT_DEBUG=1 does the same.")]
@@ -55,23 +55,6 @@ class Demo:
     """The folder that the HTML report and the traces are written to."""
     layers: int = 4
     """Transformer layers of the model."""
-    json: Json = False
-    debug: Debug = False
-
-
-@dataclass(frozen=True, slots=True)
-class Simulate:
-    """Check a program and simulate one step of it on a cluster.
-
-    Example: sennit simulate program.txt --cluster dgx-h100:2 --trace step.json.gz
-    """
-
-    program: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="PROGRAM_FILE")]
-    """The text of a program (its grammar stands in ir/program.py); - reads stdin."""
-    cluster: Annotated[str, tyro.conf.arg(metavar="NAME")]
-    """A preset, as dgx-h100 or dgx-h100:4 for four nodes, or a TOML file."""
-    trace: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """Also write the timeline as a trace for ui.perfetto.dev (gzipped JSON)."""
     json: Json = False
     debug: Debug = False
 
@@ -101,7 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             level=environment.log_level, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
         )
         command = tyro.cli(
-            Demo | Simulate | Reshard | Collective | Doctor,
+            Demo
+            | Simulate
+            | Reshard
+            | Collective
+            | Annotated[ShowCluster, tyro.conf.subcommand("cluster")]
+            | Probe
+            | Doctor,
             prog="sennit",
             description="Plan, check, simulate and run distributed PyTorch programs. `sennit --version` prints the version.",
             args=arguments,
@@ -118,12 +107,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(command: Demo | Simulate | Reshard | Collective | Doctor) -> int:
+def _run(command: Demo | Simulate | Reshard | Collective | ShowCluster | Probe | Doctor) -> int:
     match command:
         case Demo():
             return _demo(command)
         case Simulate():
-            return _simulate(command)
+            return run_simulate(command, _print_json, lambda shown: _progress(shown=shown))
+        case Probe() | ShowCluster():
+            return run_cluster_command(command, _print_json, lambda shown: _progress(shown=shown))
         case Reshard():
             return reshard(command)
         case Collective():
@@ -215,134 +206,6 @@ def _plan_summary(plan: PlanResult) -> PlanSummary:
     if (run := plan.measured) is not None:
         measured = MeasuredPlan(run.ranks, run.backend, run.step, run.max_difference, run.worst, run.verdict.value)
     return PlanSummary(plan.name, plan.summary, simulated, measured, plan.error)
-
-
-# ---- simulate --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class LaneSummary:
-    """The devices of a lane run the same steps; each figure is that of the device for which it is greatest."""
-
-    lane: str
-    devices: tuple[int, ...]
-    compute_seconds: float
-    exposed_seconds: float
-    idle_seconds: float
-    peak_memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class SimulateResult:
-    """`exposed_seconds` is the greatest of all devices; `wire_bytes` counts what all devices send in one step."""
-
-    schema: str
-    origin: str
-    program: str
-    cluster: str
-    devices: int
-    step_seconds: float
-    exposed_seconds: float
-    wire_bytes: int
-    lanes: tuple[LaneSummary, ...]
-    trace: str | None
-
-
-def _simulate(command: Simulate) -> int:
-    from sennit.ir.program import Program
-
-    with _progress(shown=not command.json) as progress:
-        progress(f"reading {command.program}")
-        program = Program.parse(_read_text(command.program))
-        timeline = _check_and_time(command, program, progress)
-    result = _simulate_result(command, program, timeline)
-    if command.json:
-        _print_json(result)
-    else:
-        _print_simulation(result)
-    return 0
-
-
-def _check_and_time(command: Simulate, program: Program, progress: Callable[[str], None]) -> Timeline:
-    from sennit.cluster import load
-    from sennit.ir.program_check import check_program
-    from sennit.report import write_trace
-    from sennit.sim import simulate
-
-    progress("checking the program")
-    check_program(program)
-    progress(f"simulating {len(program.devices)} devices on {command.cluster}")
-    timeline = simulate(program, load(command.cluster))
-    if command.trace is not None:
-        try:
-            write_trace(command.trace, [timeline])
-        except OSError as error:
-            raise RunError(
-                f"cannot write {command.trace}: {error.strerror}", fix="name a file that you may write"
-            ) from error
-    return timeline
-
-
-def _simulate_result(command: Simulate, program: Program, timeline: Timeline) -> SimulateResult:
-    from sennit.ir.timeline import Category
-
-    lanes = tuple(
-        LaneSummary(
-            lane=lane.name,
-            devices=lane.devices,
-            compute_seconds=max(timeline.busy(device, Category.COMPUTE) for device in lane.devices),
-            exposed_seconds=max(timeline.exposed(device) for device in lane.devices),
-            idle_seconds=max(timeline.idle(device) for device in lane.devices),
-            peak_memory_bytes=max(timeline.peak_memory(device) for device in lane.devices),
-        )
-        for lane in program.lanes
-    )
-    return SimulateResult(
-        schema="sennit.simulate/1",
-        origin=timeline.origin.value,
-        program=program.name,
-        cluster=command.cluster,
-        devices=len(program.devices),
-        step_seconds=timeline.span,
-        exposed_seconds=max((lane.exposed_seconds for lane in lanes), default=0.0),
-        wire_bytes=timeline.wire_bytes(),
-        lanes=lanes,
-        trace=None if command.trace is None else str(command.trace),
-    )
-
-
-def _print_simulation(result: SimulateResult) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from sennit.ir.mesh import print_ranges
-    from sennit.report import units
-
-    print(f"{result.origin}: one step of {result.program!r} on {result.cluster}, {result.devices} devices")
-    print(f"  step time              {units.seconds(result.step_seconds)}")
-    print(f"  exposed communication  {units.seconds(result.exposed_seconds)} on the worst device")
-    print(f"  bytes on the wire      {units.size(result.wire_bytes)} from all devices")
-    table = Table(
-        "lane", "devices", "compute", "exposed", "idle", "peak memory", title=f"worst device, {result.origin}"
-    )
-    for lane in result.lanes:
-        spans = (lane.compute_seconds, lane.exposed_seconds, lane.idle_seconds)
-        table.add_row(
-            lane.lane, print_ranges(lane.devices), *map(units.seconds, spans), units.size(lane.peak_memory_bytes)
-        )
-    Console().print(table)
-    if result.trace is not None:
-        print(f"trace: {result.trace} (open it in ui.perfetto.dev)")
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ProgramError(
-            f"cannot read {path}: {reason}", fix="name a file that holds the text of a program, or - for stdin"
-        ) from error
 
 
 # ---- doctor ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-__all__ = ["Action", "Collective", "Compile", "Export", "List", "Simulate", "Synthesize", "Verify"]
+from sennit.cli_collective_runtime import Run, Tune
+
+__all__ = ["Action", "Collective", "Compile", "Export", "List", "Run", "Simulate", "Synthesize", "Tune", "Verify"]
 
 Json = Annotated[bool, tyro.conf.arg(help="Print the result as one JSON document; docs/commands.md gives its schema.")]
 Debug = Annotated[bool, tyro.conf.arg(help="Show the traceback of an error. SENNIT_DEBUG=1 does the same.")]
@@ -145,12 +147,12 @@ class List:
     debug: Debug = False
 
 
-Action = Compile | Verify | Synthesize | Simulate | Export | List
+Action = Compile | Verify | Synthesize | Simulate | Run | Tune | Export | List
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Build, verify, synthesise, simulate, draw and export collective algorithms.
+    """Build, verify, synthesise, simulate, run, tune, draw and export collective algorithms.
 
     Example: sennit collective compile ring_all_reduce --ranks 8
     """

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sennit.cli_collective import Action, Collective, Compile, Export, List, Simulate, Synthesize, Verify
+from sennit.cli_collective import Action, Collective, Compile, Export, List, Run, Simulate, Synthesize, Tune, Verify
 from sennit.cli_collective_one_sided import OneSidedSummary, compile_summary, exported, is_one_sided, verify_summary
+from sennit.cli_collective_runtime import RunResult, read_size, run_subject, tune
 from sennit.errors import CollectiveError, RunError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def run_collective(
         from rich.console import Console
 
         Console().print(shown)
-    return 0
+    return 1 if isinstance(result, RunResult) and not result.right else 0
 
 
 def _run(action: Action, tell: Progress) -> tuple[object, str | Table]:
@@ -61,6 +62,10 @@ def _run(action: Action, tell: Progress) -> tuple[object, str | Table]:
             return _synthesize(action, tell)
         case Simulate():
             return _simulate(action, tell)
+        case Run():
+            return run_subject(action, tell)
+        case Tune():
+            return tune(action, tell)
         case Export():
             return _export(action, tell)
         case List():
@@ -241,7 +246,7 @@ def _simulate(action: Simulate, tell: Progress) -> tuple[CollectiveSimulation, s
     from sennit.ir.collective import CollectiveSpec
     from sennit.report import write_trace
 
-    cluster, size = load(action.cluster), _size(action.bytes)
+    cluster, size = load(action.cluster), read_size(action.bytes)
     tell(f"reading or compiling {action.schedule}")
     schedule = _named_or_read(action.schedule, cluster)
     tell(f"simulating {schedule.name} on {action.cluster}")
@@ -338,7 +343,7 @@ def _export(action: Export, tell: Progress) -> tuple[ExportResult, str]:
 
     tell(f"reading {action.file}")
     given = _text(action.file)
-    least, most = _size(action.min_bytes), _size(action.max_bytes)
+    least, most = read_size(action.min_bytes), read_size(action.max_bytes)
     if is_one_sided(given):
         return _exported(action, *exported(given, action.to, least, most or 2**64 - 1))
     schedule = _parsed(given)
@@ -457,20 +462,6 @@ def _parsed(text: str) -> Schedule:
     schedule = Schedule.parse(text)
     verify_schedule(schedule)
     return schedule
-
-
-def _size(text: str) -> int:
-    number, unit = text[:-1], text[-1:].upper()
-    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(unit)
-    if scale is None:
-        number, scale = text, 1
-    try:
-        size = float(number) * scale
-    except ValueError:
-        size = -1.0
-    if not (size >= 0 and size == int(size)):
-        raise CollectiveError(f"{text!r} is no size", fix="write bytes, or a number with K, M or G: 64K, 1M, 1.5G")
-    return int(size)
 
 
 def _write(path: Path | None, text: str) -> None:

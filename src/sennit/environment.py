@@ -4,6 +4,8 @@
     SENNIT_LOG        debug, info, warning, error or critical: what is logged to stderr (default warning)
     SENNIT_CACHE_DIR  an absolute path, `~` allowed: where measured profiles are kept
                       (default: $XDG_CACHE_HOME/sennit, else ~/.cache/sennit)
+    SENNIT_INTERFACE  the network interface by which the backend reaches other hosts, such as eth0
+                      (default: the one that leads to the host of the rendezvous)
 
 `read_environment` is a pure function of a mapping. The edges of the program (the command line, the pipeline) call
 `current_environment` once and pass the values on; a pass never looks at the environment. A name with the prefix that is
@@ -24,8 +26,8 @@ from sennit.errors import EnvironmentVariableError
 __all__ = ["Environment", "current_environment", "read_environment"]
 
 _PREFIX = "SENNIT_"
-_DEBUG, _LOG, _CACHE_DIR = "SENNIT_DEBUG", "SENNIT_LOG", "SENNIT_CACHE_DIR"
-_KNOWN = (_DEBUG, _LOG, _CACHE_DIR)
+_DEBUG, _LOG, _CACHE_DIR, _INTERFACE = "SENNIT_DEBUG", "SENNIT_LOG", "SENNIT_CACHE_DIR", "SENNIT_INTERFACE"
+_KNOWN = (_DEBUG, _LOG, _CACHE_DIR, _INTERFACE)
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 _LEVELS = {
@@ -44,6 +46,7 @@ class Environment:
     debug: bool
     log_level: int
     cache_dir: Path
+    interface: str | None = None
 
 
 def current_environment() -> Environment:
@@ -59,6 +62,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         debug=_read_bool(variables, _DEBUG),
         log_level=_read_level(variables, _LOG),
         cache_dir=_read_cache_dir(variables),
+        interface=variables.get(_INTERFACE, "").strip() or None,
     )
 
 

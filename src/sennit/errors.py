@@ -15,6 +15,7 @@ __all__ = [
     "LayoutError",
     "MeshError",
     "ParseError",
+    "PeerError",
     "PlanError",
     "ProgramError",
     "RunError",
@@ -78,6 +79,11 @@ class PlanError(SennitError):
 
 class RunError(SennitError):
     """A program that could not be run, or a rank that failed."""
+
+
+class PeerError(RunError, RuntimeError):
+    """A collective or message that cannot end: a rank is gone, late, or calls something else. It is a `RuntimeError` too, which is what programs catch from
+    torch.distributed."""
 
 
 class EnvironmentVariableError(SennitError):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sennit.capture import Model, capture
+from sennit.capture.rules.certify import Certifier
 from sennit.cluster import Cluster
 from sennit.ir.graph import Graph
 from sennit.ir.mesh import Mesh
@@ -39,18 +40,29 @@ class Compilation:
     timeline: Timeline
 
 
-def compile_model(model: Model, sample: tuple[Any, ...], planner: Planner, mesh: Mesh, cluster: Cluster) -> Compilation:
+def compile_model(
+    model: Model,
+    sample: tuple[Any, ...],
+    planner: Planner,
+    mesh: Mesh,
+    cluster: Cluster,
+    certifier: Certifier | None = None,
+) -> Compilation:
     """From an unmodified model, whose result is the loss, to a verified program and how it will run."""
     graph = capture(model, sample)
-    return compile_graph(graph, planner, mesh, cluster)
+    return compile_graph(graph, planner, mesh, cluster, certifier)
 
 
-def compile_graph(graph: Graph, planner: Planner, mesh: Mesh, cluster: Cluster) -> Compilation:
-    """The same, from a captured graph: several plans of one model share it."""
+def compile_graph(
+    graph: Graph, planner: Planner, mesh: Mesh, cluster: Cluster, certifier: Certifier | None = None
+) -> Compilation:
+    """The same, from a captured graph: several plans of one model share it. A `certifier` executes every rule that the proof
+    relies on, once."""
     cluster.require(len(mesh.devices), f"mesh {mesh}")
     plan = planner(graph, mesh)
     decisions = propagate(plan)
     program = lower(decisions)
-    verify(program, plan.graph)  # the plan's own: recomputation adds operators
+    # the plan's own graph: rewrites and recomputation change operators
+    verify(program, plan.graph, certifier=certifier)
     timeline = simulate(program, cluster)
     return Compilation(graph, plan, decisions, program, timeline)

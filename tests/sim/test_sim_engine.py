@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from engine_oracle import run as slow_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +68,7 @@ WIRES = st.dictionaries(st.integers(0, 3), st.sampled_from([1.0, 3.0, 10.0]), mi
 
 
 @st.composite
-def task_lists(draw: st.DrawFn) -> list[tuple[float, dict[int, float], int, list[int]]]:
+def task_lists(draw: st.DrawFn) -> list[Row]:
     """Latency, bytes by wire (none: a compute task), workers, and dependencies on earlier tasks."""
     rows = []
     for number in range(draw(st.integers(1, 12))):
@@ -81,8 +82,11 @@ def task_lists(draw: st.DrawFn) -> list[tuple[float, dict[int, float], int, list
 BANDWIDTH = [1.0, 2.0, 5.0, 5.0]
 
 
-def play(rows: list[tuple[float, dict[int, float], int, list[int]]], order: list[int]) -> list[float]:
-    """The end of each row's task, with the tasks put in by `order`."""
+Row = tuple[float, dict[int, float], int, list[int]]
+
+
+def tasks_of(rows: list[Row], order: list[int]) -> tuple[Tasks, dict[int, int]]:
+    """The tasks, put in by `order`, and the task of each row."""
     tasks = Tasks()
     task_of = {}
     for row in order:
@@ -94,6 +98,12 @@ def play(rows: list[tuple[float, dict[int, float], int, list[int]]], order: list
     for row in order:
         for before in rows[row][3]:
             tasks.order(task_of[before], task_of[row])
+    return tasks, task_of
+
+
+def play(rows: list[Row], order: list[int]) -> list[float]:
+    """The end of each row's task."""
+    tasks, task_of = tasks_of(rows, order)
     result = run(tasks, BANDWIDTH, [2.0])
     assert not result.stuck
     return [result.stop[task_of[row]] for row in range(len(rows))]
@@ -101,9 +111,7 @@ def play(rows: list[tuple[float, dict[int, float], int, list[int]]], order: list
 
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(task_lists(), st.integers(0, 1000))
-def test_the_order_of_insertion_means_nothing(
-    rows: list[tuple[float, dict[int, float], int, list[int]]], seed: int
-) -> None:
+def test_the_order_of_insertion_means_nothing(rows: list[Row], seed: int) -> None:
     order = list(range(len(rows)))
     plain = play(rows, order)
     random.Random(seed).shuffle(order)
@@ -112,7 +120,7 @@ def test_the_order_of_insertion_means_nothing(
 
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(task_lists())
-def test_never_below_the_cut_nor_the_longest_chain(rows: list[tuple[float, dict[int, float], int, list[int]]]) -> None:
+def test_never_below_the_cut_nor_the_longest_chain(rows: list[Row]) -> None:
     stop = play(rows, list(range(len(rows))))
     span = max(stop) * (1 + 1e-9)
     for wire, rate in enumerate(BANDWIDTH):
@@ -122,3 +130,42 @@ def test_never_below_the_cut_nor_the_longest_chain(rows: list[tuple[float, dict[
         alone = latency + (max(size / BANDWIDTH[wire] for wire, size in wires.items()) if wires else 1.5)
         chain.append(alone + max((chain[other] for other in before), default=0.0))
     assert all(mine <= end * (1 + 1e-9) for mine, end in zip(chain, stop, strict=True))
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(task_lists(), st.sampled_from([(), (2.0,)]))
+def test_it_equals_the_oracle_that_puts_every_task_through_the_heap(rows: list[Row], cores: tuple[float, ...]) -> None:
+    if not cores:
+        rows = [(latency, wires, 0, before) for latency, wires, _, before in rows]
+    tasks, _ = tasks_of(rows, list(range(len(rows))))
+    fast, slow = run(tasks, BANDWIDTH, cores), slow_run(tasks, BANDWIDTH, cores)
+    assert (fast.start, fast.stop) == (slow.start, slow.stop)
+    for task, cause in enumerate(fast.cause):
+        assert (cause < 0) == (slow.cause[task] < 0)
+        assert cause < 0 or fast.stop[cause] == fast.start[task]
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(task_lists(), st.sampled_from([1.0, 1.5, 4.0]))
+def test_without_contention_more_bandwidth_is_never_slower(rows: list[Row], factor: float) -> None:
+    """Each flow has wires of its own: the schedule is fixed, and only the flows get faster."""
+    rates = [rate for _ in rows for rate in BANDWIDTH]
+    apart = [
+        (latency, {4 * number + wire: size for wire, size in wires.items()}, 0, before)
+        for number, (latency, wires, _, before) in enumerate(rows)
+    ]
+
+    def stops(bandwidth: list[float]) -> list[float]:
+        tasks = Tasks()
+        for latency, wires, _, _ in apart:
+            if wires:
+                flow(tasks, wires, bandwidth, latency)
+            else:
+                tasks.add(latency, 1.5)
+        for number, (*_, before) in enumerate(apart):
+            for other in before:
+                tasks.order(other, number)
+        return run(tasks, bandwidth).stop
+
+    slow, fast = stops(rates), stops([rate * factor for rate in rates])
+    assert all(after <= before * (1 + 1e-12) for before, after in zip(slow, fast, strict=True))

@@ -15,6 +15,7 @@ from sennit.ir.program import CollectiveKind, Program
 from sennit.ir.timeline import Category, Event, MemoryKind, Origin, Timeline
 from sennit.sim import simulate
 from sennit.sim.build import build
+from sennit.sim.engine import successors
 
 Maker = Callable[[int, int], Program]
 
@@ -290,11 +291,11 @@ def test_the_span_is_never_below_its_bounds(program: Program) -> None:
         slack = timeline.span * (1 + 1e-9)
         tasks = build(program, cluster, topology, fold=False).tasks
         chain = [0.0] * len(tasks)
-        waits = list(tasks.waits)
+        after, waits = successors(tasks)
         ready = [task for task in range(len(tasks)) if not waits[task]]
         for task in ready:
             chain[task] += tasks.latency[task] + tasks.drain[task]
-            for other in tasks.successors[task]:
+            for other in after[task]:
                 chain[other] = max(chain[other], chain[task])
                 waits[other] -= 1
                 if not waits[other]:

@@ -221,9 +221,7 @@ def storage_key(tensor: Tensor) -> tuple[object, ...]:
 
 
 def _output(module: fx.GraphModule) -> fx.Node:
-    node = next(reversed(module.graph.nodes))
-    assert isinstance(node, fx.Node)
-    assert node.op == "output"
+    (node,) = module.graph.find_nodes(op="output")
     return node
 
 

@@ -15,8 +15,11 @@ from sennit.cluster.description import (
     Peak,
     Protocol,
     Scale,
+    Variant,
 )
-from sennit.cluster.topology import Topology, Wire
+from sennit.cluster.faults import Fault, LinkChoice
+from sennit.cluster.topology import Topology
+from sennit.cluster.wire import Wire
 
 __all__ = [
     "Algorithm",
@@ -24,15 +27,18 @@ __all__ = [
     "Cluster",
     "Device",
     "Fabric",
+    "Fault",
     "Figure",
     "Host",
     "Link",
+    "LinkChoice",
     "Matmul",
     "Nic",
     "Peak",
     "Protocol",
     "Scale",
     "Topology",
+    "Variant",
     "Wire",
     "load",
     "presets",

@@ -2,17 +2,20 @@
 
     name, summary, nodes, scale ("nodes" | "devices"), algorithms, switches
     collective_start, send_start, reduction
-    [device]        kind, per_node, memory, bandwidth, bandwidth_efficiency, launch, cache, cache_bandwidth, special
+    [device]        kind, per_node, memory, bandwidth, bandwidth_efficiency, launch, cache, cache_bandwidth, special,
+                    profile, carried_profile, allocation
     [device.peak]   f64, f32, bf16, f16, i8              floating (or integer) operations a second
     [device.matmul] efficiency, tile, units, depth       the shape of the matrix-product efficiency curve
     [[link]]        name, between, bandwidth, efficiency, latency, shared, multicast, protocols
     [nic]           per_node, bandwidth, efficiency, latency, protocols
     [fabric]        rails, oversubscription
     [host]          cores, transfers_use_cores, blocking
+    [[variant]]     nodes, device, nic                   nodes that differ from the others
 
 A figure is `{ value = 450e9, basis = "data sheet", source = "..." }`, in bytes, seconds, bytes a second or operations a second.
 
-**Nodes** are all alike. **Ends** of a link, in `between`: `"device"` (every device of the node), `"device 3"` (that one),
+**Nodes** are all alike, but for those that a `[[variant]]` lists: they have its device, its NICs, or both, in the same number.
+**Ends** of a link, in `between`: `"device"` (every device of the node), `"device 3"` (that one),
 `"nic"`, `"nic 0"`, or the name of a switch. Every device to a switch is a star; `["device", "device"]` joins each pair;
 `["device", "nic"]` joins device i to its nearest NIC, i * nics // devices. A link is two directed wires of `bandwidth`
 each; with `shared` all wires of the entry in a node, both ways, have that capacity together. `multicast` is the rate at
@@ -31,13 +34,21 @@ once the compute steps before it are done, as a CPU rank does; without, it issue
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator
 from enum import Enum
 
 import msgspec
 
+from sennit.cluster.check import (
+    check_counts,
+    check_device,
+    check_fabric,
+    check_link,
+    check_positive,
+    check_rates,
+    check_seconds,
+    check_variant,
+)
 from sennit.errors import ClusterError
 from sennit.ir.dtype import DType
 
@@ -55,6 +66,7 @@ __all__ = [
     "Peak",
     "Protocol",
     "Scale",
+    "Variant",
 ]
 
 
@@ -113,7 +125,8 @@ class Matmul(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`cache` bytes move at `cache_bandwidth`; `special` is elements a second of operators that evaluate special functions
-    or normalise. Where these are absent, memory bandwidth alone decides."""
+    or normalise. Where these are absent, memory bandwidth alone decides. `profile` names measured operator times
+    of this device, `carried_profile` those of another (`cost/profile.py`); `allocation` is what the sizes of allocated memory are rounded up to."""
 
     kind: str
     per_node: int
@@ -126,6 +139,9 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     cache: Figure | None = None
     cache_bandwidth: Figure | None = None
     special: Figure | None = None
+    profile: str | None = None
+    carried_profile: str | None = None
+    allocation: Figure | None = None
 
 
 class Protocol(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -166,6 +182,14 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     blocking: bool
 
 
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What some nodes have instead: newer devices, slower NICs."""
+
+    nodes: tuple[int, ...]
+    device: Device | None = None
+    nic: Nic | None = None
+
+
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A checked description. `cluster/topology.py` gives its wires and routes; `str(cluster)` is its TOML."""
 
@@ -183,20 +207,25 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     collective_start: Figure | None = None
     send_start: Figure | None = None
     reduction: Figure | None = None
+    variant: tuple[Variant, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_counts(self)
-        _check_device(self.device)
+        check_counts(self, self.scale is Scale.DEVICES)
+        check_device(self.device)
         for link in self.link:
-            _check_link(link, self)
+            check_link(link, self)
         if self.nic is not None:
-            _check_rates("[nic]", "nic", self.nic.bandwidth, self.nic.efficiency, self.nic.latency, self.nic.protocols)
-        _check_fabric(self)
+            check_rates("[nic]", "nic", self.nic.bandwidth, self.nic.efficiency, self.nic.latency, self.nic.protocols)
+        check_fabric(self)
+        for variant in self.variant:
+            check_variant(variant, self)
         for name, figure in (("collective_start", self.collective_start), ("send_start", self.send_start)):
             if figure is not None:
-                _check_seconds(figure, name, f"cluster {self.name!r}")
+                check_seconds(figure, name, f"cluster {self.name!r}")
         if self.reduction is not None:
-            _positive(self.reduction, "reduction in bytes/s", f"cluster {self.name!r}", "leave it out if there is none")
+            check_positive(
+                self.reduction, "reduction in bytes/s", f"cluster {self.name!r}", "leave it out if there is none"
+            )
 
     @property
     def devices(self) -> int:
@@ -210,6 +239,20 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     def node_of(self, device: int) -> int:
         return device // self.device.per_node
+
+    def device_of(self, node: int) -> Device:
+        """What the devices of a node are."""
+        for variant in self.variant:
+            if node in variant.nodes and variant.device is not None:
+                return variant.device
+        return self.device
+
+    def nic_of(self, node: int) -> Nic:
+        for variant in self.variant:
+            if node in variant.nodes and variant.nic is not None:
+                return variant.nic
+        assert self.nic is not None, "asked for the NIC of a cluster without"
+        return self.nic
 
     def scaled(self, count: int) -> Cluster:
         """The cluster with `count` nodes, or with `count` devices on its one host where it scales by devices."""
@@ -261,134 +304,3 @@ def _figures(place: str, part: object) -> Iterator[tuple[str, Figure]]:
                 yield from _figures(f"{place}.{field}" if place else field, getattr(part, field))
         case _:
             return
-
-
-# ---- checks ----------------------------------------------------------------------------------------------------------
-
-
-def _check_counts(cluster: Cluster) -> None:
-    for place, count in (("nodes", cluster.nodes), ("[device] per_node", cluster.device.per_node)):
-        if count < 1:
-            raise ClusterError(
-                f"{place} is {count}", where=f"cluster {cluster.name!r}", fix="give a count of at least 1"
-            )
-    if cluster.scale is Scale.DEVICES and cluster.nodes != 1:
-        raise ClusterError(
-            f"scale is 'devices' and nodes is {cluster.nodes}",
-            where=f"cluster {cluster.name!r}",
-            fix="give nodes = 1, or scale = 'nodes'",
-        )
-    if not cluster.algorithms:
-        raise ClusterError("algorithms is empty", where=f"cluster {cluster.name!r}", fix="name one, such as 'ring'")
-    for place, figure in cluster.figures():
-        if not figure.source.strip():
-            raise ClusterError(
-                f"{place} = {figure.value:g} has no source",
-                where=f"cluster {cluster.name!r}",
-                fix="say where the figure comes from: a data sheet, a measurement, an estimate",
-            )
-
-
-def _positive(figure: Figure, what: str, where: str, fix: str) -> None:
-    if not (math.isfinite(figure.value) and figure.value > 0):
-        raise ClusterError(f"{what} is {figure.value:g}", where=where, fix=fix)
-
-
-def _fraction(figure: Figure, what: str, where: str) -> None:
-    if not 0 < figure.value <= 1:
-        raise ClusterError(f"{what} is {figure.value:g}", where=where, fix="give a fraction above 0 and up to 1")
-
-
-def _check_device(device: Device) -> None:
-    where = f"[device] {device.kind!r}"
-    _positive(device.memory, "the device's memory in bytes", where, "give what the device holds, such as 80e9")
-    _positive(
-        device.bandwidth,
-        "the device's memory bandwidth in bytes/s",
-        where,
-        "give the bytes read and written a second, such as 2039e9",
-    )
-    _fraction(device.bandwidth_efficiency, "bandwidth_efficiency", where)
-    _check_seconds(device.launch, "launch", where)
-    rates = [(name, device.peak.of(DType(name))) for name in device.peak.__struct_fields__]
-    if all(figure is None for _, figure in rates):
-        raise ClusterError(
-            "the device has no peak operations a second", where=where, fix="give [device.peak] f32 or bf16"
-        )
-    for name, figure in rates:
-        if figure is not None:
-            _positive(figure, f"the peak of {name} in operations/s", where, "give the dense rate, such as 312e12")
-    for name, figure in (
-        ("cache in bytes", device.cache),
-        ("cache_bandwidth in bytes/s", device.cache_bandwidth),
-        ("special in elements/s", device.special),
-    ):
-        if figure is not None:
-            _positive(figure, name, where, "leave it out if it is not known")
-    if (device.cache is None) != (device.cache_bandwidth is None):
-        raise ClusterError("cache and cache_bandwidth go together", where=where, fix="give both, or neither")
-    _fraction(device.matmul.efficiency, "[device.matmul] efficiency", where)
-    for name, figure in (("tile", device.matmul.tile), ("units", device.matmul.units)):
-        _positive(figure, f"[device.matmul] {name}", where, "give a count of at least 1")
-    if device.matmul.depth.value < 0:
-        raise ClusterError(f"[device.matmul] depth is {device.matmul.depth.value:g}", where=where, fix="give 0 or more")
-
-
-def _check_seconds(figure: Figure, what: str, where: str) -> None:
-    if not (math.isfinite(figure.value) and figure.value >= 0):
-        raise ClusterError(f"{what} is {figure.value:g} s", where=where, fix="give seconds, 0 or more, such as 2e-6")
-
-
-def _check_rates(
-    where: str,
-    name: str,
-    bandwidth: Figure,
-    efficiency: Figure | None,
-    latency: Figure,
-    protocols: tuple[Protocol, ...],
-) -> None:
-    _positive(
-        bandwidth,
-        f"the bandwidth of link {name!r} in bytes/s",
-        where,
-        "give the bytes a second of one direction, such as 25e9 for a NIC of 200 Gbit/s",
-    )
-    if efficiency is not None:
-        _fraction(efficiency, f"the efficiency of link {name!r}", where)
-    _check_seconds(latency, f"the latency of link {name!r}", where)
-    for protocol in protocols:
-        _fraction(protocol.efficiency, f"the efficiency of protocol {protocol.name!r} of link {name!r}", where)
-        _check_seconds(protocol.latency, f"the latency of protocol {protocol.name!r} of link {name!r}", where)
-
-
-def _check_link(link: Link, cluster: Cluster) -> None:
-    where = f"[[link]] {link.name!r}"
-    _check_rates(where, link.name, link.bandwidth, link.efficiency, link.latency, link.protocols)
-    if link.multicast is not None:
-        _positive(link.multicast, f"the multicast rate of link {link.name!r} in bytes/s", where, "leave it out if none")
-    nics = cluster.nic.per_node if cluster.nic is not None else 0
-    for end in link.between:
-        match = re.fullmatch(r"(device|nic)(?: (\d+))?", end)
-        limit = {"device": cluster.device.per_node, "nic": nics}.get(match.group(1), 0) if match else 0
-        known = end in cluster.switches or (match is not None and int(match.group(2) or 0) < limit)
-        if not known:
-            ends = ["device", f"device 0 to {cluster.device.per_node - 1}", "nic", *cluster.switches]
-            raise ClusterError(
-                f"link {link.name!r} ends at {end!r}, which the node does not have",
-                where=where,
-                fix=f"use one of {', '.join(ends)}, or declare the switch in switches",
-            )
-
-
-def _check_fabric(cluster: Cluster) -> None:
-    if cluster.fabric is not None:
-        if not (math.isfinite(cluster.fabric.oversubscription.value) and cluster.fabric.oversubscription.value >= 1):
-            raise ClusterError(
-                f"oversubscription is {cluster.fabric.oversubscription.value:g}",
-                where="[fabric]",
-                fix="give 1 for a full fat tree, 2 where half of the bandwidth goes up",
-            )
-        if cluster.nic is None:
-            raise ClusterError("a fabric without NICs", where="[fabric]", fix="add a [nic] table, or drop [fabric]")
-    if cluster.host is not None:
-        _positive(cluster.host.cores, "the number of cores", "[host]", "give at least 1")

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from sennit.cluster.description import Cluster, Device, Fabric, Figure, Host, Link, Matmul, Nic, Peak, Protocol
+from sennit.cluster.description import Cluster, Device, Fabric, Figure, Host, Link, Matmul, Nic, Peak, Protocol, Variant
 from sennit.errors import ClusterError
 
 __all__ = ["parse_cluster", "print_cluster"]
@@ -65,6 +65,7 @@ def _fields(place: str) -> list[str]:
         "fabric": Fabric,
         "host": Host,
         "protocols": Protocol,
+        "variant": Variant,
     }
     last = re.sub(r"\[[^]]*\]", "", place).split(".")[-1]
     return list(tables.get(last, Figure).__struct_fields__)

@@ -5,47 +5,24 @@ occupies, in order. Within a node it is the path of fewest wires, among those th
 those the first declared; devices and NICs do not forward. Between nodes it goes from the device to its nearest NIC, over
 that NIC's wire to its leaf, through the spine where the two NICs hang on different leaves, and down again.
 
-Nodes are alike, so paths are found once, in a node, and moved by arithmetic: wire w of node n is `n * per_node + w`.
+Nodes are alike, so paths are found once, in a node, and moved by arithmetic: wire w of node n is `n * per_node + w`. Where
+faults (`cluster/faults.py`) leave a node with fewer wires than others, its paths are found for it alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from sennit.cluster.description import Cluster, Link, Nic, Protocol
+from sennit.cluster.faults import Fault, changed_wires
+from sennit.cluster.wire import Speed, Wire
 from sennit.errors import ClusterError
 
-__all__ = ["Edge", "Speed", "Topology", "Wire"]
+__all__ = ["Edge", "Topology"]
 
 Vertex = tuple[str, int]  # ("device", 3), ("nic", 0), (a switch, 0)
 Path = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """A protocol on a wire: seconds to start, and the part of the wire's bandwidth it carries."""
-
-    name: str
-    latency: float
-    efficiency: float
-
-
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """`bandwidth` is what large transfers reach, in bytes a second."""
-
-    name: str
-    link: str
-    bandwidth: float
-    latency: float
-    speeds: tuple[Speed, ...] = ()
-    multicast: float | None = None
-
-    def speed(self, protocol: str | None) -> Speed:
-        for speed in self.speeds:
-            if speed.name == protocol:
-                return speed
-        return Speed("", self.latency, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +42,41 @@ class Topology:
     wires_per_node: int
     paths: dict[tuple[Vertex, Vertex], Path]
     direct: bool  # whether two devices of a node are joined without a switch between them
+    is_uniform: bool = True  # every node as node 0: what holds for devices holds for those some nodes further on
+    special: dict[int, dict[tuple[Vertex, Vertex], Path]] = field(
+        default_factory=dict
+    )  # by node with wires that are down
+    dead_nics: frozenset[tuple[int, int]] = frozenset()  # node and NIC
 
     @classmethod
-    def of(cls, cluster: Cluster) -> Topology:
+    def of(cls, cluster: Cluster, faults: Sequence[Fault] = ()) -> Topology:
         wires, edges = _node(cluster)
-        paths: dict[tuple[Vertex, Vertex], Path] = {}
-        devices: list[Vertex] = [("device", i) for i in range(cluster.device.per_node)]
-        nics: list[Vertex] = [("nic", i) for i in range(cluster.nic.per_node if cluster.nic is not None else 0)]
-        for start in devices + nics:
-            paths.update(((start, end), path) for end, path in _search(start, wires, edges).items())
-        _check_connected(cluster, devices, paths)
+        paths = _paths(cluster, wires, edges)
+        _check_connected(cluster, paths)
         every = [
-            Wire(f"node {node} {wire.name}", wire.link, wire.bandwidth, wire.latency, wire.speeds, wire.multicast)
-            for node in range(cluster.nodes)
-            for wire in wires
+            replace(wire, name=f"node {node} {wire.name}", node=node) for node in range(cluster.nodes) for wire in wires
         ]
         if cluster.nic is not None:
-            every += _network(cluster, cluster.nic)
-        direct = len(devices) > 1 and len(paths[devices[0], devices[1]]) == 1
-        return cls(cluster, tuple(every), len(wires), paths, direct)
+            every += _network(cluster)
+        direct = cluster.device.per_node > 1 and len(paths[("device", 0), ("device", 1)]) == 1
+        changed, down, uniform = changed_wires(cluster, every, faults)
+        uniform = uniform and all(item.nic is None for item in cluster.variant)
+        special: dict[int, dict[tuple[Vertex, Vertex], Path]] = {}
+        for node in sorted({number // len(wires) for number in down if number < cluster.nodes * len(wires)}):
+            lost = {number - node * len(wires) for number in down}
+            left = {end: [edge for edge in found if edge[1] not in lost] for end, found in edges.items()}
+            special[node] = _paths(cluster, wires, left)
+            _check_connected(cluster, special[node], f"node {node} with links down")
+        dead = frozenset(
+            (wire.node, int(wire.ends[0].split()[1]))
+            for wire in (every[number] for number in down)
+            if wire.link == "nic" and wire.node is not None
+        )
+        topology = cls(cluster, tuple(changed), len(wires), paths, direct, uniform, special, dead)
+        for node in sorted({node for node, _ in dead}) if cluster.nodes > 1 else ():
+            for device in range(cluster.device.per_node):
+                topology._exit(node, device)  # raises where no NIC is left
+        return topology
 
     def route(self, source: int, target: int) -> Path:
         """The wires from one device to another; none from a device to itself."""
@@ -93,13 +86,45 @@ class Topology:
         (node, here), (other, there) = divmod(source, size), divmod(target, size)
         if node == other:
             return self._inside(node, ("device", here), ("device", there))
-        nic, far = self._nic(here), self._nic(there)
+        (nic, proxy), (far, far_proxy) = self._exit(node, here), self._exit(other, there)
         up, down = self._nic_wire(node, nic), self._nic_wire(other, far) + 1
         middle: Path = ()
         if (leaf := self._leaf(node, nic)) != (far_leaf := self._leaf(other, far)):
             middle = (self._uplink(leaf), self._uplink(far_leaf) + 1)
-        first = self._inside(node, ("device", here), ("nic", nic))
-        return (*first, up, *middle, down, *self._inside(other, ("nic", far), ("device", there)))
+        first = self._inside(node, ("device", proxy), ("nic", nic))
+        last = self._inside(other, ("nic", far), ("device", far_proxy))
+        if proxy != here:
+            first = (*self._inside(node, ("device", here), ("device", proxy)), *first)
+        if far_proxy != there:
+            last = (*last, *self._inside(other, ("device", far_proxy), ("device", there)))
+        return (*first, up, *middle, down, *last)
+
+    def _exit(self, node: int, device: int) -> tuple[int, int]:
+        """The NIC by which a device leaves its node, and the device whose NIC that is."""
+        nic = self._nic(device)
+        if not self.dead_nics or (node, nic) not in self.dead_nics:
+            return nic, device
+        order = sorted(range(self.cluster.device.per_node), key=lambda other: (abs(other - device), other))
+        for other in order:
+            if (node, self._nic(other)) not in self.dead_nics:
+                return self._nic(other), other
+        raise ClusterError(
+            f"node {node} has no NIC left: its devices cannot reach another node",
+            where=f"cluster {self.cluster.name!r}",
+            fix="leave at least one NIC of a node up, or use one node",
+        )
+
+    def moved(self, wire: int, nodes: int) -> int:
+        """The wire that is to the devices `nodes` further on what `wire` is to these."""
+        cluster = self.cluster
+        own = cluster.nodes * self.wires_per_node
+        if wire < own:
+            return wire + nodes * self.wires_per_node
+        assert cluster.nic is not None
+        if wire < own + 2 * cluster.nodes * cluster.nic.per_node:
+            return wire + 2 * nodes * cluster.nic.per_node
+        rails = cluster.fabric is not None and cluster.fabric.rails
+        return wire if rails else wire + 2 * nodes  # a rail's leaf serves all nodes, another's its own
 
     def bandwidth(self, source: int, target: int) -> float:
         """Of the narrowest wire of the route, in bytes a second."""
@@ -147,7 +172,8 @@ class Topology:
 
     def _inside(self, node: int, source: Vertex, target: Vertex) -> Path:
         offset = node * self.wires_per_node
-        return tuple(offset + wire for wire in self.paths[source, target])
+        paths = self.special.get(node, self.paths) if self.special else self.paths
+        return tuple([offset + wire for wire in paths[source, target]])
 
     def _nic(self, device: int) -> int:
         assert self.cluster.nic is not None
@@ -177,10 +203,11 @@ def _speeds(protocols: tuple[Protocol, ...]) -> tuple[Speed, ...]:
     return tuple(Speed(item.name, item.latency.value, item.efficiency.value) for item in protocols)
 
 
-def _wire(name: str, link: Link | Nic, kind: str) -> Wire:
+def _wire(name: str, link: Link | Nic, kind: str, node: int | None, ends: tuple[str, ...]) -> Wire:
     efficiency = link.efficiency.value if link.efficiency is not None else 1.0
     multicast = link.multicast.value if isinstance(link, Link) and link.multicast is not None else None
-    return Wire(name, kind, link.bandwidth.value * efficiency, link.latency.value, _speeds(link.protocols), multicast)
+    bandwidth = link.bandwidth.value * efficiency
+    return Wire(name, kind, bandwidth, link.latency.value, _speeds(link.protocols), multicast, node, ends)
 
 
 def _node(cluster: Cluster) -> tuple[list[Wire], dict[Vertex, list[tuple[Vertex, int]]]]:
@@ -190,15 +217,16 @@ def _node(cluster: Cluster) -> tuple[list[Wire], dict[Vertex, list[tuple[Vertex,
     def label(vertex: Vertex) -> str:
         return f"{vertex[0]} {vertex[1]}" if vertex[0] in ("device", "nic") else vertex[0]
 
-    def add(link: Link, name: str) -> int:
-        wires.append(_wire(f"{link.name} {name}".rstrip(), link, link.name))
+    def add(link: Link, *ends: Vertex) -> int:
+        names = tuple(map(label, ends))
+        wires.append(_wire(f"{link.name} {' > '.join(names)}".rstrip(), link, link.name, None, names))
         return len(wires) - 1
 
     for link in cluster.link:
-        shared = add(link, "") if link.shared else None
+        shared = add(link) if link.shared else None
         for left, right in _pairs(link, cluster):
-            there = add(link, f"{label(left)} > {label(right)}") if shared is None else shared
-            back = add(link, f"{label(right)} > {label(left)}") if shared is None else shared
+            there = add(link, left, right) if shared is None else shared
+            back = add(link, right, left) if shared is None else shared
             edges.setdefault(left, []).append((right, there))
             edges.setdefault(right, []).append((left, back))
     return wires, edges
@@ -226,23 +254,38 @@ def _pairs(link: Link, cluster: Cluster) -> list[tuple[Vertex, Vertex]]:
             return [(a, b) for a in ends(left) for b in ends(right) if a != b]
 
 
-def _network(cluster: Cluster, nic: Nic) -> list[Wire]:
+def _network(cluster: Cluster) -> list[Wire]:
+    assert cluster.nic is not None
+    nics = [cluster.nic_of(node) for node in range(cluster.nodes)]
     wires = [
-        _wire(f"node {node} nic {number} {way}", nic, "nic")
-        for node in range(cluster.nodes)
+        _wire(f"node {node} nic {number} {way}", nic, "nic", node, (f"nic {number}",))
+        for node, nic in enumerate(nics)
         for number in range(nic.per_node)
         for way in ("up", "down")
     ]
     rails = cluster.fabric is not None and cluster.fabric.rails
     ratio = cluster.fabric.oversubscription.value if cluster.fabric is not None else 1.0
-    leaves, members = (nic.per_node, cluster.nodes) if rails else (cluster.nodes, nic.per_node)
-    capacity = members * nic.bandwidth.value * (nic.efficiency.value if nic.efficiency is not None else 1.0) / ratio
-    # the hop's latency is counted on the NICs
-    wires += [Wire(f"leaf {leaf} {way}", "spine", capacity, 0.0) for leaf in range(leaves) for way in ("up", "down")]
+    rates = [nic.bandwidth.value * (nic.efficiency.value if nic.efficiency is not None else 1.0) for nic in nics]
+    # a leaf's uplinks bring what its NICs do together; the hop's latency is counted on the NICs
+    per_node = cluster.nic.per_node
+    uplinks = [sum(rates) / ratio] * per_node if rails else [per_node * rate / ratio for rate in rates]
+    wires += [
+        Wire(f"leaf {leaf} {way}", "spine", capacity, 0.0, ends=(f"leaf {leaf}",))
+        for leaf, capacity in enumerate(uplinks)
+        for way in ("up", "down")
+    ]
     return wires
 
 
 # ---- paths -------------------------------------------------------------------------------------------------------------
+
+
+def _paths(
+    cluster: Cluster, wires: list[Wire], edges: dict[Vertex, list[tuple[Vertex, int]]]
+) -> dict[tuple[Vertex, Vertex], Path]:
+    starts: list[Vertex] = [("device", i) for i in range(cluster.device.per_node)]
+    starts += [("nic", i) for i in range(cluster.nic.per_node if cluster.nic is not None else 0)]
+    return {(start, end): path for start in starts for end, path in _search(start, wires, edges).items()}
 
 
 def _search(start: Vertex, wires: list[Wire], edges: dict[Vertex, list[tuple[Vertex, int]]]) -> dict[Vertex, Path]:
@@ -264,13 +307,16 @@ def _search(start: Vertex, wires: list[Wire], edges: dict[Vertex, list[tuple[Ver
     return found
 
 
-def _check_connected(cluster: Cluster, devices: list[Vertex], paths: dict[tuple[Vertex, Vertex], Path]) -> None:
+def _check_connected(
+    cluster: Cluster, paths: dict[tuple[Vertex, Vertex], Path], place: str = "the links of a node"
+) -> None:
     names = ", ".join(repr(link.name) for link in cluster.link) or "none"
+    devices: list[Vertex] = [("device", i) for i in range(cluster.device.per_node)]
     for device in devices[1:]:
         if (devices[0], device) not in paths:
             raise ClusterError(
                 f"device 0 cannot reach device {device[1]}: no links join them",
-                where=f"the links of a node: {names}",
+                where=f"{place}: {names}",
                 fix="add a [[link]] between each device and a switch, or between the two devices",
             )
     if cluster.nodes == 1:
@@ -286,6 +332,6 @@ def _check_connected(cluster: Cluster, devices: list[Vertex], paths: dict[tuple[
         if (device, nic) not in paths:
             raise ClusterError(
                 f"device {device[1]} cannot reach its NIC {nic[1]}, and so no other node",
-                where=f"the links of a node: {names}",
+                where=f"{place}: {names}",
                 fix='add a [[link]] with between = ["device", "nic"]',
             )

@@ -1,4 +1,4 @@
-"""What one operator costs on one device, by the roofline:
+"""What one operator costs on one device by the roofline, where no profile (`cost/profile.py`) has its family:
 
     seconds = max(flops / (peak * efficiency), bytes / bandwidth, elements / special) + launch
 
@@ -20,7 +20,7 @@ derivatives), where the device says how many elements of these it does in a seco
 - *depth*: filling and draining a tile's pipeline takes as long as `depth` elements of k: k / (k + depth).
 
 A convolution is the product that its implicit form is: m output positions, n output channels, k inputs of one output.
-`benchmarks/sim/measure_gpu.py` measures products; docs/cluster.md has the comparison.
+`benchmarks/sim/compare_gpu.py` compares it with measured products; docs/cluster.md has the result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sennit.ir.graph import Arg, Ref
 from sennit.ir.operators import is_view
 from sennit.ir.program import Compute, reads
 
-__all__ = ["Product", "efficiency", "operator_cost", "products"]
+__all__ = ["Product", "efficiency", "memory_time", "moved_bytes", "operator_cost", "products"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ def operator_cost(step: Compute, types: Mapping[str, TensorType], device: Device
     """The cost of a step on a device; `types` are the local types of the buffers that it reads and writes."""
     if is_view(step.kind):
         return Cost(0.0, device.launch.basis, "a view moves nothing")
-    moved = _moved(step, types)
+    moved = moved_bytes(step, types)
     basis = weakest(device.bandwidth.basis, device.bandwidth_efficiency.basis, device.launch.basis)
-    seconds, source = _memory_time(moved, device)
+    seconds, source = memory_time(moved, device)
     if device.special is not None and _is_special(step.kind):
         elements = max(types[name].elements for name in (*reads(step), *(buffer.name for buffer in step.results)))
         if elements / device.special.value > seconds:
@@ -84,7 +84,8 @@ def _peak(dtype: DType, device: Device) -> Figure:
     return found
 
 
-def _memory_time(moved: int, device: Device) -> tuple[float, str]:
+def memory_time(moved: int, device: Device) -> tuple[float, str]:
+    """Seconds to move bytes through the device's memory, and that in words."""
     rate = device.bandwidth.value * device.bandwidth_efficiency.value
     if device.cache is not None and device.cache_bandwidth is not None and moved <= device.cache.value:
         rate = max(rate, device.cache_bandwidth.value)
@@ -110,12 +111,20 @@ def _is_special(kind: str) -> bool:
     )
 
 
-def _moved(step: Compute, types: Mapping[str, TensorType]) -> int:
+def moved_bytes(step: Compute, types: Mapping[str, TensorType]) -> int:
+    """Bytes that an operator reads and writes, by the module's text."""
     written = sum(types[buffer.name].bytes for buffer in step.results)
-    picks = ("sennit.slice", "aten.embedding.default", "aten.index_select.default", "aten.gather.default")
-    return written + sum(
-        min(types[name].bytes, written) if step.kind in picks else types[name].bytes for name in reads(step)
-    )
+    names = reads(step)
+    name = step.kind.split(".")[1] if "." in step.kind else step.kind
+    match name:
+        case "slice" | "embedding" | "index_select" | "gather":
+            return written + sum(min(types[item].bytes, written) for item in names)
+        case "nll_loss_forward":  # a value of each row, with what lies beside it
+            return 32 * types[names[0]].shape[0] + types[names[1]].bytes
+        case "nll_loss_backward" | "embedding_dense_backward":  # the first names its shape only, the others are small
+            return written + sum(min(types[item].bytes, written) for item in names if types[item].bytes != written)
+        case _:
+            return written + sum(types[item].bytes for item in names)
 
 
 def efficiency(product: Product, device: Device) -> float:

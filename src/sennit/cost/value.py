@@ -11,9 +11,12 @@ __all__ = ["Cost", "weakest"]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
+    """`source` says how the seconds of this very step came about, `model` by what: what many steps have in common."""
+
     seconds: float
     basis: Basis
     source: str
+    model: str = "the roofline of the device"
 
     def __str__(self) -> str:
         return f"{self.seconds:.3g} s ({self.basis.value}: {self.source})"

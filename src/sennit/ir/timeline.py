@@ -9,16 +9,21 @@
 
 Times are in seconds from the start of the step. `after` is the event whose end let this one start: following it back from the
 last event gives the critical path. Bytes are those that this device puts on the wire.
+
+Events and memory are sequences: tuples, or the rows of `ir/event_rows.py`, which compare equal to the tuple of their events.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
 from sennit.errors import TimelineError
+from sennit.ir.event import Category, Event, Memory, MemoryKind
+from sennit.ir.event_rows import EventRows, MemoryRows
 from sennit.ir.text import Scanner, quote
 
 __all__ = ["Category", "Event", "Memory", "MemoryKind", "Origin", "Timeline"]
@@ -31,55 +36,16 @@ class Origin(Enum):
     MEASURED = "measured"
 
 
-class Category(Enum):
-    COMPUTE = "compute"
-    COLLECTIVE = "collective"
-    SEND = "send"
-    RECEIVE = "receive"
-
-
-class MemoryKind(Enum):
-    PARAMETERS = "parameters"
-    GRADIENTS = "gradients"
-    OPTIMIZER = "optimizer"
-    ACTIVATIONS = "activations"
-    INPUTS = "inputs"
-    STAGING = "staging"
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    device: int
-    stream: str
-    category: Category
-    name: str
-    start: float
-    stop: float
-    bytes: int = 0
-    after: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes live on a device from `time` on, by kind."""
-
-    device: int
-    time: float
-    live: tuple[tuple[MemoryKind, int], ...]
-
-    @property
-    def total(self) -> int:
-        return sum(size for _, size in self.live)
-
-
 @dataclass(frozen=True, slots=True)
 class Timeline:
     name: str
     origin: Origin
-    events: tuple[Event, ...]
-    memory: tuple[Memory, ...] = ()
+    events: Sequence[Event]
+    memory: Sequence[Memory] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.events, EventRows):
+            return  # the simulator's own: its engine gives no task a start before the end of what it waits for
         last: dict[tuple[int, str], Event] = {}
         for event in sorted(self.events, key=lambda event: (event.start, event.stop)):
             if event.stop < event.start or event.start < 0:
@@ -101,11 +67,13 @@ class Timeline:
 
     @property
     def devices(self) -> tuple[int, ...]:
-        return tuple(sorted({event.device for event in self.events} | {sample.device for sample in self.memory}))
+        return tuple(sorted(_devices(self.events) | _devices(self.memory)))
 
     @property
     def span(self) -> float:
         """Seconds from the start to the end of the last event."""
+        if isinstance(self.events, EventRows):
+            return float(self.events.stop.max(initial=0.0))
         return max((event.stop for event in self.events), default=0.0)
 
     def busy(self, device: int, *categories: Category) -> float:
@@ -124,23 +92,33 @@ class Timeline:
 
     def wire_bytes(self, device: int | None = None) -> int:
         """Bytes put on the wire by one device, or by all."""
+        if isinstance(self.events, EventRows):
+            return self.events.wire_bytes(device)
         return sum(event.bytes for event in self.events if device is None or event.device == device)
 
     def peak_memory(self, device: int) -> int:
+        if isinstance(self.memory, MemoryRows):
+            return self.memory.peak(device)
         return max((sample.total for sample in self.memory if sample.device == device), default=0)
 
     def critical_path(self) -> tuple[Event, ...]:
         """The chain of events that ends last, each waiting for the one before."""
         if not self.events:
             return ()
-        position: int | None = max(range(len(self.events)), key=lambda i: self.events[i].stop)
+        position: int | None
+        if isinstance(self.events, EventRows):
+            position = self.events.last()
+        else:
+            position = max(range(len(self.events)), key=lambda i: self.events[i].stop)
         path: list[Event] = []
         while position is not None:
             path.append(self.events[position])
-            position = self.events[position].after
+            position = path[-1].after
         return tuple(reversed(path))
 
     def _intervals(self, device: int, categories: tuple[Category, ...]) -> list[tuple[float, float]]:
+        if isinstance(self.events, EventRows):
+            return self.events.intervals(device, categories)
         return [(e.start, e.stop) for e in self.events if e.device == device and e.category in categories]
 
     def by_device(self) -> dict[int, list[Event]]:
@@ -180,6 +158,12 @@ class Timeline:
     @classmethod
     def parse(cls, text: str) -> Timeline:
         return Scanner.whole(text, cls.read)
+
+
+def _devices(items: Sequence[Event] | Sequence[Memory]) -> set[int]:
+    if isinstance(items, (EventRows, MemoryRows)):
+        return items.all_devices()
+    return {item.device for item in items}
 
 
 def _enum(scanner: Scanner, kind: type[E]) -> E:

@@ -13,11 +13,12 @@ backward pass; operators that no one placed follow their neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sennit.capture.rules import decide
 from sennit.errors import PlanError
+from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Graph, Input, Op, Role
 from sennit.ir.layout import Layout
 from sennit.ir.mesh import AxisKind, Mesh
@@ -82,11 +83,12 @@ def transform(
     """Split operators on the letter `dim`, or inputs on the dim number `dim`, over `axis`."""
     axes = (axis,) if isinstance(axis, str) else axis
     inputs, splits = list(plan.inputs), list(plan.splits)
+    types = plan.graph.types()  # once: a deep model has many operators, and many of them are split
     for item in items:
         if isinstance(item, Input):
             inputs.append(_input_split(plan, item, dim, axes))
         else:
-            splits.append(_op_split(plan, item, dim, axes, chunks))
+            splits.append(_op_split(plan, item, types, dim, axes, chunks))
     return replace(plan, inputs=tuple(inputs), splits=tuple(splits))
 
 
@@ -108,7 +110,9 @@ def _input_split(plan: Plan, item: Input, dim: str | int, axes: tuple[str, ...])
     return InputSplit(item.path, dim, axes)
 
 
-def _op_split(plan: Plan, op: Op, dim: str | int, axes: tuple[str, ...], chunks: int) -> OpSplit:
+def _op_split(
+    plan: Plan, op: Op, types: Mapping[str, TensorType], dim: str | int, axes: tuple[str, ...], chunks: int
+) -> OpSplit:
     if not isinstance(dim, str) or len(axes) != 1:
         raise PlanError(
             f"{op.kind} split on {dim!r} over {list(axes)}", where=op.describe(), fix="name one letter and one axis"
@@ -122,7 +126,7 @@ def _op_split(plan: Plan, op: Op, dim: str | int, axes: tuple[str, ...], chunks:
         raise PlanError(
             f"axis {axis.name!r} is used twice on one operator", where=op.describe(), fix="split it once over each axis"
         )
-    decide(op, plan.graph.types(), axis.size, dim, chunks)  # raises where the operator has no such split
+    decide(op, types, axis.size, dim, chunks)  # raises where the operator has no such split
     return OpSplit(op.name, axis.name, dim, chunks)
 
 

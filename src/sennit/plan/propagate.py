@@ -116,6 +116,7 @@ class _Index:
         self.plan, self.book = plan, book
         self.graph, self.types, self.mesh = plan.graph, book.types, plan.stages[0]
         self.producers = plan.graph.producers()
+        self.reads = {op.name: op.reads for op in plan.graph.ops}
         self.whole = _whole(plan.graph)  # values that can be had whole before any micro-batch
         self.sources = _sources(plan.graph)
         self.products = {
@@ -214,14 +215,14 @@ class _AxisPass:
         if op.name in self.index.sources:
             return True
         early = all(value.name in self.index.whole for value in op.results)
-        return early and not self.is_time and not any(self.have[name] for name in op.reads)
+        return early and not self.is_time and not any(self.have[name] for name in self.index.reads[op.name])
 
     def _settle(
         self, op: Op, strategy: Strategy, wanted: dict[str, set[Entry | None]], moment: Mapping[str, Moment]
     ) -> None:
         """Write a strategy down. What is done once in time does nothing to its reads and results."""
         once = self.is_time and moment[op.name] is not Moment.DURING
-        for name, entry in zip(op.reads, strategy.reads, strict=True):
+        for name, entry in zip(self.index.reads[op.name], strategy.reads, strict=True):
             wanted.setdefault(name, set()).add(None if once else entry)
             if entry is None and isinstance(self.have.get(name), Pending) and not self.is_time:
                 self.resolved.add(name)
@@ -272,7 +273,7 @@ class _AxisPass:
         return bool(revised)
 
     def _replicated(self, op: Op) -> Strategy:
-        return Strategy((None,) * len(op.reads), (None,) * len(op.results))
+        return Strategy((None,) * len(self.index.reads[op.name]), (None,) * len(op.results))
 
     def _mirror(self, op: Op) -> Strategy | None:
         """A product of the backward pass, split as the forward product with its sequence number is."""
@@ -383,9 +384,8 @@ class _AxisPass:
                 self.have[item.value.name] = layout.entry(self.axis.name)
         producers = self.index.producers
         parameters = {item.value.name for item in self.graph.inputs if item.role is Role.PARAM}
-        for op in self.graph.ops:
-            strategy = self.decided.get(op.name)
-            for name, entry in zip(op.reads, strategy.reads if strategy else (), strict=False):
+        for made, strategy in self.decided.items():
+            for name, entry in zip(self.index.reads[made], strategy.reads, strict=True):
                 root, at_root = self._root(producers, name, entry)
                 if root in parameters and self.have[root] is None and isinstance(at_root, Split):
                     entries = {**self.values[root], self.axis.name: at_root}
@@ -403,7 +403,8 @@ class _AxisPass:
         return name, entry
 
     def _choose(self, op: Op) -> Strategy:
-        have = tuple(self.have[name] for name in op.reads)
+        names = self.index.reads[op.name]
+        have = tuple(self.have[name] for name in names)
         if not any(have):
             return self._piece_of_gradient(op) or self._replicated(op)
         pending = next((entry for entry in have if entry == Pending(Reduction.SUM)), None)
@@ -412,12 +413,12 @@ class _AxisPass:
             have = tuple(pending if entry is None else entry for entry in have)
         if pending is not None:  # zeros are added to a sum as parts that are zero
             have = tuple(
-                pending if name in self.index.zeros else entry for name, entry in zip(op.reads, have, strict=True)
+                pending if name in self.index.zeros else entry for name, entry in zip(names, have, strict=True)
             )
         others = tuple((axis, strategy) for axis, strategy in self.strategies[op.name].items())
-        early = tuple(name in self.index.whole for name in op.reads) if self.is_time else ()
+        early = tuple(name in self.index.whole for name in names) if self.is_time else ()
         hint = self.hints.get(op.name) if any(isinstance(entry, Pending) for entry in have) else None
-        early += tuple(name in self.resolved for name in op.reads)
+        early += tuple(name in self.resolved for name in names)
         key = (self.index.book.signature(op), have, others, early, hint)
         if key not in self.chosen:
             self.chosen[key] = self._cheapest(op, have, hint)
@@ -445,9 +446,8 @@ class _AxisPass:
     def _hints(self) -> dict[str, Entry]:
         """How the first decided reader of a value wants it: a pending sum is scattered to there, rather than reduced and cut."""
         hints: dict[str, Entry] = {}
-        for op in () if self.is_time else self.graph.ops:
-            strategy = self.decided.get(op.name)
-            for name, entry in zip(op.reads, strategy.reads if strategy else (), strict=False):
+        for made, strategy in () if self.is_time else self.decided.items():
+            for name, entry in zip(self.index.reads[made], strategy.reads, strict=True):
                 root, at_root = self._root(self.index.producers, name, entry)
                 if isinstance(at_root, Split):
                     hints.setdefault(root, at_root)

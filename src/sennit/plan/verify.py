@@ -53,6 +53,7 @@ class _Proof:
         self.producers, self.types, self.book = graph.producers(), book.types, book
         self.shapes = ShapeCheck()
         self.found: dict[tuple[object, ...], Strategy | None] = {}
+        self.pieces: dict[tuple[object, ...], TensorType] = {}
 
     def check(self, lane: Lane, step: Compute, buffers: dict[str, Buffer]) -> None:
         op = self._operator(lane, step)
@@ -67,7 +68,7 @@ class _Proof:
                 where=where,
                 fix=f"use {expected}",
             )
-        args, kwargs = localize(op, [buffer.layout.local_shape() for buffer in step.results])
+        args, kwargs = localize(op, [self._local(buffer).shape for buffer in step.results])
         if _without_names(step.args) != _without_names(args) or _without_names(step.kwargs) != _without_names(kwargs):
             raise PlanError(
                 f"{op.describe()} has arguments {list(step.args)} that are not those of its local pieces",
@@ -75,7 +76,17 @@ class _Proof:
                 fix=f"use {list(args)}",
             )
         if not is_local_form(step.kind):
-            self.shapes.check(step, [_local(buffer) for buffer in read], [_local(item) for item in step.results], where)
+            self.shapes.check(
+                step, [self._local(item) for item in read], [self._local(item) for item in step.results], where
+            )
+
+    def _local(self, buffer: Buffer) -> TensorType:
+        """The type of a buffer's piece."""
+        layout = buffer.layout
+        key = (layout.shape, layout.entries, layout.mesh.axes, buffer.dtype)
+        if key not in self.pieces:
+            self.pieces[key] = TensorType(layout.local_shape(), buffer.dtype)
+        return self.pieces[key]
 
     def _operator(self, lane: Lane, step: Compute) -> Op:
         op = self.producers.get(step.op)
@@ -130,10 +141,6 @@ def _check_names(op: Op, lane: Lane, step: Compute, read: list[Buffer]) -> None:
                 where=f"lane {lane.name}, devices {list(lane.devices)}",
                 fix=f"read a buffer of %{name}",
             )
-
-
-def _local(buffer: Buffer) -> TensorType:
-    return TensorType(buffer.layout.local_shape(), buffer.dtype)
 
 
 def _refusal(

@@ -242,15 +242,18 @@ class _Emitter:
         source, result = self.buffers[names[0]].layout, step.results[0].layout
         match step.kind:
             case "sennit.slice":
-                (axis,) = [axis for axis, entry in result.entries if source.entry(axis) != entry]
-                dim, inner = inner_size(result, axis)
-                times = dict(step.results[0].times)
-                at = times[axis][0] if axis in times else None
-                where = f"at={at}" if at is not None else f"axis={axis!r}"
-                return f"rank.slice({variables[0]}, dim={dim}, inner={inner}, size={result.mesh.size(axis)}, {where})"
+                call, current, times = variables[0], source, dict(step.results[0].times)
+                for axis in [axis for axis, entry in result.entries if source.entry(axis) != entry]:
+                    current = current.with_entry(axis, result.entry(axis))
+                    dim, inner = inner_size(current, axis)
+                    where = f"at={times[axis][0]}" if axis in times else f"axis={axis!r}"
+                    call = f"rank.slice({call}, dim={dim}, inner={inner}, size={result.mesh.size(axis)}, {where})"
+                return call
             case "sennit.partial":
-                (axis,) = [axis for axis, entry in result.entries if source.entry(axis) != entry]
-                return f"rank.partial({variables[0]}, axis={axis!r}, op={_reduction(result, axis)!r})"
+                call = variables[0]
+                for axis in [axis for axis, entry in result.entries if source.entry(axis) != entry]:
+                    call = f"rank.partial({call}, axis={axis!r}, op={_reduction(result, axis)!r})"
+                return call
             case "sennit.concat":
                 (axis,) = [axis for axis, entry in source.entries if result.entry(axis) != entry]
                 dim, inner = inner_size(source, axis)

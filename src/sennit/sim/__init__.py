@@ -1,5 +1,24 @@
 """The clock: a program on a cluster, timed."""
 
-from sennit.sim.simulate import simulate
+from sennit.sim.attribution import Part, critical_parts, exposed_parts, peak_by_kind
+from sennit.sim.optimizer import Optimizer, optimizer
+from sennit.sim.simulate import CostLine, Simulation, simulate, simulate_fully
+from sennit.sim.steady import Steady
+from sennit.sim.what_if import Straggler, WhatIf, parse_what_if
 
-__all__ = ["simulate"]
+__all__ = [
+    "CostLine",
+    "Optimizer",
+    "Part",
+    "Simulation",
+    "Steady",
+    "Straggler",
+    "WhatIf",
+    "critical_parts",
+    "exposed_parts",
+    "optimizer",
+    "parse_what_if",
+    "peak_by_kind",
+    "simulate",
+    "simulate_fully",
+]

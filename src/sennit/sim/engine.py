@@ -3,24 +3,28 @@
 A *task* starts at the moment its last dependency ends. It waits out its `latency`, then does its work, which takes `drain`
 seconds where nothing disturbs it. A task without load or workers is undisturbed: it ends at start + latency + drain. The
 others are *flows*, and the engine gives each a rate between 0 and 1 (of its undisturbed speed) that changes only when a flow
-joins or leaves:
+joins or leaves (`sim/sharing.py` has the rules).
 
-- **wires.** While a flow of unit u (its bytes on its busiest wire) runs at r bytes a second, it fills wire w by r * load_w / u.
-  Rates are max-min fair: all rise together until a wire is full, the flows on it keep their rate, the others rise on
-  (progressive filling). A flow never exceeds its undisturbed speed.
-- **cores.** Flows that occupy cores of a node, a of them on c cores, run at min(1, c / a): a processor shared evenly.
+**What goes through the heap.** The end of an undisturbed task is known as soon as its start is. So such tasks are settled at
+once, in the order in which their dependencies become known and possibly ahead of the clock; only flows wait in the heap, for
+the end of their latency and for their own end. A flow is known at the latest when the last flow before it ends, so nothing
+comes too late. Events at one time are taken together before rates change: the outcome does not depend on their order.
 
-Only flows that share a wire or an overfull node with one that joined or left are looked at again. Events at the same time
-are taken together, in the order of task numbers: the outcome does not depend on the order of insertion.
+`cause` is the dependency that ended last; of several that ended together, the one that was known last, which is never one
+that another of them waited for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-__all__ = ["Load", "Run", "Tasks", "Workers", "run"]
+import numpy as np
+
+from sennit.sim.sharing import Sharing
+
+__all__ = ["Load", "Run", "Tasks", "Workers", "run", "successors"]
 
 Load = tuple[tuple[int, float], ...]
 Workers = tuple[tuple[int, int], ...]
@@ -28,15 +32,15 @@ Workers = tuple[tuple[int, int], ...]
 
 @dataclass(slots=True)
 class Tasks:
-    """One entry a task, in all lists. `waits` counts the dependencies, `successors` inverts them."""
+    """One entry a task in the first five lists, one a dependency in the last two."""
 
     latency: list[float] = field(default_factory=list)
     drain: list[float] = field(default_factory=list)
     unit: list[float] = field(default_factory=list)
     load: list[Load] = field(default_factory=list)
     workers: list[Workers] = field(default_factory=list)
-    waits: list[int] = field(default_factory=list)
-    successors: list[list[int]] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+    after: list[int] = field(default_factory=list)
 
     def add(self, latency: float, drain: float, unit: float = 0.0, load: Load = (), workers: Workers = ()) -> int:
         self.latency.append(latency)
@@ -44,13 +48,21 @@ class Tasks:
         self.unit.append(unit)
         self.load.append(load)
         self.workers.append(workers)
-        self.waits.append(0)
-        self.successors.append([])
         return len(self.latency) - 1
 
+    def add_computes(self, seconds: Sequence[float], workers: Workers = ()) -> int:
+        """Many tasks without load; the number of the first."""
+        first, count = len(self.latency), len(seconds)
+        self.latency += [0.0] * count
+        self.drain += seconds
+        self.unit += [0.0] * count
+        self.load += [()] * count
+        self.workers += [workers if value else () for value in seconds] if workers else [()] * count
+        return first
+
     def order(self, before: int, after: int) -> None:
-        self.successors[before].append(after)
-        self.waits[after] += 1
+        self.before.append(before)
+        self.after.append(after)
 
     def __len__(self) -> int:
         return len(self.latency)
@@ -66,163 +78,65 @@ class Run:
     stuck: tuple[int, ...]
 
 
-_JOIN = -1  # the version of a heap entry that ends a latency; others end a task
-
-
 def run(tasks: Tasks, bandwidth: Sequence[float], cores: Sequence[float] = ()) -> Run:
     """Play the tasks through; `bandwidth` is by wire, `cores` by node."""
     count = len(tasks)
     start, stop, cause = [0.0] * count, [0.0] * count, [-1] * count
-    started = bytearray(count)
-    waits = list(tasks.waits)
-    latency, drain, load, workers, successors = tasks.latency, tasks.drain, tasks.load, tasks.workers, tasks.successors
-    sharing = _Sharing(tasks, bandwidth, cores)
+    after, waits = successors(tasks)
+    latency, drain = tasks.latency, tasks.drain
+    is_flow = [bool(load or workers) for load, workers in zip(tasks.load, tasks.workers, strict=True)]
+    sharing = Sharing(tasks.drain, tasks.unit, tasks.load, tasks.workers, bandwidth, cores)
     version = sharing.version
     heap: list[tuple[float, int, int]] = []
-    ready = [task for task in range(count) if waits[task] == 0]
+    # tasks whose start is known; a stack, so that a chain of undisturbed tasks is followed to its end
+    known = [task for task in range(count - 1, -1, -1) if not waits[task]]
     now = 0.0
     while True:
-        for task in ready:
-            start[task] = now
-            started[task] = 1
-            if not load[task] and not workers[task]:
-                heappush(heap, (now + latency[task] + drain[task], task, 0))
-            elif latency[task]:
-                heappush(heap, (now + latency[task], task, _JOIN))
-            else:
-                sharing.join(task, now)
-        ready = []
-        if sharing.dirty:
+        while known:
+            task = known.pop()
+            begin = start[task]
+            if is_flow[task]:
+                heappush(heap, (begin + latency[task], task, _JOIN))
+                continue
+            end = stop[task] = begin + latency[task] + drain[task]
+            for other in after[task]:
+                if end >= start[other]:
+                    start[other] = end
+                    cause[other] = task
+                waits[other] -= 1
+                if not waits[other]:
+                    known.append(other)
+        # a flow without latency that has just become known joins now, before rates are set
+        if sharing.dirty and not (heap and heap[0][0] <= now):
             sharing.settle(now, heap)
         if not heap:
             break
-        now = heap[0][0]
-        while heap and heap[0][0] == now:
-            _, task, kind = heappop(heap)
-            if kind == _JOIN:
-                sharing.join(task, now)
-                continue
-            if load[task] or workers[task]:
-                if kind != version[task]:
-                    continue  # its rate has changed since
-                sharing.leave(task)
-            stop[task] = now
-            for other in successors[task]:
-                waits[other] -= 1
-                if waits[other] == 0:
-                    cause[other] = task
-                    ready.append(other)
-    return Run(start, stop, cause, tuple(task for task in range(count) if not started[task]))
+        now, task, kind = heappop(heap)
+        if kind == _JOIN:
+            sharing.join(task, now)
+            continue
+        if kind != version[task]:
+            continue  # its rate has changed since
+        sharing.leave(task)
+        stop[task] = now
+        for other in after[task]:
+            if now >= start[other]:
+                start[other] = now
+                cause[other] = task
+            waits[other] -= 1
+            if not waits[other]:
+                known.append(other)
+    return Run(start, stop, cause, tuple(task for task in range(count) if waits[task]))
 
 
-class _Sharing:
-    """The flows that run now and their rates."""
+_JOIN = -1  # the version of a heap entry that ends a latency; others end a task
 
-    def __init__(self, tasks: Tasks, bandwidth: Sequence[float], cores: Sequence[float]) -> None:
-        count = len(tasks)
-        self.tasks, self.bandwidth, self.cores = tasks, bandwidth, cores
-        self.version = [0] * count
-        self.left = [1.0] * count  # of its work
-        self.rate = [0.0] * count  # of its work, a second
-        self.since = [0.0] * count
-        self.on_wire: dict[int, dict[int, None]] = {}
-        self.on_node: list[dict[int, None]] = [{} for _ in cores]
-        self.busy = [0] * len(cores)
-        self.share = [1.0] * len(cores)
-        self.dirty: dict[int, None] = {}
 
-    def join(self, task: int, now: float) -> None:
-        self.since[task] = now
-        for wire, _ in self.tasks.load[task]:
-            self.on_wire.setdefault(wire, {})[task] = None
-        for node, number in self.tasks.workers[task]:
-            self.on_node[node][task] = None
-            self.busy[node] += number
-            self._reshare(node)
-        self.dirty[task] = None
-
-    def leave(self, task: int) -> None:
-        for wire, _ in self.tasks.load[task]:
-            here = self.on_wire[wire]
-            del here[task]
-            self.dirty.update(here)
-        for node, number in self.tasks.workers[task]:
-            del self.on_node[node][task]
-            self.busy[node] -= number
-            self._reshare(node)
-        self.dirty.pop(task, None)
-
-    def _reshare(self, node: int) -> None:
-        share = min(1.0, self.cores[node] / self.busy[node]) if self.busy[node] else 1.0
-        if share != self.share[node]:
-            self.share[node] = share
-            self.dirty.update(self.on_node[node])
-
-    def settle(self, now: float, heap: list[tuple[float, int, int]]) -> None:
-        """New rates for every flow that what joined or left can touch."""
-        for group in self._components():
-            for task, rate in self._rates(group).items():
-                old = self.rate[task]
-                if old:
-                    if rate == old:
-                        continue
-                    self.left[task] = max(0.0, self.left[task] - old * (now - self.since[task]))
-                self.since[task] = now
-                self.rate[task] = rate
-                self.version[task] += 1
-                heappush(heap, (now + (self.left[task] / rate if rate else 0.0), task, self.version[task]))
-        self.dirty.clear()
-
-    def _components(self) -> Iterable[list[int]]:
-        seen: set[int] = set()
-        for first in sorted(self.dirty):
-            if first in seen:
-                continue
-            seen.add(first)
-            group = [first]
-            for task in group:  # grows while it is walked
-                for wire, _ in self.tasks.load[task]:
-                    for other in self.on_wire[wire]:
-                        if other not in seen:
-                            seen.add(other)
-                            group.append(other)
-            yield sorted(group)
-
-    def _speed(self, task: int) -> float:
-        """Of its work a second, were the wires its own."""
-        share = min((self.share[node] for node, _ in self.tasks.workers[task]), default=1.0)
-        drain = self.tasks.drain[task]
-        return share / drain if drain else 0.0
-
-    def _rates(self, group: list[int]) -> dict[int, float]:
-        speeds = {task: self._speed(task) for task in group}
-        if len(group) == 1:
-            return speeds
-        load, unit = self.tasks.load, self.tasks.unit
-        free: dict[int, float] = {}
-        for task in group:
-            for wire, _ in load[task]:
-                free[wire] = self.bandwidth[wire]
-        rising = {task: speeds[task] * unit[task] for task in group}  # bytes a second that it can reach
-        level = 0.0
-        while rising:
-            fill: dict[int, float] = {}
-            for task in rising:
-                for wire, size in load[task]:
-                    fill[wire] = fill.get(wire, 0.0) + size / unit[task]
-            room = {wire: free[wire] / slope for wire, slope in fill.items()}
-            step = min(min(room.values()), min(rising.values()) - level)
-            level += step
-            for wire, slope in fill.items():
-                free[wire] = max(0.0, free[wire] - step * slope)
-            full = {wire for wire, space in room.items() if space <= step * (1 + 1e-12)}
-            done = [
-                task
-                for task, top in rising.items()
-                if top <= level * (1 + 1e-12) or any(wire in full for wire, _ in load[task])
-            ]
-            assert done, "progressive filling makes progress"
-            for task in done:
-                del rising[task]
-                speeds[task] = min(speeds[task], level / unit[task])
-        return speeds
+def successors(tasks: Tasks) -> tuple[list[list[int]], list[int]]:
+    """By task, those that wait for it, in the order in which they were said to; and how many each waits for."""
+    count = len(tasks)
+    before, after = np.array(tasks.before, dtype=np.int64), np.array(tasks.after, dtype=np.int64)
+    waits = np.bincount(after, minlength=count).tolist()
+    ends = np.cumsum(np.bincount(before, minlength=count)).tolist()
+    flat = after[np.argsort(before, kind="stable")].tolist()
+    return [flat[begin:end] for begin, end in zip([0, *ends], ends, strict=False)], waits

@@ -16,8 +16,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sennit.errors import ProgramError
-from sennit.ir.graph import OutputKind, Ref, Role
+from sennit.ir.event import Category, MemoryKind
+from sennit.ir.graph import OutputKind, Phase, Ref, Role
+from sennit.ir.memory_order import MemoryOrder, order_of_view
 from sennit.ir.mesh import print_ranges
 from sennit.ir.operators import is_local_move, is_view
 from sennit.ir.program import (
@@ -34,14 +39,16 @@ from sennit.ir.program import (
     reads,
     stream_of,
 )
-from sennit.ir.timeline import Category, MemoryKind
 
-__all__ = ["Job", "LaneCode", "Storage", "compile_lane"]
+__all__ = ["OPTIMIZER", "Job", "LaneCode", "Storage", "compile_lane"]
+
+OPTIMIZER = "sennit.optimizer"  # the kind of the step that `sim/optimizer.py` costs
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`waits` are positions of jobs of the same lane; `staging` names the buffer that is copied while it runs."""
+    """`waits` are positions of jobs of the same lane; `staging` names the buffer that is copied while it runs; `orders`
+    are those of the buffers among `reads` that do not lie plainly in memory."""
 
     step: Step
     stream: str
@@ -50,6 +57,7 @@ class Job:
     waits: tuple[int, ...]
     reads: tuple[str, ...]
     staging: str | None = None
+    orders: tuple[tuple[str, MemoryOrder], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +70,43 @@ class Storage:
     ends: tuple[int, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LaneCode:
+    """`computes` and `joints` are the positions of compute jobs and of the others; job `waits_after[i]` waits for job
+    `waits_before[i]`."""
+
     lane: Lane
     jobs: tuple[Job, ...]
     storages: tuple[Storage, ...]
     buffers: dict[str, Buffer]
+    computes: tuple[int, ...]
+    joints: tuple[int, ...]
+    compute_array: NDArray[np.int64]
+    waits_before: NDArray[np.int64]
+    waits_after: NDArray[np.int64]
 
 
-def compile_lane(lane: Lane, blocking: bool) -> LaneCode:
+def compile_lane(lane: Lane, blocking: bool, optimizer: str | None = None) -> LaneCode:
+    """`optimizer` names one whose step comes last, on all parameters that have gradients."""
     walk = _Walk(lane, blocking)
     for step in lane.steps:
         walk.step(step)
-    return LaneCode(lane, tuple(walk.jobs), walk.storages(), walk.buffers)
+    if optimizer is not None:
+        walk.update(optimizer)
+    jobs = tuple(walk.jobs)
+    computes = tuple([number for number, job in enumerate(jobs) if job.category is Category.COMPUTE])
+    joints = tuple([number for number, job in enumerate(jobs) if job.category is not Category.COMPUTE])
+    return LaneCode(
+        lane,
+        jobs,
+        walk.storages(),
+        walk.buffers,
+        computes,
+        joints,
+        np.array(computes, dtype=np.int64),
+        np.array([before for job in jobs for before in job.waits], dtype=np.int64),
+        np.array([number for number, job in enumerate(jobs) for _ in job.waits], dtype=np.int64),
+    )
 
 
 class _Walk:
@@ -90,6 +122,7 @@ class _Walk:
         self.readers: dict[str, list[int]] = {}  # by storage, the transfers that read it
         self.ends: dict[str, tuple[int, ...]] = {}
         self.last: dict[str, int] = {}  # by stream
+        self.orders: dict[str, MemoryOrder] = {}  # by buffer that does not lie plainly in memory
         for item in lane.inputs:
             self._allocate(item.buffer.name, None)
 
@@ -119,9 +152,14 @@ class _Walk:
         if first is None:
             raise ProgramError(f"{step.kind} looks at no buffer", where=f"lane {self.lane.name!r}")
         root = self._storage(first.name)
+        seen = self.buffers[first.name]
+        plain = MemoryOrder.plain(len(seen.layout.shape))
+        order = order_of_view(step, self.orders.get(first.name, plain), {first.name: seen.type}, first.name)
         for buffer in step.results:
             self.root[buffer.name] = root
             self.names[root].add(buffer.name)
+            if not order.is_plain:
+                self.orders[buffer.name] = order
 
     def _job(self, step: Step) -> None:
         position, stream = len(self.jobs), stream_of(step)
@@ -139,9 +177,27 @@ class _Walk:
             if not is_compute:
                 self.readers[root].append(position)
         self.last[stream] = position
-        self.jobs.append(Job(step, stream, _category(step), self._label(step), tuple(waits), names, _staging(step)))
+        orders = tuple([(name, self.orders[name]) for name in names if name in self.orders])
+        self.jobs.append(
+            Job(step, stream, _category(step), self._label(step), tuple(waits), names, _staging(step), orders)
+        )
         for buffer in defines(step):
             self._allocate(buffer.name, position)
+
+    def update(self, optimizer: str) -> None:
+        """The optimizer's step: it reads the parameters and waits for every gradient."""
+        gradients = [item.name for item in self.lane.outputs if item.kind is OutputKind.GRADIENT]
+        paths = {item.path for item in self.lane.outputs if item.kind is OutputKind.GRADIENT}
+        parameters = [item.buffer.name for item in self.lane.inputs if item.role is Role.PARAM and item.path in paths]
+        if not parameters:
+            return
+        waits = {self.last["compute"]: None} if "compute" in self.last else {}
+        waits.update((made, None) for name in gradients if (made := self.made[self._storage(name)]) is not None)
+        step = Compute(OPTIMIZER, tuple(map(Ref, parameters)), (), (), Phase.BACKWARD, "", optimizer)
+        self.last["compute"] = len(self.jobs)
+        self.jobs.append(
+            Job(step, "compute", Category.COMPUTE, f"optimizer {optimizer}", tuple(waits), tuple(parameters))
+        )
 
     def _free(self, name: str) -> None:
         root = self._storage(name)

@@ -6,19 +6,20 @@ times of one more device cost a few array operations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sennit.cluster import Device
 from sennit.ir.dtype import TensorType
-from sennit.ir.timeline import Memory, MemoryKind
+from sennit.ir.event import MemoryKind
+from sennit.ir.event_rows import MemoryTrack
+from sennit.ir.graph import OutputKind, Role
 from sennit.sim.lane import LaneCode
+from sennit.sim.optimizer import Optimizer
 
 __all__ = ["Ledger", "ledger", "live_memory"]
-
-Live = tuple[tuple[MemoryKind, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,15 @@ class Ledger:
     cuts: NDArray[np.int64]
 
 
-def ledger(code: LaneCode, types: dict[str, TensorType]) -> Ledger:
+def ledger(
+    code: LaneCode, types: dict[str, TensorType], device: Device | None = None, optimizer: Optimizer | None = None
+) -> Ledger:
+    """With `device`, sizes are rounded up as it allocates them. With `optimizer`, its state is there all the time."""
+    grain = int(device.allocation.value) if device is not None and device.allocation is not None else 1
+
+    def rounded(size: int) -> int:
+        return -(-size // grain) * grain
+
     kinds = list(MemoryKind)
     position = {kind: number for number, kind in enumerate(kinds)}
     staging = position[MemoryKind.STAGING]
@@ -44,7 +53,7 @@ def ledger(code: LaneCode, types: dict[str, TensorType]) -> Ledger:
     made: list[tuple[int, int, int]] = []
     gone: list[tuple[int, int, tuple[int, ...]]] = []
     for storage in code.storages:
-        size, kind = types[storage.buffer].bytes, position[storage.kind]
+        size, kind = rounded(types[storage.buffer].bytes), position[storage.kind]
         if storage.made is None:
             at_once.append((kind, size))
         else:
@@ -55,9 +64,16 @@ def ledger(code: LaneCode, types: dict[str, TensorType]) -> Ledger:
             at_once.append((kind, -size))  # freed before anything ran
     for number, job in enumerate(code.jobs):
         if job.staging is not None:
-            size = types[job.staging].bytes
+            size = rounded(types[job.staging].bytes)
             made.append((staging, size, number))
             gone.append((staging, -size, (number,)))
+    if optimizer is not None:
+        trained = {item.path for item in code.lane.outputs if item.kind is OutputKind.GRADIENT}
+        at_once += [
+            (position[MemoryKind.OPTIMIZER], rounded(optimizer.bytes(types[item.buffer.name])))
+            for item in code.lane.inputs
+            if item.role is Role.PARAM and item.path in trained
+        ]
     rows = [*at_once, *((kind, size) for kind, size, _ in made), *((kind, size) for kind, size, _ in gone)]
     table = np.array(rows, dtype=np.int64).reshape(-1, 2)
     lengths = np.array([0, *(len(jobs) for _, _, jobs in gone)], dtype=np.int64)
@@ -76,8 +92,8 @@ def live_memory(
     task_of: NDArray[np.int64],
     start: NDArray[np.float64],
     stop: NDArray[np.float64],
-    devices: Sequence[int],
-) -> list[Memory]:
+    devices: tuple[int, ...],
+) -> MemoryTrack:
     """One sample at each time at which memory changes, the same for all `devices`. Changes at one time count together:
     what a step frees is there for the next to take."""
     begins = start[task_of[book.starting]]
@@ -86,14 +102,9 @@ def live_memory(
     times = np.concatenate([np.zeros(book.at_once), begins, lasts])
     order = np.argsort(times, kind="stable")
     times = times[order]
-    kinds = list(MemoryKind)
-    changes = np.zeros((len(times), len(kinds)), dtype=np.int64)
+    changes = np.zeros((len(times), len(MemoryKind)), dtype=np.int64)
     changes[np.arange(len(times)), book.kind[order]] = book.size[order]
     last = np.flatnonzero(np.append(np.diff(times) > 0, True)) if len(times) else np.zeros(0, dtype=np.int64)
     totals = np.cumsum(changes, axis=0)[last]
     keep = np.append(True, (np.diff(totals, axis=0) != 0).any(axis=1)) if len(last) else np.zeros(0, dtype=np.bool_)
-    samples: list[Memory] = []
-    for time, row in zip(times[last][keep].tolist(), totals[keep].tolist(), strict=True):
-        live: Live = tuple([(kind, size) for kind, size in zip(kinds, row, strict=True) if size])
-        samples += [Memory(device, time, live) for device in devices]
-    return samples
+    return MemoryTrack(devices, times[last][keep], totals[keep])

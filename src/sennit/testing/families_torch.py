@@ -14,6 +14,7 @@ Three things differ from the defaults of the libraries, all through their own op
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -283,6 +284,13 @@ def _timm(name: str, **options: Any) -> nn.Module:
 def _allow_torchvision() -> None:
     """Both libraries import torchvision. Where its compiled part was built for another torch, that import fails with
     "operator torchvision::nms does not exist": declare the operators, which no model here calls."""
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::nms does not exist" not in str(error):
+            raise
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]  # what was imported before it failed
+        for name in ("nms", "qnms"):
             torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        importlib.import_module("torchvision")

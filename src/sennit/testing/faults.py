@@ -13,7 +13,8 @@
 | output | an output names another buffer |
 
 `random_fault(program, rng)` gives the changed program, or None where the drawn fault changes nothing. Most are wrong and must be
-refused; a step that moves without passing what it depends on is the same program in another order, and `is_same` says so.
+refused. Some change nothing that matters: a step that moves without passing what it depends on, another buffer of the same value.
+Those may be accepted, and must then compute the same.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from sennit.errors import LayoutError, SennitError
+from sennit.errors import LayoutError
 from sennit.ir.graph import Arg, Ref
 from sennit.ir.layout import Entry, Pending, Reduction, Split
 from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Program, Receive, Send, Step, defines, reads
@@ -148,8 +149,11 @@ def _free(program: Program, lane: Lane, rng: random.Random) -> tuple[Lane, str] 
     if rng.random() < 0.5:
         steps.insert(rng.randrange(len(steps)), step)
         return replace(lane, steps=tuple(steps)), f"freed %{step.source} twice"
-    last = max(i for i, other in enumerate(lane.steps) if step.source in reads(other))
-    made = next(i for i, other in enumerate(lane.steps) if step.source in [b.name for b in defines(other)])
+    readers = [i for i, other in enumerate(lane.steps) if step.source in reads(other)]
+    makers = [i for i, other in enumerate(lane.steps) if step.source in [buffer.name for buffer in defines(other)]]
+    if not readers or not makers:
+        return None
+    (made,), last = makers, max(readers)
     del steps[position]
     steps.insert(rng.randint(made + 1, last), step)
     return replace(lane, steps=tuple(steps)), f"freed %{step.source} early"
@@ -224,12 +228,3 @@ def _output(program: Program, lane: Lane, rng: random.Random) -> tuple[Lane, str
     other = rng.choice(list(lane.buffers()))
     outputs = tuple(replace(item, name=other) if i == position else item for i, item in enumerate(lane.outputs))
     return replace(lane, outputs=outputs), f"{lane.outputs[position]} became %{other}"
-
-
-def refused(program: Program, check: Callable[[Program], None]) -> SennitError | None:
-    """The error with which a program is refused; None where it is accepted."""
-    try:
-        check(program)
-    except SennitError as error:
-        return error
-    return None

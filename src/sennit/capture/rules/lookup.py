@@ -55,13 +55,16 @@ class RuleBook:
 
     def __init__(self, types: Types, sources: Sequence[Source] = ()) -> None:
         self.types, self.sources = types, tuple(sources)
-        self._rules: dict[Signature, Rule] = {}
-        self._signatures: dict[str, Signature] = {}
+        self._rules: dict[int, Rule] = {}
+        self._numbers: dict[Signature, int] = {}
+        self._of_op: dict[str, int] = {}
 
-    def signature(self, op: Op) -> Signature:
-        if op.name not in self._signatures:
-            self._signatures[op.name] = signature(op, self.types)
-        return self._signatures[op.name]
+    def signature(self, op: Op) -> int:
+        """A number that operators with one signature share: quick to compare and to hash."""
+        name = op.results[0].name
+        if name not in self._of_op:
+            self._of_op[name] = self._numbers.setdefault(signature(op, self.types), len(self._numbers))
+        return self._of_op[name]
 
     def rule(self, op: Op) -> Rule:
         key = self.signature(op)

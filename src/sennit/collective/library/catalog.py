@@ -20,6 +20,7 @@ from sennit.collective.library.all_pairs import (
 )
 from sennit.collective.library.all_to_all import three_step_all_to_all, two_step_all_to_all
 from sennit.collective.library.all_to_next import direct_all_to_next, spread_all_to_next
+from sennit.collective.library.direct import direct_all_reduce, direct_broadcast, direct_reduce_scatter
 from sennit.collective.library.hierarchical import hierarchical_all_gather, hierarchical_all_reduce
 from sennit.collective.library.nvls import nvls_all_gather, nvls_all_reduce, nvls_reduce_scatter
 from sennit.collective.library.reads import one_shot_all_reduce, read_all_reduce, read_reduce_scatter
@@ -145,6 +146,27 @@ def recipes() -> tuple[Recipe, ...]:
             scatter,
             "one step between all pairs",
             lambda m, g, o: all_pairs_reduce_scatter(m * g, instances=o.instances),
+            cut,
+        ),
+        Recipe(
+            "direct_all_reduce",
+            reduce,
+            "each rank adds up its part of all where they lie: least memory traffic",
+            lambda m, g, o: direct_all_reduce(m * g, instances=o.instances),
+            cut,
+        ),
+        Recipe(
+            "direct_reduce_scatter",
+            scatter,
+            "each rank adds up its part of all where they lie",
+            lambda m, g, o: direct_reduce_scatter(m * g, instances=o.instances),
+            cut,
+        ),
+        Recipe(
+            "direct_broadcast",
+            spread,
+            "the root to all at once",
+            lambda m, g, o: direct_broadcast(m * g, instances=o.instances),
             cut,
         ),
         Recipe(

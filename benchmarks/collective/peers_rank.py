@@ -1,0 +1,253 @@
+"""One rank of one peer of `peers.py`: it connects to the coordinator, and then does what it is told, blocked on the socket between.
+
+    python peers_rank.py PEER SOCKET [RANK RANKS STORE]
+
+MPI gives rank and size itself. A peer is a class with `collective(name, source, target)` and `barrier()`; arrays are numpy's, in f32. What each is
+told to be: the calls that its users would make, in place where that is the habit (all-reduce, broadcast).
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Client
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+SLOW = 180.0  # seconds after which a call counts as stuck
+
+
+class Peer(Protocol):
+    rank: int
+    size: int
+    version: str
+
+    def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]: ...
+
+    def barrier(self) -> None: ...
+
+
+class Torch:
+    """torch.distributed on a backend."""
+
+    def __init__(self, backend: str, rank: int, size: int, store: str) -> None:
+        import torch
+        import torch.distributed as dist
+
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
+        if backend == "sennit":
+            import sennit.backend
+
+            sennit.backend.register()
+
+        limit = datetime.timedelta(seconds=SLOW)
+        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
+        self.rank, self.size, self.dist, self.torch = rank, size, dist, torch
+        self.version = f"{backend} of torch {torch.__version__}" if backend == "gloo" else "sennit, c10d backend"
+
+    def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]:
+        dist = self.dist
+        x, y = self.torch.from_numpy(source), self.torch.from_numpy(target)
+        return {
+            "all_reduce": lambda: dist.all_reduce(y),
+            "broadcast": lambda: dist.broadcast(y, 0),
+            "all_gather": lambda: dist.all_gather_into_tensor(y, x),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(y, x),
+            "all_to_all": lambda: dist.all_to_all_single(y, x),
+        }[name]
+
+    def barrier(self) -> None:
+        self.dist.barrier()
+
+    def step(self, kind: str, width: int, layers: int) -> Callable[[], None]:
+        """A training step of a stack of linear layers, under DDP or FSDP2."""
+        torch = self.torch
+        torch.manual_seed(1)
+        blocks = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU()) for _ in range(layers)]
+        model = torch.nn.Sequential(*blocks)
+        if kind == "ddp":
+            wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        else:
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = init_device_mesh("cpu", (self.size,))
+            for block in blocks:
+                fully_shard(block, mesh=mesh)
+            wrapped = fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
+        draw = torch.Generator().manual_seed(self.rank)
+        batch = torch.randn(4, width, generator=draw)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            wrapped(batch).square().mean().backward()
+            optimizer.step()
+
+        return step
+
+
+class Core:
+    """The shared-memory group of sennit, on numpy arrays, without torch."""
+
+    def __init__(self, rank: int, size: int, gather: Callable[[bytes], list[bytes]]) -> None:
+        from sennit.collective.runtime.shm_group import ShmGroup
+
+        self.rank, self.size, self.version = rank, size, "sennit, ShmGroup on numpy"
+        self.group = ShmGroup.create(rank, size, gather, timeout=SLOW)
+
+    def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]:
+        group = self.group
+        return {
+            "all_reduce": lambda: group.all_reduce(target),
+            "broadcast": lambda: group.broadcast(target, 0),
+            "all_gather": lambda: group.all_gather(source, target),
+            "reduce_scatter": lambda: group.reduce_scatter(source, target),
+            "all_to_all": lambda: group.all_to_all(source, target),
+        }[name]
+
+    def barrier(self) -> None:
+        self.group.barrier()
+
+
+class Mpi:
+    """mpi4py, on the library that MPI4PY_MPIABI and LD_LIBRARY_PATH name."""
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self.mpi, self.world = MPI, MPI.COMM_WORLD
+        self.rank, self.size = self.world.rank, self.world.size
+        self.version = " ".join(MPI.Get_library_version().replace("\x00", "").split("\n")[0].split(",")[0].split())
+
+    def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]:
+        world, here = self.world, self.mpi.IN_PLACE
+        return {
+            "all_reduce": lambda: world.Allreduce(here, target),
+            "broadcast": lambda: world.Bcast(target, 0),
+            "all_gather": lambda: world.Allgather(source, target),
+            "reduce_scatter": lambda: world.Reduce_scatter_block(source, target),
+            "all_to_all": lambda: world.Alltoall(source, target),
+        }[name]
+
+    def barrier(self) -> None:
+        self.world.Barrier()
+
+
+# ---- arrays and their check ------------------------------------------------------------------------------------------
+
+
+def filled(rank: int, elements: int) -> Floats:
+    """Whole numbers that tell ranks and places apart; sums of them are exact."""
+    return ((np.arange(elements, dtype=np.int64) * 7 + rank * 13) % 31).astype(np.float32)
+
+
+def arrays_for(name: str, rank: int, size: int, nbytes: int) -> tuple[Floats, Floats]:
+    """Source and target; the larger has about `nbytes`. All-reduce and broadcast work on the target alone."""
+    part = max(1, nbytes // 4 // size)
+    match name:
+        case "all_reduce" | "broadcast":
+            return np.zeros(0, np.float32), filled(rank, max(1, nbytes // 4))
+        case "all_gather":
+            return filled(rank, part), np.full(part * size, np.nan, np.float32)
+        case "reduce_scatter":
+            return filled(rank, part * size), np.full(part, np.nan, np.float32)
+        case _:
+            return filled(rank, part * size), np.full(part * size, np.nan, np.float32)
+
+
+def is_right(name: str, rank: int, size: int, nbytes: int, target: Floats) -> bool:
+    part, whole = max(1, nbytes // 4 // size), max(1, nbytes // 4)
+    mine = slice(rank * part, (rank + 1) * part)
+    match name:
+        case "all_reduce":
+            goal = sum(filled(r, whole) for r in range(size))
+        case "broadcast":
+            goal = filled(0, whole)
+        case "all_gather":
+            goal = np.concatenate([filled(r, part) for r in range(size)])
+        case "reduce_scatter":
+            goal = sum(filled(r, part * size)[mine] for r in range(size))
+        case _:
+            goal = np.concatenate([filled(r, part * size)[mine] for r in range(size)])
+    return bool(np.array_equal(target, np.asarray(goal)))
+
+
+# ---- what the coordinator asks for -----------------------------------------------------------------------------------
+
+
+class Worker:
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.ready: Callable[[], object] = lambda: None
+        self.kept: list[Any] = []
+
+    def prepare(self, name: str, nbytes: int) -> bool:
+        """Make the arrays, call once, and say whether the result is right."""
+        peer = self.peer
+        source, target = arrays_for(name, peer.rank, peer.size, nbytes)
+        self.kept = [source, target]
+        self.ready = peer.collective(name, source, target)
+        self.ready()
+        return is_right(name, peer.rank, peer.size, nbytes, target)
+
+    def prepare_step(self, kind: str, width: int, layers: int) -> bool:
+        assert isinstance(self.peer, Torch)
+        self.ready = self.peer.step(kind, width, layers)
+        self.ready()
+        return True
+
+    def time(self, batch: int) -> float:
+        """Seconds of one call, in a batch that all ranks begin together."""
+        self.peer.barrier()
+        start = time.perf_counter()
+        for _ in range(batch):
+            self.ready()
+        return (time.perf_counter() - start) / batch
+
+    def forget(self) -> bool:
+        self.kept, self.ready = [], lambda: None
+        return True
+
+
+def main() -> None:
+    kind, socket = sys.argv[1:3]
+    mpi = Mpi() if kind in ("mpich", "openmpi") else None
+    rank = mpi.rank if mpi is not None else int(sys.argv[3])
+    connection = Client(socket, family="AF_UNIX")
+    connection.send(rank)
+
+    def gather(told: bytes) -> list[bytes]:
+        connection.send(("gather", told))
+        return list(connection.recv())
+
+    try:
+        peer: Peer
+        if mpi is not None:
+            peer = mpi
+        elif kind == "core":
+            peer = Core(rank, int(sys.argv[4]), gather)
+        else:
+            peer = Torch(kind, rank, int(sys.argv[4]), sys.argv[5])
+        connection.send(("ready", peer.version))
+        worker = Worker(peer)
+        while True:
+            name, arguments = connection.recv()
+            connection.send(("done", getattr(worker, name)(*arguments)))
+    except EOFError:
+        os._exit(0)  # the coordinator has closed: end at once, MPI's own end would wait for all ranks
+    except Exception:  # whatever goes wrong is told to the coordinator, which says it
+        connection.send(("error", traceback.format_exc()))
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Simulated against measured steps of gloo ranks on hosts that are joined by a rate-limited link.
+
+    sudo python benchmarks/sim/gloo_network.py [--rate 50mbit] [--burst 32k] [--ranks-per-host 1] [--repeats 11]
+
+Two hosts are network namespaces of this machine (`sennit.testing.network`: Linux, root, iproute2). Their ranks first probe the link, as
+`sennit probe` does, which gives the cluster; then they run a small GPT under several plans. Each plan is simulated on the
+probed cluster. Nothing is fitted to the steps. Compute is measured before, with as many threads at once as there are ranks; the model is small and the
+link slow, so that a machine with other work on it tells something too. The least of the repeated steps counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from sennit.capture import capture
+from sennit.cluster import Basis, Cluster, Figure
+from sennit.cluster.measure_torch import measure_laptop
+from sennit.cluster.probe import Probe, cluster_of_probe
+from sennit.cluster.probe_torch import probe_ranks
+from sennit.demo.gpt import GPT, GPTConfig, random_batch
+from sennit.ir.mesh import Mesh
+from sennit.ir.program import Program
+from sennit.plan import data_parallel, lower, pipeline, propagate, tensor_parallel
+from sennit.run.processes import _run
+from sennit.sim import exposed_parts, simulate
+
+HOSTS = 2
+CONFIG = GPTConfig(vocabulary=512, context=64, width=128, heads=8, layers=2)
+BATCH = 32
+
+
+def programs(ranks: int) -> dict[str, Program]:
+    """Plans of one model over the ranks, those of a host next to each other."""
+    torch.manual_seed(0)
+    graph = capture(GPT(CONFIG), random_batch(CONFIG, BATCH), "GPT")
+    layers = tuple(f"blocks.{number}" for number in range(CONFIG.layers))
+    names = {"qkv": "*.qkv", "column": "*.up", "row": "*.proj|*.down"}
+    half = ranks // 2
+    plans = {
+        f"data parallel, dp={ranks}": data_parallel(graph, Mesh.parse(f"dp={ranks}")),
+        f"tensor parallel, tp={ranks}": tensor_parallel(graph, Mesh.parse(f"dp=1,tp={ranks}"), **names),
+        f"pipeline, pp=2,dp={half};mb=2": pipeline(graph, Mesh.parse(f"pp=2,dp={half};mb=2"), layers=layers),
+        f"pipeline, pp=2,dp={half};mb=4": pipeline(graph, Mesh.parse(f"pp=2,dp={half};mb=4"), layers=layers),
+    }
+    if half > 1:
+        plans[f"both, dp=2,tp={half}"] = tensor_parallel(graph, Mesh.parse(f"dp=2,tp={half}"), **names)
+    return {name: lower(propagate(plan)) for name, plan in plans.items()}
+
+
+def state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model, batch = GPT(CONFIG), random_batch(CONFIG, BATCH)
+    parameters = {path: parameter.detach() for path, parameter in model.named_parameters()}
+    return {**parameters, "tokens": batch[0], "targets": batch[1], "tangent": torch.ones(())}
+
+
+# ---- on a rank -----------------------------------------------------------------------------------------------------------
+
+
+def rank_main(folder: Path, host: int, repeats: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    # messages that are large against the token bucket of the link
+    probe = probe_ranks(sizes=(8, 64 << 10, 1 << 20, 4 << 20), repeats=7, host=f"host {host}")
+    steps: dict[str, list[float]] = {}
+    for path in sorted(folder.glob("*.program")):
+        _, seconds = _run(rank, path.read_text(encoding="utf-8"), str(folder / "state.pt"), repeats)
+        slowest = torch.tensor(seconds, dtype=torch.float64)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        steps[path.stem] = slowest.tolist()
+    if rank == 0:
+        answer = {"probe": msgspec.to_builtins(probe), "steps": steps}
+        (folder / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+# ---- here ----------------------------------------------------------------------------------------------------------------
+
+
+def on_hosts(folder: Path, rate: str, burst: str, per_host: int, repeats: int) -> Mapping[str, object]:
+    from sennit.testing import network
+
+    with network(hosts=HOSTS, rate=rate, burst=burst) as net:
+        running = []
+        for host in range(HOSTS):
+            for local in range(per_host):
+                env = {
+                    "RANK": str(host * per_host + local),
+                    "WORLD_SIZE": str(HOSTS * per_host),
+                    "MASTER_PORT": "29511",
+                }
+                command = [
+                    sys.executable,
+                    __file__,
+                    "--on-rank",
+                    str(folder),
+                    "--host",
+                    str(host),
+                    "--repeats",
+                    str(repeats),
+                ]
+                running.append(net.run(host, command, env={**env, "PYTHONPATH": os.pathsep.join(sys.path)}))
+        for process in running:
+            if process.wait(timeout=500) != 0:
+                raise SystemExit(f"a rank ended with status {process.returncode}")
+    found: Mapping[str, object] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+    return found
+
+
+def cluster_of(answer: Mapping[str, object], like: Cluster) -> Cluster:
+    """The probed cluster; its two hosts share this machine's cores."""
+    probe = msgspec.convert(answer["probe"], Probe)
+    assert like.host is not None
+    cores = Figure(
+        like.host.cores.value / HOSTS, Basis.MEASURED, "the cores of this machine, shared by the hosts on it"
+    )
+    like = msgspec.structs.replace(like, host=msgspec.structs.replace(like.host, cores=cores))
+    return cluster_of_probe(probe, like, "probed")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", default="50mbit")
+    parser.add_argument("--burst", default="32k", help="what the link lets through at once: small against messages")
+    parser.add_argument("--ranks-per-host", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--on-rank", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--host", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.on_rank is not None:
+        rank_main(options.on_rank, options.host, options.repeats)
+        return
+    ranks = HOSTS * options.ranks_per_host
+    like = measure_laptop(ranks)
+    found = programs(ranks)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        torch.save(state(), folder / "state.pt")
+        for number, program in enumerate(found.values()):
+            (folder / f"{number}.program").write_text(str(program), encoding="utf-8")
+        answer = on_hosts(folder, options.rate, options.burst, options.ranks_per_host, options.repeats)
+    cluster = cluster_of(answer, like)
+    assert cluster.nic is not None
+    print(f"{HOSTS} hosts of {options.ranks_per_host} on {os.cpu_count()} cores, link of {options.rate}", end=": ")
+    print(f"probed {cluster.nic.bandwidth.value / 1e6:.1f} MB/s, {2e6 * cluster.nic.latency.value:.0f} us\n")
+    print("| plan | measured, ms | simulated, ms | off by | waits for |\n|---|---|---|---|---|")
+    steps = answer["steps"]
+    assert isinstance(steps, dict)
+    errors = []
+    for number, (name, program) in enumerate(found.items()):
+        timeline = simulate(program, cluster)
+        real = min(steps[str(number)][1:])
+        errors.append(timeline.span / real - 1)
+        parts = exposed_parts(timeline, 0)
+        why = f"{parts[0].stream}, {parts[0].seconds * 1e3:.0f} ms" if parts else "compute"
+        print(f"| {name} | {real * 1e3:.0f} | {timeline.span * 1e3:.0f} | {errors[-1]:+.1%} | {why} |")
+    print(f"\nmedian {median(map(abs, errors)):.1%} (target 10%), worst {max(errors, key=abs):+.1%}")
+
+
+if __name__ == "__main__":
+    main()

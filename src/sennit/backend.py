@@ -1,0 +1,36 @@
+"""`dist.init_process_group("sennit")`: makes the name known to torch.distributed.
+
+Where sennit is installed, torch calls `register` by itself at the end of `import torch` (entry point group `torch.backends`; TORCH_DEVICE_BACKEND_AUTOLOAD=0
+turns this off). Elsewhere call it once:
+
+    import sennit.backend
+    sennit.backend.register()
+
+Registering loads nothing of sennit but this file; the runtime is loaded when the first group is made.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sennit.collective.runtime.backend_torch import SennitGroup
+
+__all__ = ["NAME", "register"]
+
+NAME = "sennit"
+
+
+def register() -> None:
+    """Make the backend `sennit` known. A second call changes nothing."""
+    backend = import_module("torch.distributed").Backend
+    if NAME.upper() not in backend._plugins:
+        backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+
+
+def _create(options: Any, backend_options: Any) -> SennitGroup:
+    from sennit.collective.runtime.group_torch import create_group
+    from sennit.environment import current_environment
+
+    return create_group(options, current_environment().interface)

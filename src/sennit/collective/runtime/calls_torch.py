@@ -1,0 +1,169 @@
+"""How a group of the c10d backend runs calls: now or in their turn, until one fails or the group is closed.
+
+`CallingGroup` is what torch holds. It knows nothing of particular collectives: `backend_torch.py` gives it jobs.
+
+| state | a call |
+|---|---|
+| good | runs on the caller's thread if it waits for it and nothing is under way; else in its turn on the group's thread |
+| broken, since a call failed | raises, with the first failure |
+| closed, or in a forked child | raises |
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sennit.collective.runtime.communicator_torch import Communicator
+from sennit.collective.runtime.p2p_links import Links
+from sennit.collective.runtime.p2p_ticket import Ticket
+from sennit.collective.runtime.private_torch import GroupBase, Store, is_asynchronous, time_limit
+from sennit.collective.runtime.work_torch import CallQueue, SennitWork
+from sennit.errors import PeerError
+
+__all__ = ["CallingGroup"]
+
+
+class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from depends on the torch
+    """One rank's end of a group. `members` are the ranks of the world, by rank of the group."""
+
+    def __init__(
+        self,
+        store: Store,
+        communicator: Communicator,
+        links: Links | None,
+        members: Sequence[int],
+        *,
+        name: str,
+        timeout: float,
+    ) -> None:
+        super().__init__(communicator.rank, communicator.size)
+        self._store = store
+        self._group_name, self._group_description = name, "undefined"
+        self._rank, self._size = communicator.rank, communicator.size
+        self._communicator, self._links = communicator, links
+        self._members = tuple(members)
+        self._timeout = timeout
+        self._calls = CallQueue(f"sennit-{name}")
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._coalesced: list[Ticket] | None = None
+        self._pid = os.getpid()
+        self._nothing_left = SennitWork((), [], None)
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "sennit"
+
+    def name(self) -> str:
+        return "sennit"
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    # torch's own keeps these in the backends that it holds, and has none here
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+
+    @property
+    def group_name(self) -> str:
+        return self._group_name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._group_description = description
+
+    @property
+    def group_desc(self) -> str:
+        return self._group_description
+
+    def get_group_store(self) -> Store:
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout.total_seconds()
+
+    # ---- running calls ----------------------------------------------------------------------------------------------------
+
+    def _call(self, job: Callable[[], None], outputs: list[Tensor], opts: Any) -> SennitWork:
+        """Run a collective, now or in its turn."""
+        self._check_usable()
+
+        def guarded() -> None:
+            self._check_usable()
+            try:
+                job()
+            except PeerError as error:
+                told = self._in_words_of_the_world(error)
+                self._break(told)
+                raise told from error
+            except BaseException as error:  # whatever it is, the other ranks wait for this one in vain
+                self._break(error)
+                raise
+
+        if not is_asynchronous(opts) and self._calls.run_here(guarded):
+            return self._nothing_left
+        ticket = Ticket("a collective")
+        if self._coalesced is not None:
+            self._coalesced.append(ticket)
+        self._calls.submit(guarded, ticket)
+        return SennitWork((ticket,), outputs, None)  # the call itself has a time limit
+
+    def _break(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._communicator.abort(getattr(error, "what", str(error)))
+
+    def _in_words_of_the_world(self, error: PeerError) -> PeerError:
+        """Messages number the ranks of the group; say which these are."""
+        if self._members == tuple(range(self._size)):
+            return error
+        listed = ", ".join(map(str, self._members))
+        where = f"{error.where or f'rank {self._rank}'}; ranks 0 to {self._size - 1} of this group are {listed} of the world"
+        return PeerError(error.what, where=where, fix=error.fix)
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise PeerError(
+                f"the group is broken since an earlier call failed: {self._failure}",
+                where=f"rank {self._rank} of {self._size}",
+                fix="destroy the group, and make a new one of the ranks that are left",
+            )
+        if self._closed:
+            raise PeerError("the group is closed", where=f"rank {self._rank} of {self._size}")
+        if os.getpid() != self._pid:
+            raise PeerError(
+                "this process was forked from a rank and is not one",
+                where=f"rank {self._rank} of {self._size}",
+                fix="make a new group in the child, or start it with spawn",
+            )
+
+    def _limit(self, opts: Any) -> float:
+        return time_limit(opts, self._timeout)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> SennitWork:
+        tickets, self._coalesced = self._coalesced or [], None
+        return SennitWork(tickets, [], None)
+
+    # ---- the end ---------------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Called by `destroy_process_group`: after what is under way, give everything back."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._calls.close()
+        self._communicator.close()
+        if self._links is not None:
+            self._links.close()
+
+    def abort(self) -> None:
+        """Called by a watchdog: end what is under way with an error, on this rank and on all that wait for it."""
+        self._break(PeerError(f"rank {self._rank} aborted the group"))

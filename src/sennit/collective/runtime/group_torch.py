@@ -1,0 +1,62 @@
+"""Making a group: what `init_process_group("sennit")` and `new_group` call on every member.
+
+| the members | move bytes by |
+|---|---|
+| one rank | nothing |
+| on one host | shared memory |
+| on several hosts, as many on each | shared memory inside a host, sockets between counterparts: `Hosts` |
+| on several hosts, unevenly | sockets |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sennit.collective.runtime.backend_torch import SennitGroup
+from sennit.collective.runtime.communicator_torch import Communicator, Solo
+from sennit.collective.runtime.hosts_torch import Hosts
+from sennit.collective.runtime.linked_torch import Linked
+from sennit.collective.runtime.p2p_links import Links
+from sennit.collective.runtime.rendezvous_torch import Rendezvous, group_by_host, host_identity, own_address
+from sennit.collective.runtime.shared_torch import Shared
+
+__all__ = ["create_group"]
+
+_COLLECTIVE = 1  # the kind of messages of collectives over all members
+
+
+def create_group(options: Any, interface: str | None = None) -> SennitGroup:
+    """`options` is what c10d passes to a creator: store, rank, size, timeout, name."""
+    store, rank, size = options.store, options.group_rank, options.group_size
+    timeout = options.timeout.total_seconds()
+    name = f"{options.group_id}-{rank}"
+    if size == 1:
+        return SennitGroup(store, Solo(), None, (0,), name=name, timeout=timeout)
+    meet = Rendezvous(store, rank, size, timeout)
+    links = Links(rank, meet, host=host_identity(), address=own_address(store, interface), timeout=timeout)
+    try:
+        communicator = _communicator(links, meet, timeout)
+    except BaseException:
+        links.close()
+        raise
+    members = tuple(options.global_ranks_in_group) or tuple(range(size))
+    return SennitGroup(store, communicator, links, members, name=name, timeout=timeout)
+
+
+def _communicator(links: Links, meet: Rendezvous, timeout: float) -> Communicator:
+    hosts = group_by_host([address.host for address in links.addresses])
+    if len(hosts) == 1:
+        return Shared.create(links.rank, range(links.size), meet, timeout=timeout)
+    if len({len(ranks) for ranks in hosts}) > 1:
+        return Linked(links, range(links.size), _COLLECTIVE)
+    mine = next(ranks for ranks in hosts if links.rank in ranks)
+
+    def meet_on_host(data: bytes) -> list[bytes]:
+        answers = meet(data)  # all ranks of the group take part, so that all count the same calls
+        return [answers[rank] for rank in mine]
+
+    if len(mine) == 1:
+        return Hosts(links, hosts, Solo())
+    row = Shared.create(mine.index(links.rank), mine, meet_on_host, timeout=timeout)
+    row.group.sleep_soon()
+    return Hosts(links, hosts, row)

@@ -1,0 +1,77 @@
+"""The names of torch.distributed that are not public, or not the same in all versions, and that the backend uses: all here.
+
+Torch 2.11 to 2.13 take a Python backend as a subclass of `dist.ProcessGroup`, which then stands for the whole group. The documentation of later ones
+describes `dist.BackendBase` in its place: a backend that a group holds for a type of device. What the backend overrides is the same; a torch that has only
+the new class needs `GroupBase` and `creator_style` changed, here and nowhere else.
+
+| name | used for |
+|---|---|
+| `GroupBase` | what a Python backend derives from |
+| `WorkBase` | what its methods return |
+| `register_backend` | making the name known to `init_process_group` |
+| `is_asynchronous`, `time_limit`, `reduction_of` | reading the options that c10d passes along |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import Work as WorkBase
+
+__all__ = [
+    "GroupBase",
+    "Store",
+    "WorkBase",
+    "is_asynchronous",
+    "is_registered",
+    "reduction_of",
+    "register_backend",
+    "store_host",
+    "time_limit",
+]
+
+GroupBase: Any = dist.ProcessGroup
+_REDUCTIONS = {
+    getattr(dist.ReduceOp, name): name.lower()
+    for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+}
+
+
+def register_backend(name: str, create: Callable[..., Any]) -> None:
+    """`create(options, backend_options)` is called by `init_process_group` and `new_group` on every member."""
+    dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
+
+
+def is_registered(name: str) -> bool:
+    return name.upper() in dist.Backend._plugins
+
+
+def is_asynchronous(options: Any) -> bool:
+    """Whether the caller goes on before the call is done. C++ callers always may: they wait for the work."""
+    return bool(getattr(options, "asyncOp", True))
+
+
+def time_limit(options: Any, default: float) -> float:
+    """Seconds; c10d passes a negative time, or none, for the default of the group."""
+    given: timedelta | None = getattr(options, "timeout", None)
+    return default if given is None or given <= timedelta(0) else given.total_seconds()
+
+
+def reduction_of(options: Any) -> tuple[str, float | Tensor | None]:
+    """The name of the reduction in lower case, and the factor of PREMUL_SUM. Options carry a `ReduceOp`; some callers pass one itself."""
+    reduce_op = getattr(options, "reduceOp", options)
+    name = _REDUCTIONS.get(getattr(reduce_op, "op", reduce_op), "no reduction")
+    return name, reduce_op.__getstate__()[1] if name == "premul_sum" else None  # `factor` is an attribute from 2.13 on
+
+
+def store_host(store: Store) -> str | None:
+    """The host of the TCP store under any number of prefixes, or None where it is another kind of store."""
+    inner: Any = store
+    while hasattr(inner, "underlying_store"):
+        inner = inner.underlying_store
+    return inner.host if isinstance(inner, TCPStore) else None

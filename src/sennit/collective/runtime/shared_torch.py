@@ -1,0 +1,155 @@
+"""Collectives of tensors in the shared memory of a host: a `Communicator` on a `ShmGroup`.
+
+The group picks its code by the bytes of a part, from its table. Addresses are passed as they are; the group copies what does not lie in its
+own memory through staging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from sennit.collective.runtime.failure import Cause, RuntimeFailure
+from sennit.collective.runtime.linked_torch import cut
+from sennit.collective.runtime.shm_abi import Reduction
+from sennit.collective.runtime.shm_group import ShmGroup
+from sennit.collective.runtime.shm_messages import Buffer
+from sennit.errors import PeerError
+from sennit.ir.collective import CollectiveName
+from sennit.ir.dtype import DType
+
+__all__ = ["Shared", "dtype_of"]
+
+
+def dtype_of(tensor: Tensor) -> DType:
+    return _DTYPES[tensor.dtype]
+
+
+# torch's types to ours; what can be reduced was checked before
+_DTYPES = {getattr(torch, dtype.torch_name): dtype for dtype in DType}
+_REDUCTIONS = {reduction.value: reduction for reduction in Reduction}
+
+
+_FEW_YIELDS = 5
+
+
+class TensorGroup(ShmGroup):
+    """A shared-memory group that another part of the program may declare broken."""
+
+    def sleep_soon(self) -> None:
+        """For waits that are long anyway, since a network is in them: leave the core to the threads that serve it."""
+        self._record.yields = _FEW_YIELDS
+
+    def abort(self, what: str, ranks: tuple[int, ...]) -> None:
+        """All ranks of the host that wait in this group raise."""
+        if self._segment is not None and self._broken is None:
+            failure = RuntimeFailure(what, cause=Cause.BROKEN, ranks=ranks, where=self._where())
+            self._segment.declare(failure)
+            self._broken = failure
+
+
+class Shared:
+    """The ranks of one host. `names` are what they are called in the group whose part they are, for messages."""
+
+    def __init__(self, group: TensorGroup, names: Sequence[int]) -> None:
+        self.group, self.names = group, tuple(names)
+        self.rank, self.size = group.rank, group.size
+
+    @classmethod
+    def create(
+        cls, rank: int, names: Sequence[int], exchange: Callable[[bytes], list[bytes]], *, timeout: float
+    ) -> Shared:
+        return cls(TensorGroup.create(rank, len(names), exchange, timeout=timeout), names)
+
+    def all_reduce(self, tensor: Tensor, reduction: str, timeout: float) -> None:
+        self._run(CollectiveName.ALL_REDUCE, tensor, tensor, tensor.numel(), reduction, None, timeout)
+
+    def all_gather(self, output: Tensor, input: Tensor, timeout: float) -> None:
+        self._run(CollectiveName.ALL_GATHER, input, output, input.numel(), None, None, timeout)
+
+    def reduce_scatter(self, output: Tensor, input: Tensor, reduction: str, timeout: float) -> None:
+        self._run(CollectiveName.REDUCE_SCATTER, input, output, output.numel(), reduction, None, timeout)
+
+    def broadcast(self, tensor: Tensor, root: int, timeout: float) -> None:
+        self._run(CollectiveName.BROADCAST, tensor, tensor, tensor.numel(), None, root, timeout)
+
+    def reduce(self, tensor: Tensor, root: int, reduction: str, timeout: float) -> None:
+        target = tensor if self.rank == root else None
+        self._run(CollectiveName.REDUCE, tensor, target, tensor.numel(), reduction, root, timeout)
+
+    def gather(self, output: Tensor | None, input: Tensor, root: int, timeout: float) -> None:
+        self._run(CollectiveName.GATHER, input, output, input.numel(), None, root, timeout)
+
+    def scatter(self, output: Tensor, input: Tensor | None, root: int, timeout: float) -> None:
+        self._run(CollectiveName.SCATTER, input, output, output.numel(), None, root, timeout)
+
+    def all_to_all(
+        self, output: Tensor, input: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], timeout: float
+    ) -> None:
+        # not by equality of this rank's sizes: ranks must agree on the code, and each knows only its own
+        sends, receives = (
+            [_buffer(piece) for piece in cut(*pair)] for pair in ((input, input_sizes), (output, output_sizes))
+        )
+        try:
+            self.group.exchange(sends, receives, what="all_to_all", timeout=timeout)
+        except RuntimeFailure as failure:
+            raise self._named(failure) from None
+
+    def even_all_to_all(self, output: Tensor, input: Tensor, timeout: float) -> None:
+        """Where all ranks know that all pieces are of one size."""
+        self._run(CollectiveName.ALL_TO_ALL, input, output, input.numel() // self.size, None, None, timeout)
+
+    def barrier(self, timeout: float) -> None:
+        try:
+            self.group.barrier(timeout=timeout)
+        except RuntimeFailure as failure:
+            raise self._named(failure) from None
+
+    def abort(self, why: str) -> None:
+        self.group.abort(why, (self.rank,))
+
+    def close(self) -> None:
+        self.group.close()
+
+    def _run(
+        self,
+        collective: CollectiveName,
+        input: Tensor | None,
+        output: Tensor | None,
+        elements: int,
+        reduction: str | None,
+        root: int | None,
+        timeout: float,
+    ) -> None:
+        given = input if input is not None else output
+        assert given is not None
+        code = self.group.code(collective, elements * given.element_size(), root)
+        try:
+            self.group.run(
+                code,
+                0 if input is None else input.data_ptr(),
+                0 if output is None else output.data_ptr(),
+                elements,
+                dtype_of(given),
+                None if reduction is None else _REDUCTIONS[reduction],
+                timeout=timeout,
+            )
+        except RuntimeFailure as failure:
+            raise self._named(failure) from None
+
+    def _named(self, failure: RuntimeFailure) -> PeerError:
+        """The failure in the numbers of the whole group."""
+        ranks = [self.names[rank] for rank in failure.ranks]
+        if failure.cause is Cause.BROKEN or self.names == tuple(range(self.size)):
+            what = failure.what
+        else:
+            did = {Cause.DIED: "died", Cause.LEFT: "left the group", Cause.LATE: "did not come in time"}
+            several = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+            what = f"{several} {did.get(failure.cause, 'call different collectives, or sizes')}: {failure.what}"
+        return PeerError(what, where=f"rank {self.names[self.rank]}", fix=failure.fix)
+
+
+def _buffer(tensor: Tensor) -> Buffer:
+    return Buffer(tensor.data_ptr(), tensor.numel() * tensor.element_size())

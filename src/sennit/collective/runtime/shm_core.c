@@ -1,0 +1,506 @@
+/* The shared-memory machine: interprets `Code` (code.py) on a segment that all ranks of a host have mapped.
+ *
+ * One thread runs all blocks of its rank in turn: a block goes on until it waits for a flag that is too low. If no block can go on, the
+ * rank spins, then yields the core, then sleeps on a futex. Nothing blocks for longer than `patience`: then the call returns WAITING with its
+ * place kept, and the caller looks whether the peers live and the time is not over, and calls again (shm_endpoint.py).
+ *
+ * Memory order. A flag is one cache line with one writer. A signal stores it with release, after the data that it speaks of; a wait loads it with
+ * acquire. A sleeper first says that it sleeps and then looks at its flags once more; who signals first stores the flag and then looks for
+ * sleepers; a full fence stands between the two in both, so one of them sees the other.
+ *
+ * A call of n elements runs in tiles that fit a slot of staging memory. There are two slots, used in turn; a slot is used again when all peers
+ * have left the tile that was in it before. What peers touch lies in the segment: input and output are copied through staging where they are
+ * not there already. A flag carries where its writer's input and output lie, and which call this is, so a rank that calls something else is
+ * found by the first wait for it.
+ */
+
+#define _GNU_SOURCE
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+#include "shm_records.h"
+#include "shm_reduce.h"
+
+/* ---- waiting --------------------------------------------------------------------------------------------------------- */
+
+static int64_t nanoseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+static void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    atomic_signal_fence(memory_order_seq_cst);
+#endif
+}
+
+/* After so many nanoseconds others have the core whom yielding does not speed up: a sleeper that is woken comes before them. */
+#define YIELD_LIMIT 300000
+
+typedef struct {
+    int rounds, asleep;
+    uint32_t bell;
+    int64_t since;
+} Idle;
+
+static void awake(Group *group, Idle *idle)
+{
+    if (idle->asleep)
+        atomic_fetch_sub(&group->doorbells[group->rank].sleepers, 1);
+    idle->asleep = 0;
+}
+
+/* Called when nothing can go on, again and again. False when patience is over. */
+static int idle_once(Group *group, Idle *idle)
+{
+    Doorbell *door = &group->doorbells[group->rank];
+    int spin = atomic_load_explicit(&group->spin, memory_order_relaxed);
+    if (idle->rounds++ < spin) {
+        relax();
+        return 1;
+    }
+    int64_t now = nanoseconds();
+    if (!idle->since)
+        idle->since = now;
+    if (idle->rounds < spin + group->yields && now - idle->since < YIELD_LIMIT) {
+        sched_yield();
+        /* a yield that took long let others run: there are fewer cores than ranks, and spinning takes their time */
+        if (nanoseconds() - now > 3000 && spin)
+            atomic_store_explicit(&group->spin, spin / 2, memory_order_relaxed);
+        return 1;
+    }
+    if (!idle->asleep) { /* say so first, then look once more */
+        atomic_fetch_add(&door->sleepers, 1);
+        idle->asleep = 1;
+        idle->bell = atomic_load(&door->bell);
+        return 1;
+    }
+    int64_t left = idle->since + group->patience - now;
+    if (left <= 0)
+        return 0;
+    struct timespec timeout = {left / 1000000000, left % 1000000000};
+    syscall(SYS_futex, &door->bell, FUTEX_WAIT, idle->bell, &timeout, 0, 0);
+    awake(group, idle);
+    return nanoseconds() - idle->since < group->patience;
+}
+
+/* Something went on: the next wait starts anew. If spinning was enough, it may spin longer next time. */
+static void went_on(Group *group, Idle *idle)
+{
+    int spin = atomic_load_explicit(&group->spin, memory_order_relaxed);
+    if (idle->rounds && idle->rounds <= spin && spin < group->spin_limit)
+        atomic_store_explicit(&group->spin, spin * 2 < group->spin_limit ? spin * 2 : group->spin_limit, memory_order_relaxed);
+    awake(group, idle);
+    *idle = (Idle){0};
+}
+
+/* After stores that the rank may wait for, and a full fence. */
+static void wake(Group *group, int rank)
+{
+    Doorbell *door = &group->doorbells[rank];
+    if (atomic_load_explicit(&door->sleepers, memory_order_relaxed)) {
+        atomic_fetch_add(&door->bell, 1);
+        syscall(SYS_futex, &door->bell, FUTEX_WAKE, INT_MAX, 0, 0, 0);
+    }
+}
+
+/* ---- copies ---------------------------------------------------------------------------------------------------------- */
+
+#if defined(__x86_64__)
+/* Past the cache: what is written is not fetched before, and does not push out what is still needed. For outputs larger than a cache. */
+static void copy_past_cache(char *to, const char *from, size_t bytes)
+{
+    size_t head = -(uintptr_t)to % 16, i;
+    head = head < bytes ? head : bytes;
+    memcpy(to, from, head);
+    for (i = head; i + LINE <= bytes; i += LINE) {
+        __m128i a = _mm_loadu_si128((const __m128i *)(from + i)), b = _mm_loadu_si128((const __m128i *)(from + i + 16));
+        __m128i c = _mm_loadu_si128((const __m128i *)(from + i + 32)), d = _mm_loadu_si128((const __m128i *)(from + i + 48));
+        _mm_stream_si128((__m128i *)(to + i), a);
+        _mm_stream_si128((__m128i *)(to + i + 16), b);
+        _mm_stream_si128((__m128i *)(to + i + 32), c);
+        _mm_stream_si128((__m128i *)(to + i + 48), d);
+    }
+    memcpy(to + i, from + i, bytes - i);
+    _mm_sfence();
+}
+#else
+#define copy_past_cache memcpy
+#endif
+
+/* ---- the interpreter ------------------------------------------------------------------------------------------------- */
+
+/* The first byte of chunks of a buffer, and how many bytes they have: see Geometry in code.py. */
+static char *locate(const Group *group, const Call *call, int rank, int buffer, int64_t chunk, int count, int64_t *bytes)
+{
+    int64_t stride = call->here.stride * call->itemsize;
+    if (buffer >= FIRST_SCRATCH) {
+        char *slot = call->here.slot + (rank - group->rank) * group->staging_step;
+        *bytes = count * stride;
+        return slot + (call->scratch[buffer - FIRST_SCRATCH] + chunk) * stride;
+    }
+    int64_t part = chunk / call->chunks, first = chunk % call->chunks, all = call->here.size * call->itemsize;
+    int64_t start = first * stride < all ? first * stride : all;
+    int64_t stop = (first + count) * stride < all ? (first + count) * stride : all;
+    const Place *place = rank == group->rank ? &call->here.mine[buffer] : &group->peers[2 * rank + buffer];
+    *bytes = stop - start;
+    return group->base + place->offset + part * place->step + start;
+}
+
+static void move_data(const Group *group, const Call *call, const Instruction *step)
+{
+    int64_t size, other;
+    if (step->op == MULTI_REDUCE || step->op == SWITCH_REDUCE) {
+        const char *sources[step->peer + 1];
+        const Operand *operand = call->operands + step->argument;
+        int count = 0;
+        char *target = locate(group, call, group->rank, step->target_buffer, step->target_chunk, step->count, &size);
+        if (step->op == MULTI_REDUCE && step->source_buffer != 1)
+            sources[count++] = target;
+        for (int k = 0; k < step->peer; k++, operand++) {
+            sources[count++] = locate(group, call, operand->rank, operand->buffer, operand->chunk, step->count, &other);
+            size = other < size ? other : size;
+        }
+        reduce_all(call, target, sources, count, size / call->itemsize);
+        return;
+    }
+    int from = step->op == COPY || step->op == PUT || step->op == MULTICAST ? group->rank : step->peer;
+    char *source = locate(group, call, from, step->source_buffer, step->source_chunk, step->count, &size);
+    if (step->op == MULTICAST) {
+        const Operand *operand = call->operands + step->argument;
+        for (int k = 0; k < step->peer; k++, operand++) {
+            char *to = locate(group, call, operand->rank, operand->buffer, operand->chunk, step->count, &other);
+            memcpy(to, source, other < size ? other : size);
+        }
+        return;
+    }
+    if (step->op == COPY && call->source == call->target && step->source_buffer == INPUT && step->target_buffer == OUTPUT &&
+        step->source_chunk == step->target_chunk && !call->staged[OUTPUT])
+        return; /* the user's input is the user's output: it is there */
+    int to = step->op == PUT ? step->peer : group->rank;
+    char *target = locate(group, call, to, step->target_buffer, step->target_chunk, step->count, &other);
+    size = other < size ? other : size;
+    if (step->op == REDUCE || step->op == READ_REDUCE) {
+        const char *sources[2] = {target, source};
+        reduce_all(call, target, sources, 2, size / call->itemsize);
+    } else if (target == source) {
+        return;
+    } else if (call->large && step->target_buffer == OUTPUT && !call->staged[OUTPUT]) {
+        copy_past_cache(target, source, size);
+    } else {
+        memcpy(target, source, size);
+    }
+}
+
+/* Flags are by slot: a rank may be one tile ahead of its peers, not two, so no flag is overwritten before it is read. */
+static Flag *flag_at(const Group *group, int rank, int64_t number, uint64_t epoch)
+{
+    return &group->flags[(2 * rank + (epoch & 1)) * group->flags_per_slot + number];
+}
+
+static void signal_flag(Group *group, const Call *call, const Tile *tile, const Instruction *step)
+{
+    Flag *flag = flag_at(group, step->peer, call->flag_base + step->argument, tile->epoch);
+    flag->call = call->call;
+    flag->places[INPUT] = tile->mine[INPUT];
+    flag->places[OUTPUT] = tile->mine[OUTPUT];
+    atomic_store_explicit(&flag->value, tile->epoch * STRIDE + step->count, memory_order_release);
+}
+
+static int flag_is_up(Group *group, const Instruction *step, int64_t flag_base, uint64_t epoch)
+{
+    Flag *flag = flag_at(group, group->rank, flag_base + step->argument, epoch);
+    return atomic_load_explicit(&flag->value, memory_order_acquire) >= epoch * STRIDE + step->count;
+}
+
+/* A row of signals, and one fence for all of them. Returns how many. */
+static int signal_row(Group *group, const Call *call, const Tile *tile, const Instruction *step, int most)
+{
+    int count = 0;
+    while (count < most && step[count].op == SIGNAL)
+        signal_flag(group, call, tile, step + count++);
+    atomic_thread_fence(memory_order_seq_cst);
+    for (int k = 0; k < count; k++)
+        wake(group, step[k].peer);
+    return count;
+}
+
+/* One block, as far as it goes. 1: something was done; 0: nothing; -1: the peer runs another call. */
+static int run_block(Group *group, Call *call, int block)
+{
+    int32_t *at = &call->at[block], end = call->blocks[2 * block + 1], begin = *at;
+    while (*at < end) {
+        const Instruction *step = call->code + *at;
+        if (step->op == WAIT) {
+            if (!flag_is_up(group, step, call->flag_base, call->here.epoch)) {
+                group->waiting_for = step->peer;
+                break;
+            }
+            if (step->source_buffer == 1) { /* of a gate: it lets this block in, and stays until this block has left */
+                const Flag *flag = flag_at(group, group->rank, call->flag_base + step->argument, call->here.epoch);
+                if (flag->call != call->call) {
+                    group->waiting_for = step->peer;
+                    return -1;
+                }
+                group->peers[2 * step->peer + INPUT] = flag->places[INPUT];
+                group->peers[2 * step->peer + OUTPUT] = flag->places[OUTPUT];
+            }
+        } else if (step->op == SIGNAL) {
+            *at += signal_row(group, call, &call->here, step, end - *at);
+            continue;
+        } else {
+            move_data(group, call, step);
+        }
+        ++*at;
+    }
+    return *at > begin;
+}
+
+/* Into a tile: its size, where things lie, the input into staging, and the gate's signals: peers may read it from now on. */
+static void enter_tile(Group *group, Call *call, Tile *tile)
+{
+    int64_t left = call->elements - call->entered, item = call->itemsize, grain = (int64_t)call->chunks * call->alignment;
+    tile->first = call->entered;
+    tile->size = left < call->tile ? left : call->tile;
+    tile->stride = tile->size ? (tile->size + grain - 1) / grain * call->alignment : call->alignment;
+    tile->epoch = ++group->epoch;
+    tile->slot = group->staging + group->rank * group->staging_step + (tile->epoch & 1) * group->slot_bytes;
+    char *free = tile->slot + (call->scratch[call->scratch_count] * tile->stride * item + LINE - 1) / LINE * LINE;
+    char *user[2] = {call->source, call->target};
+    int64_t length = tile->size * item;
+    int small = call->parts[OUTPUT] < call->parts[INPUT] ? OUTPUT : INPUT, aliased = call->alias >= 0 && call->staged[INPUT];
+    for (int buffer = INPUT; buffer <= OUTPUT; buffer++) {
+        char *place = call->staged[buffer] ? free : user[buffer] + tile->first * item;
+        tile->mine[buffer].offset = place - group->base;
+        tile->mine[buffer].step = call->staged[buffer] ? length : call->elements * item;
+        if (call->staged[buffer] && !(aliased && buffer == small))
+            free += (call->parts[buffer] * length + LINE - 1) / LINE * LINE;
+    }
+    if (aliased) { /* in place the two are one in staging too: the smaller lies in the larger */
+        tile->mine[small] = tile->mine[1 - small];
+        tile->mine[small].offset += call->alias * length;
+    }
+    for (int part = 0; call->staged[INPUT] && part < call->parts[INPUT]; part++)
+        memcpy(group->base + tile->mine[INPUT].offset + part * length,
+               call->source + (part * call->elements + tile->first) * item, length);
+    call->entered += tile->size;
+    signal_row(group, call, tile, call->code + call->blocks[0], call->blocks[1] - call->blocks[0]);
+}
+
+/* May the next tile be entered: have all peers left the one that was in its slot? */
+static int slot_is_free(Group *group)
+{
+    Exit *exit = &group->exits[(group->epoch + 1) & 1];
+    while (exit->next < exit->end && flag_is_up(group, exit->next, exit->flag_base, exit->epoch))
+        exit->next++;
+    if (exit->next < exit->end)
+        group->waiting_for = exit->next->peer;
+    return exit->next == exit->end;
+}
+
+/* All blocks to their beginnings; the gate has signalled already. */
+static void begin_tile(Call *call)
+{
+    for (int block = 0; block < call->block_count; block++)
+        call->at[block] = call->blocks[2 * block];
+    while (call->at[0] < call->blocks[1] && call->code[call->at[0]].op == SIGNAL)
+        call->at[0]++;
+}
+
+/* Out of a tile: the output out of staging, an average divided, the gate's waits put off where peers only read staging. */
+static void leave_tile(Group *group, Call *call)
+{
+    Tile *tile = &call->here;
+    int64_t item = call->itemsize, length = tile->size * item;
+    for (int part = 0; call->target && part < call->parts[OUTPUT]; part++) {
+        char *to = call->target + (part * call->elements + tile->first) * item;
+        if (call->staged[OUTPUT])
+            memcpy(to, group->base + tile->mine[OUTPUT].offset + part * length, length);
+        if (call->divide > 1)
+            divide(call->dtype, to, call->divide, tile->size);
+    }
+    group->exits[tile->epoch & 1] =
+        (Exit){call->code + call->at[0], call->code + call->blocks[1], tile->epoch, call->flag_base};
+}
+
+/* The call's blocks are at their ends; with `put_off` the gate may stand at its waits. */
+static int all_done(const Call *call, int put_off)
+{
+    for (int block = 0; block < call->block_count; block++)
+        if (call->at[block] < call->blocks[2 * block + 1] && !(put_off && block == 0 && call->code[call->at[0]].op == WAIT))
+            return 0;
+    return 1;
+}
+
+/* Goes on with a call. Phase 0: into the first tile. 1: runs one, and enters the next as soon as its slot is free, so that peers need not wait for
+ * it. 2: done. */
+int sennit_run(Group *group, Call *call)
+{
+    Idle idle = {0};
+    int put_off = call->only_read && (call->staged[INPUT] || !call->touched[INPUT]) && !call->touched[OUTPUT];
+    while (call->phase < 2) {
+        int moved = 0;
+        if ((call->phase == 0 || (!call->ahead && call->entered < call->elements)) && slot_is_free(group)) {
+            enter_tile(group, call, call->phase ? &call->next : &call->here);
+            call->ahead = call->phase;
+            if (call->phase == 0)
+                begin_tile(call);
+            call->phase = 1;
+            moved = 1;
+        }
+        for (int block = 0; call->phase == 1 && block < call->block_count; block++) {
+            int result = run_block(group, call, block);
+            if (result < 0) {
+                awake(group, &idle);
+                return OTHER_CALL;
+            }
+            moved |= result;
+        }
+        if (call->phase == 1 && all_done(call, put_off)) {
+            leave_tile(group, call);
+            call->phase = call->ahead ? 1 : call->entered < call->elements ? 0 : 2;
+            if (call->ahead) {
+                call->here = call->next;
+                call->ahead = 0;
+                begin_tile(call);
+            }
+            moved = 1;
+        }
+        if (moved)
+            went_on(group, &idle);
+        else if (!idle_once(group, &idle))
+            break;
+    }
+    awake(group, &idle);
+    return call->phase == 2 ? DONE : WAITING;
+}
+
+/* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. A closed group is none. */
+int sennit_start(Group *group, Call *call, char *source, char *target, int32_t staged)
+{
+    if (!group || !*group->owned || *group->broken)
+        return UNUSABLE;
+    call->source = source;
+    call->target = target;
+    call->staged[INPUT] = staged & 1;
+    call->staged[OUTPUT] = staged >> 1;
+    call->phase = call->ahead = 0;
+    call->entered = 0;
+    CallNote *note = &group->notes[++group->calls % NOTES];
+    note->number = group->calls;
+    note->call = call->call;
+    memcpy(note->words, call->words, sizeof note->words);
+    atomic_store_explicit(group->calls_begun, group->calls, memory_order_release);
+    return sennit_run(group, call);
+}
+
+/* ---- messages: a ring of bytes for each ordered pair of ranks ---------------------------------------------------------- */
+
+#define HEADER 16 /* tag and size; payloads are filled up to as many bytes, so no header wraps round */
+
+typedef struct {
+    Counter written, read;
+    char data[];
+} Ring;
+
+static Ring *ring_of(const Group *group, int set, int sender, int receiver)
+{
+    int64_t number = ((int64_t)set * group->ranks + sender) * group->ranks + receiver;
+    return (Ring *)(group->rings + number * ((int64_t)sizeof(Ring) + group->ring_bytes));
+}
+
+static void ring_copy(const Group *group, Ring *ring, uint64_t position, char *data, int64_t bytes, int into)
+{
+    int64_t at = position % group->ring_bytes, first = group->ring_bytes - at < bytes ? group->ring_bytes - at : bytes;
+    if (into) {
+        memcpy(ring->data + at, data, first);
+        memcpy(ring->data, data + first, bytes - first);
+    } else {
+        memcpy(data, ring->data + at, first);
+        memcpy(data + first, ring->data, bytes - first);
+    }
+}
+
+/* As much of a transfer as the ring allows. 1: something moved; 0: nothing; -1: another message is first in the ring. */
+static int advance(Group *group, int set, Transfer *transfer)
+{
+    int sends = transfer->sends;
+    Ring *ring = sends ? ring_of(group, set, group->rank, transfer->peer) : ring_of(group, set, transfer->peer, group->rank);
+    Counter *own = sends ? &ring->written : &ring->read, *theirs = sends ? &ring->read : &ring->written;
+    uint64_t mine = atomic_load_explicit(&own->bytes, memory_order_relaxed);
+    int64_t room = (int64_t)(atomic_load_explicit(&theirs->bytes, memory_order_acquire) - mine) + (sends ? group->ring_bytes : 0);
+    uint64_t start = mine;
+    if (transfer->stage == 0) {
+        uint64_t header[2] = {transfer->tag, (uint64_t)transfer->bytes};
+        if (room < HEADER)
+            return 0;
+        ring_copy(group, ring, mine, (char *)header, HEADER, sends);
+        if (!sends && (header[0] != transfer->tag || header[1] != (uint64_t)transfer->bytes)) {
+            transfer->found_tag = header[0];
+            transfer->found_bytes = (int64_t)header[1];
+            return -1;
+        }
+        transfer->stage = 1;
+        mine += HEADER;
+        room -= HEADER;
+    }
+    int64_t left = transfer->bytes - transfer->done, most = group->ring_bytes / 4; /* so that the other side may begin */
+    int64_t some = left < room ? left : room;
+    some = some < most ? some : most;
+    ring_copy(group, ring, mine, transfer->data + transfer->done, some, sends);
+    transfer->done += some;
+    mine += some;
+    if (transfer->done == transfer->bytes) { /* filling exists in the ring whenever the payload does: sizes are multiples of it */
+        transfer->stage = 2;
+        mine += (HEADER - transfer->bytes % HEADER) % HEADER;
+    }
+    if (mine == start)
+        return 0;
+    atomic_store_explicit(&own->bytes, mine, memory_order_release);
+    atomic_thread_fence(memory_order_seq_cst);
+    wake(group, transfer->peer);
+    return 1;
+}
+
+/* All transfers, in any order. Goes on where it stood if it is called again. */
+int sennit_exchange(Group *group, int32_t set, Transfer *transfers, int32_t count)
+{
+    Idle idle = {0};
+    for (;;) {
+        int moved = 0, open = 0;
+        for (int k = 0; k < count; k++) {
+            if (transfers[k].stage == 2)
+                continue;
+            int result = advance(group, set, &transfers[k]);
+            if (result < 0) {
+                awake(group, &idle);
+                return UNEXPECTED;
+            }
+            moved |= result;
+            open += transfers[k].stage != 2;
+        }
+        if (!open) {
+            awake(group, &idle);
+            return DONE;
+        }
+        if (moved)
+            went_on(group, &idle);
+        else if (!idle_once(group, &idle)) {
+            awake(group, &idle);
+            return WAITING;
+        }
+    }
+}

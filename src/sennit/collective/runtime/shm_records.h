@@ -1,0 +1,117 @@
+/* What the core shares with Python, which fills in the same records (shm_abi.py), and with the other ranks: flags, doorbells, notes. */
+
+#ifndef SENNIT_SHM_RECORDS_H
+#define SENNIT_SHM_RECORDS_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+enum { COPY, REDUCE, PUT, GET, READ_REDUCE, MULTI_REDUCE, MULTICAST, SWITCH_REDUCE, SIGNAL, WAIT };
+enum { INPUT, OUTPUT, FIRST_SCRATCH };
+enum { DONE, WAITING, OTHER_CALL, UNEXPECTED, UNUSABLE };
+#define STRIDE (1 << 20)
+#define LINE 64
+
+typedef struct {
+    int32_t op, peer, source_buffer, source_chunk, target_buffer, target_chunk, count, argument;
+} Instruction;
+
+typedef struct {
+    int32_t rank, buffer, chunk;
+} Operand;
+
+typedef struct {
+    int64_t offset, step; /* where part 0 begins in the segment, and the bytes from one part to the next */
+} Place;
+
+typedef struct {
+    _Atomic uint64_t value; /* epoch * STRIDE + count */
+    uint64_t call;          /* what its writer runs */
+    Place places[2];        /* its input and output */
+    char rest[LINE - 48];
+} Flag;
+
+typedef struct {
+    _Atomic uint32_t bell, sleepers; /* of a rank */
+    char rest[LINE - 8];
+} Doorbell;
+
+typedef struct {
+    _Atomic uint64_t bytes;
+    char rest[LINE - 8];
+} Counter;
+
+typedef struct {
+    const Instruction *next, *end;
+    uint64_t epoch;
+    int64_t flag_base;
+} Exit; /* waits of a gate that are put off until its slot is used again */
+
+#define NOTES 64
+
+typedef struct {
+    uint64_t number, call;
+    char words[112];
+} CallNote;
+
+typedef struct {
+    char *base;
+    Doorbell *doorbells; /* by rank */
+    Flag *flags;         /* by rank, by slot, flags_per_slot each */
+    char *staging;       /* by rank, two slots each */
+    char *rings;         /* by set, sender, receiver */
+    Place *peers;        /* by rank, two each: where their input and output lie, as their flags said */
+    CallNote *notes;     /* the last calls of this rank, in the segment: for messages when ranks differ */
+    _Atomic uint64_t *calls_begun; /* of this rank, in the segment */
+    const volatile char *owned;    /* not 0 in the process that made the group; a page that a fork wipes */
+    const volatile char *broken;   /* not 0 when a rank has declared a failure */
+    int64_t flags_per_slot, staging_step, slot_bytes, ring_bytes;
+    int32_t rank, ranks;
+    int32_t spin_limit, yields;
+    int64_t patience; /* nanoseconds */
+    uint64_t epoch, calls;
+    _Atomic int32_t spin; /* how long to spin before the first yield; adapts */
+    int32_t waiting_for;  /* out: the rank whose signal is awaited, or that runs another call */
+    Exit exits[2];
+} Group;
+
+typedef struct {
+    int64_t first, size, stride; /* elements: before it, in it, in a chunk of it; of each part */
+    uint64_t epoch;
+    Place mine[2];
+    char *slot;
+} Tile;
+
+typedef struct {
+    const Instruction *code;
+    const Operand *operands;
+    const int32_t *blocks;  /* of this rank: first and last instruction of each */
+    const int64_t *scratch; /* by buffer: chunks before it; the total last */
+    int32_t *at;            /* by block: the next instruction */
+    int64_t flag_base;
+    int32_t block_count, scratch_count;
+    int32_t chunks, alignment; /* of a part; in elements */
+    int32_t parts[2], touched[2]; /* of input and output: how many parts, and whether peers touch it */
+    int32_t only_read;            /* peers only read here: a gate may be left before they are done */
+    int32_t alias; /* in place: the part of the larger buffer at which the smaller begins; else -1 */
+    int32_t dtype, reduction, itemsize, divide;
+    int32_t large; /* the output does not fit a cache */
+    int64_t elements, tile; /* of a part: in all, and at a time */
+    char *source, *target;
+    int32_t staged[2]; /* whether input and output are copied through staging */
+    uint64_t call;     /* what is called, as a number, */
+    const char *words; /* and in 112 bytes of words */
+    int32_t phase, ahead; /* progress; whether `next` has been entered */
+    int64_t entered;      /* elements of all tiles entered */
+    Tile here, next;
+} Call;
+
+typedef struct {
+    char *data;
+    int64_t bytes, done;
+    uint64_t tag, found_tag;
+    int64_t found_bytes;
+    int32_t peer, sends, stage, rest;
+} Transfer;
+
+#endif

@@ -1,0 +1,151 @@
+"""Gradients on their way: buckets packed, reduced and waited for, in one order on all ranks.
+
+Each bucket has one flat buffer, made once. A gradient is scaled by 1 / ranks while it is copied in, as DDP does, then the bucket is summed over the ranks. Buckets are
+issued in the order of the strategy: one that is ready out of turn waits for those before it. The group runs one collective at a time, in the order of issue, so the order on
+the wire is the order of the strategy on every rank, and no two ranks can wait for each other. Shares of a bucket that was reduced to shares are gathered when it is
+waited for: all ranks wait in the same order too.
+
+A part of a gradient lies in its bucket's buffer. `gradient(path)` gives the whole of it: a view of the buffer, or the parts put together where it is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sennit.ir.strategy import Bucket, Reduce
+
+__all__ = ["GradientChannel", "serial_group"]
+
+
+def serial_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
+    """A process group whose collectives run one after another, in the order in which they are issued."""
+    if dist.get_backend() == "gloo":
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._threads = 1
+        default = dist.group.WORLD
+        assert default is not None
+        options._devices = [dist.ProcessGroupGloo.create_default_device()]
+        options._timeout = default._get_backend(torch.device("cpu")).options._timeout
+        group = dist.new_group(ranks, pg_options=options)
+    else:
+        group = dist.new_group(ranks)  # a stream per group: in order already
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A bucket's buffer, where its parts lie in it, and what is under way."""
+
+    bucket: Bucket
+    buffer: Tensor
+    offsets: tuple[int, ...]
+    missing: int
+    work: dist.Work | None = None
+    share: Tensor | None = None  # this rank's part of a bucket that is reduced to shares
+
+
+class GradientChannel:
+    """The buckets of one strategy. `shapes` gives every gradient's shape and type."""
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket],
+        shapes: Mapping[str, tuple[torch.Size, torch.dtype]],
+        device: torch.device,
+        group: dist.ProcessGroup,
+    ) -> None:
+        self.shapes, self.group, self.ranks = dict(shapes), group, group.size()
+        self.slots = [self._slot(bucket, device) for bucket in buckets]
+        self.places: dict[str, list[tuple[int, int]]] = {}  # path -> (bucket, part), in the order of elements
+        for number, bucket in enumerate(buckets):
+            for place, part in enumerate(bucket.parts):
+                self.places.setdefault(part.path, []).append((number, place))
+        for where in self.places.values():
+            where.sort(key=lambda item: self._span(*item)[0])
+        self.whole = {
+            path: torch.empty(self.shapes[path][0], dtype=self.shapes[path][1], device=device)
+            for path, where in self.places.items()
+            if len(where) > 1
+        }
+        self.issued = 0  # how many of the buckets are under way or done
+
+    def _slot(self, bucket: Bucket, device: torch.device) -> _Slot:
+        sizes = [self._elements(part.path, part.span) for part in bucket.parts]
+        (dtype,) = {self.shapes[part.path][1] for part in bucket.parts}
+        offsets = [sum(sizes[:place]) for place in range(len(sizes))]
+        total = sum(sizes)
+        if bucket.reduce is Reduce.REDUCE_SCATTER:
+            total = -(-total // self.ranks) * self.ranks
+        return _Slot(bucket, torch.zeros(total, dtype=dtype, device=device), tuple(offsets), len(bucket.parts))
+
+    def _elements(self, path: str, span: tuple[int, int] | None) -> int:
+        return self.shapes[path][0].numel() if span is None else span[1] - span[0]
+
+    def _span(self, number: int, place: int) -> tuple[int, int]:
+        part = self.slots[number].bucket.parts[place]
+        return part.span or (0, self._elements(part.path, None))
+
+    def _piece(self, number: int, place: int) -> Tensor:
+        slot = self.slots[number]
+        start, stop = self._span(number, place)
+        return slot.buffer[slot.offsets[place] : slot.offsets[place] + stop - start]
+
+    # ---- a step ----------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A new backward pass fills the buckets anew. Everything before it was waited for."""
+        for slot in self.slots:
+            assert slot.work is None, "a bucket of the step before is still under way"
+            slot.missing = len(slot.bucket.parts)
+        self.issued = 0
+
+    def put(self, path: str, gradient: Tensor) -> None:
+        """A gradient is there: into its buckets, and off with those that are full and next."""
+        flat = gradient.reshape(-1)
+        for number, place in self.places[path]:
+            start, stop = self._span(number, place)
+            torch.mul(flat[start:stop], 1.0 / self.ranks, out=self._piece(number, place))
+            self.slots[number].missing -= 1
+        while self.issued < len(self.slots) and self.slots[self.issued].missing == 0:
+            self._issue(self.slots[self.issued])
+            self.issued += 1
+
+    def _issue(self, slot: _Slot) -> None:
+        match slot.bucket.reduce:
+            case Reduce.ALL_REDUCE:
+                slot.work = dist.all_reduce(slot.buffer, group=self.group, async_op=True)
+            case Reduce.REDUCE_SCATTER:
+                slot.share = slot.buffer.new_empty(slot.buffer.numel() // self.ranks)
+                slot.work = dist.reduce_scatter(slot.share, self._shares(slot), group=self.group, async_op=True)
+
+    def wait(self, number: int) -> None:
+        """Until the mean of this bucket is there."""
+        slot = self.slots[number]
+        if slot.work is None:
+            return
+        slot.work.wait()
+        slot.work = None
+        if slot.share is not None:
+            dist.all_gather(self._shares(slot), slot.share, group=self.group)
+            slot.share = None
+
+    def _shares(self, slot: _Slot) -> list[Tensor]:
+        return list(slot.buffer.view(self.ranks, -1).unbind(0))
+
+    def gradient(self, path: str) -> Tensor:
+        """The mean gradient, once all its buckets were waited for."""
+        where = self.places[path]
+        if len(where) == 1:
+            return self._piece(*where[0]).view(self.shapes[path][0])
+        whole = self.whole[path]
+        for number, place in where:
+            start, stop = self._span(number, place)
+            whole.view(-1)[start:stop].copy_(self._piece(number, place))
+        return whole

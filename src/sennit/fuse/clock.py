@@ -1,0 +1,181 @@
+"""How long a training step takes in the steady state: one compute stream, one communication channel.
+
+**Model.** Kernels run one after another. Bucket b is ready when kernel `ready[b]` is done. The channel carries one bucket at a time and is not interrupted. It
+takes the buckets in the order in which they are listed, as ranks that must agree on an order do; or, with `by_priority`, the one with the least priority
+number among those ready, then the one that was ready first: what a channel would do that could choose. `StepTime.order` says in which order that was,
+and listing the buckets so makes the choice one that ranks can follow. Bucket b occupies it for `seconds[b]`, and
+`queued` more where it was ready before the channel was free: messages that queue cost more than a fixed latency. Before kernel `needed[b]` of the
+*next* step, or at the end of this one where `needed[b]` is None, the compute stream waits for bucket b and updates its parameters, which takes `update[b]`.
+
+While both are busy each runs at its own rate, at most 1: cores and memory are shared (`compute_rate`, `channel_rate`).
+
+**Steady state.** Steps follow each other. A wait in the next step couples it to this one, so the time between the ends of steps settles after
+a few of them. `steady_state` runs steps until two have the same length, and gives that length.
+
+**Bounds.** No step is shorter than all its kernels and updates, nor than all its communication: `full_overlap` is the greater. If every wait is in the
+same step, no communication starts before the first gradient is there, at t_first: `tight` is max(compute, t_first + communication + the last update).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+__all__ = ["BucketTime", "Sharing", "StepTime", "Timing", "full_overlap", "steady_state", "tight"]
+
+_STEPS = 12
+_SAME = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class BucketTime:
+    """`ready`: the kernel after which it may start; `needed`: the kernel of the next step that needs it, None for the end of this one."""
+
+    ready: int
+    seconds: float
+    update: float = 0.0
+    priority: int = 0
+    needed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Rates while both are busy, and seconds that a bucket which had to queue takes longer."""
+
+    compute_rate: float = 1.0
+    channel_rate: float = 1.0
+    queued: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One step's work: seconds of each kernel in order, and the buckets, in the order in which they travel unless `by_priority`."""
+
+    kernels: tuple[float, ...]
+    buckets: tuple[BucketTime, ...]
+    by_priority: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step in the steady state, how much of it the compute stream waited, whether it settled, and the order in which the
+    channel took the buckets."""
+
+    seconds: float
+    waited: float
+    settled: bool
+    order: tuple[int, ...]
+
+
+def steady_state(timing: Timing, sharing: Sharing | None = None) -> StepTime:
+    """The length of a step once its waits have settled."""
+    run = _Run(timing, sharing or Sharing())
+    length, waited = 0.0, 0.0
+    for _ in range(_STEPS):
+        start, waited_before = run.now, run.waited
+        run.step()
+        before, length, waited = length, run.now - start, run.waited - waited_before
+        if abs(length - before) <= _SAME * max(length, 1e-12):
+            return StepTime(length, waited, True, run.order())
+    return StepTime(length, waited, False, run.order())
+
+
+def full_overlap(timing: Timing) -> float:
+    compute = sum(timing.kernels) + sum(bucket.update for bucket in timing.buckets)
+    return max(compute, sum(bucket.seconds for bucket in timing.buckets))
+
+
+def tight(timing: Timing) -> float:
+    """The bound where every wait is in the same step."""
+    if not timing.buckets:
+        return sum(timing.kernels)
+    first = min(bucket.ready for bucket in timing.buckets)
+    carried = sum(bucket.seconds for bucket in timing.buckets) + min(bucket.update for bucket in timing.buckets)
+    return max(full_overlap(timing), sum(timing.kernels[: first + 1]) + carried)
+
+
+class _Run:
+    """The two streams under way. `now` is the time of the compute stream; the channel is brought up to it."""
+
+    def __init__(self, timing: Timing, sharing: Sharing) -> None:
+        self.timing, self.sharing = timing, sharing
+        self.now = 0.0
+        self.waited = 0.0
+        self.ready: list[tuple[int, float, int]] = []  # (priority, since, bucket): what the channel may take
+        self.carrying: int | None = None
+        self.left = 0.0  # seconds of the bucket on the channel, at full rate
+        self.done: set[int] = set()  # buckets carried and not yet waited for
+        self.by_kernel: list[list[int]] = [[] for _ in timing.kernels]
+        self.before_kernel: list[list[int]] = [[] for _ in timing.kernels]
+        self.at_end: list[int] = []
+        self.taken: list[int] = []
+        self.owed: set[int] = set()  # buckets of the step before that this step still has to wait for
+        for number, bucket in enumerate(timing.buckets):
+            self.by_kernel[bucket.ready].append(number)
+            (self.at_end if bucket.needed is None else self.before_kernel[bucket.needed]).append(number)
+
+    def step(self) -> None:
+        buckets = self.timing.buckets
+        for kernel, seconds in enumerate(self.timing.kernels):
+            for number in self.before_kernel[kernel]:
+                if number in self.owed:
+                    self.owed.discard(number)
+                    self._wait(number)
+            self._compute(seconds)
+            for number in self.by_kernel[kernel]:
+                if number in self.owed:  # it is made anew before anything needed the old one
+                    self.owed.discard(number)
+                    self._wait(number)
+                turn = buckets[number].priority if self.timing.by_priority else number
+                heapq.heappush(self.ready, (turn, self.now, number))
+                self._take()
+        for number in self.at_end:
+            self._wait(number)
+        self.owed.update(number for number, bucket in enumerate(buckets) if bucket.needed is not None)
+
+    def order(self) -> tuple[int, ...]:
+        """How the last step that is complete was carried. A step's buckets are waited for before they are made again, so the channel
+        takes all of one step before any of the next."""
+        count = len(self.timing.buckets)
+        complete = len(self.taken) // count * count if count else 0
+        return tuple(self.taken[complete - count : complete])
+
+    def _take(self) -> None:
+        """Start the next bucket if the channel is free and there is one."""
+        if self.carrying is None and self.ready and (self.timing.by_priority or self.ready[0][2] == self._next()):
+            _, since, number = heapq.heappop(self.ready)
+            late = self.sharing.queued if since < self.now else 0.0
+            self.carrying, self.left = number, self.timing.buckets[number].seconds + late
+            self.taken.append(number)
+
+    def _next(self) -> int:
+        return len(self.taken) % len(self.timing.buckets)
+
+    def _finish(self) -> None:
+        assert self.carrying is not None
+        self.done.add(self.carrying)
+        self.carrying, self.left = None, 0.0
+        self._take()
+
+    def _compute(self, seconds: float) -> None:
+        work = seconds
+        while self.carrying is not None and work > 0.0:
+            ours, theirs = work / self.sharing.compute_rate, self.left / self.sharing.channel_rate
+            span = min(ours, theirs)
+            self.now += span
+            work = 0.0 if ours <= theirs else work - span * self.sharing.compute_rate
+            if theirs <= ours:
+                self._finish()
+            else:
+                self.left -= span * self.sharing.channel_rate
+        self.now += work
+
+    def _wait(self, number: int) -> None:
+        """Until the bucket is there; then its update."""
+        while number not in self.done:
+            assert self.carrying is not None, "a bucket that was never made ready"
+            self.now += self.left
+            self.waited += self.left
+            self._finish()
+        self.done.discard(number)
+        self._compute(self.timing.buckets[number].update)

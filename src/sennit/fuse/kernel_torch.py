@@ -1,0 +1,181 @@
+"""A kernel of a strategy as something that torch runs: its operators as they are, or compiled into one.
+
+`kernel_module` writes the body of a kernel as an fx graph: values that come from outside are its inputs, values that something outside
+reads its outputs. Run as it is, it calls the very operators that the model calls, so its results are the model's, bit for bit. `compile_kernel`
+hands it to Inductor by itself: the compiler then sees this group and nothing else, and cannot move what our own driver places around it.
+
+Layers repeat, and so do their kernels. `signature` names a kernel by its structure, without the names of its values; two kernels with one signature share one
+compiled artifact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from sennit.capture.element_types import torch_dtype
+from sennit.errors import CaptureError
+from sennit.ir.dtype import DType, TensorType
+from sennit.ir.graph import Arg, Op, Ref
+from sennit.ir.operators import is_view
+from sennit.ir.strategy_check import Kernel
+
+__all__ = [
+    "Runnable",
+    "compile_kernel",
+    "is_worth_compiling",
+    "kernel_module",
+    "operator_of",
+    "sample_inputs",
+    "signature",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Runnable:
+    """`call(*inputs)` gives a tuple: the values `writes`, from the values `reads`."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    call: Callable[..., Sequence[Tensor]]
+
+
+def operator_of(kind: str) -> Any:
+    """The torch operator with this full name, `aten.mm.default`."""
+    found: Any = torch.ops
+    for part in kind.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            raise CaptureError(f"torch has no operator {kind}", fix="register it before the model is run") from error
+    return found
+
+
+def kernel_module(kernel: Kernel, written: frozenset[str]) -> tuple[fx.GraphModule, tuple[str, ...], tuple[str, ...]]:
+    """The body as an fx module, the values that it takes, and those that it returns."""
+    graph = fx.Graph()
+    reads = kernel.reads
+    values: dict[str, Any] = {name: graph.placeholder(f"in{place}") for place, name in enumerate(reads)}
+    for op in kernel.body:
+        _add(graph, op, values)
+    writes = tuple(
+        value.name
+        for op in kernel.body
+        if op.name not in kernel.repeated
+        for value in op.results
+        if value.name in written
+    )
+    graph.output(tuple(values[name] for name in writes))
+    return fx.GraphModule(torch.nn.Module(), graph), reads, writes
+
+
+def _add(graph: fx.Graph, op: Op, values: dict[str, Any]) -> None:
+    # a clone before a view may have been made without a copy, so a view may have to copy
+    is_reshape = op.kind in ("aten.view.default", "aten._unsafe_view.default")
+    target = operator_of("aten.reshape.default" if is_reshape else op.kind)
+    args = tuple(_argument(arg, values) for arg in op.args)
+    kwargs = {name: _argument(arg, values) for name, arg in op.kwargs}
+    node = graph.call_function(target, args, kwargs)
+    if not _returns_several(target):
+        values[op.results[0].name] = node
+        return
+    wanted = _wanted(op)
+    for place, value in zip(wanted, op.results, strict=True):
+        values[value.name] = graph.call_function(_item, (node, place))
+
+
+def _item(values: Sequence[Tensor], place: int) -> Tensor:
+    return values[place]
+
+
+def _returns_several(target: Any) -> bool:
+    returns = target._schema.returns
+    return len(returns) > 1 or (len(returns) == 1 and isinstance(returns[0].type, torch.ListType))
+
+
+def _wanted(op: Op) -> tuple[int, ...]:
+    """The places of the results that the operator gives: some have a mask of those that are wanted and give None for the others."""
+    for arg in op.args:
+        if isinstance(arg, tuple) and arg and all(isinstance(flag, bool) for flag in arg):
+            return tuple(place for place, flag in enumerate(arg) if flag)
+    return tuple(range(len(op.results)))
+
+
+def _argument(arg: Arg, values: Mapping[str, Any]) -> Any:
+    match arg:
+        case Ref(name):
+            return values[name]
+        case DType():
+            return torch_dtype(arg)
+        case tuple():
+            return [_argument(part, values) for part in arg]
+        case _:
+            return arg
+
+
+def is_worth_compiling(kernel: Kernel) -> bool:
+    """A single library call gains nothing from a compiler; neither do views."""
+    return sum(not is_view(op.kind) for op in kernel.body) > 1
+
+
+def compile_kernel(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    """The module compiled by Inductor alone, for inputs of these shapes."""
+    from torch._inductor import standalone_compile
+
+    artifact: Callable[..., Sequence[Tensor]] = standalone_compile(
+        module, list(inputs), dynamic_shapes="from_example_inputs"
+    )
+    return artifact
+
+
+def sample_inputs(
+    reads: Sequence[str], types: Mapping[str, TensorType], device: torch.device | str, seed: int = 0
+) -> list[Tensor]:
+    """Random tensors of these types: small positive numbers, so that no operator leaves its domain."""
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    made: list[Tensor] = []
+    for name in reads:
+        kind, dtype = types[name], torch_dtype(types[name].dtype)
+        if dtype.is_floating_point:
+            value = torch.rand(kind.shape, generator=generator, dtype=torch.float32).to(dtype)
+        elif dtype is torch.bool:
+            value = torch.rand(kind.shape, generator=generator) < 0.5
+        else:
+            value = torch.zeros(kind.shape, dtype=dtype)
+        made.append(value.to(device))
+    return made
+
+
+def signature(kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> str:
+    """Equal for kernels that compute the same function of inputs of the same types."""
+    number: dict[str, int] = {}
+
+    def label(name: str) -> str:
+        if name not in number:
+            number[name] = len(number)
+        return f"%{number[name]}"
+
+    def show(arg: Arg) -> str:
+        match arg:
+            case Ref(name):
+                return label(name)
+            case tuple():
+                return "[" + ",".join(map(show, arg)) + "]"
+            case DType():
+                return arg.value
+            case _:
+                return repr(arg)
+
+    lines = [f"{label(name)}:{types[name]}" for name in kernel.reads]
+    for op in kernel.body:
+        call = ",".join([*map(show, op.args), *(f"{key}={show(arg)}" for key, arg in op.kwargs)])
+        results = ",".join(
+            f"{label(value.name)}{'!' if value.name in written and op.name not in kernel.repeated else ''}"
+            for value in op.results
+        )
+        lines.append(f"{results}={op.kind}({call})")
+    return "\n".join(lines)

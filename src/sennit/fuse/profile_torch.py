@@ -1,0 +1,119 @@
+"""Measuring a training step on the machine at hand: what each kernel takes, and what the process group's collectives take.
+
+**Kernels.** A step is run kernel by kernel, on real values, `rounds` times; a kernel's time is the least of its rounds. On a CPU that is wall-clock time of the thread,
+on a GPU the time between two events. `MeasuredCost` then answers for groups of operators: a group that runs its operators as they are takes the sum of them; a group that is
+compiled is asked of an estimator.
+
+**Collectives.** All-reduces of several sizes run on the group itself, one at a time and queued behind each other. The least squares line through the slowest ranks' times gives
+latency and seconds per byte; what a queued one takes beyond the line is the cost of queueing. All ranks end with the same figures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sennit.fuse.clock import Sharing
+from sennit.fuse.kernel_cost import Estimate
+from sennit.fuse.kernel_torch import kernel_module
+from sennit.fuse.model import Channel
+from sennit.ir.graph import Graph, Role
+from sennit.ir.strategy import Strategy
+from sennit.ir.strategy_check import Kernel, kernels
+
+__all__ = ["MeasuredCost", "measure_channel", "measure_operators"]
+
+_SIZES = (1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCost:
+    """Seconds of each operator by name; a group takes the sum: its operators run one after another as they are."""
+
+    seconds: Mapping[str, float]
+    known: dict[frozenset[str], float] = field(default_factory=dict)  # groups that were measured whole
+
+    def estimate(self, kernel: Kernel, written: frozenset[str]) -> Estimate:
+        names = frozenset(op.name for op in kernel.body)
+        if names in self.known:
+            return Estimate(self.known[names])
+        return Estimate(sum(self.seconds[name] for name in names))
+
+
+def measure_operators(graph: Graph, model: nn.Module, sample: Mapping[str, Tensor], rounds: int = 5) -> MeasuredCost:
+    """Run the graph operator by operator on the model's own parameters and this sample."""
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers()), **sample}
+    steps = [
+        kernel_module(kernel, frozenset(value.name for op in kernel.body for value in op.results))
+        for kernel in kernels(Strategy("none"), graph)
+    ]
+    last = {name: place for place, (_, reads, writes) in enumerate(steps) for name in (*reads, *writes)}
+    least: dict[str, float] = {}
+    for _ in range(rounds + 1):
+        values: dict[str, Tensor] = {}
+        for item in graph.inputs:
+            is_tangent = item.role is Role.TANGENT
+            values[item.value.name] = torch.ones(()) if is_tangent else state[item.path].detach()
+        for place, (module, reads, writes) in enumerate(steps):
+            inputs = [values[name] for name in reads]
+            start = time.perf_counter()
+            results = module.forward(*inputs)
+            spent = time.perf_counter() - start
+            name = graph.ops[place].name
+            least[name] = min(least.get(name, float("inf")), spent)
+            values.update(zip(writes, results, strict=True))
+            for done in {*reads, *writes}:
+                if last[done] == place:
+                    values.pop(done, None)
+    return MeasuredCost(least)
+
+
+def measure_channel(
+    group: dist.ProcessGroup, *, rounds: int = 5, sizes: Sequence[int] = _SIZES, device: torch.device | str = "cpu"
+) -> Channel:
+    """What an all-reduce of the group takes, alone and behind another."""
+    if group.size() == 1:
+        return Channel(0.0, 0.0)
+    alone = [_slowest(group, _alone(group, size, rounds, device), device) for size in sizes]
+    per_byte, latency = np.polyfit(np.array(sizes, dtype=float), np.array(alone), 1)
+    small = sizes[0]
+    several = _slowest(group, _queued(group, small, rounds, 8, device), device)
+    queued = max(0.0, several / 8 - alone[0])
+    return Channel(max(float(latency), alone[0] / 2), max(float(per_byte), 1e-12), sharing=Sharing(queued=queued))
+
+
+def _alone(group: dist.ProcessGroup, size: int, rounds: int, device: torch.device | str) -> float:
+    buffer = torch.zeros(size // 4, device=device)
+    spent: list[float] = []
+    for _ in range(rounds + 1):
+        dist.barrier(group)
+        start = time.perf_counter()
+        dist.all_reduce(buffer, group=group)
+        spent.append(time.perf_counter() - start)
+    return float(np.median(spent[1:]))
+
+
+def _queued(group: dist.ProcessGroup, size: int, rounds: int, count: int, device: torch.device | str) -> float:
+    buffers = [torch.zeros(size // 4, device=device) for _ in range(count)]
+    spent: list[float] = []
+    for _ in range(rounds + 1):
+        dist.barrier(group)
+        start = time.perf_counter()
+        works = [dist.all_reduce(buffer, group=group, async_op=True) for buffer in buffers]
+        for work in works:
+            assert work is not None
+            work.wait()
+        spent.append(time.perf_counter() - start)
+    return float(np.median(spent[1:]))
+
+
+def _slowest(group: dist.ProcessGroup, seconds: float, device: torch.device | str) -> float:
+    found = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+    return float(found)

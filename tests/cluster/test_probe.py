@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sennit.cluster import Basis, Cluster, Topology, load
+from sennit.cluster.probe import Estimate, PairClass, Probe, Times, cluster_of_probe, estimate
+from sennit.cluster.probe_torch import probe_ranks
+from sennit.cluster.ranks_torch import GlooRanks
+from sennit.errors import ClusterError
+
+
+def times(latency: float, bandwidth: float, noise: float) -> Times:
+    generator = np.random.default_rng(1)
+    sizes = (8, 1 << 16, 1 << 20, 1 << 24)
+    rows = [(latency + size / bandwidth) * (1 + noise * generator.random(40)) for size in sizes]
+    return Times(sizes, tuple(tuple(row.tolist()) for row in rows))
+
+
+def test_estimates_find_what_was_put_in() -> None:
+    latency, bandwidth = estimate(times(5e-6, 10e9, 0.02))
+    assert latency.value == pytest.approx(5e-6, rel=0.03)
+    assert bandwidth.value == pytest.approx(10e9, rel=0.03)
+    assert bandwidth.low <= bandwidth.value <= bandwidth.high
+    wide = estimate(times(5e-6, 10e9, 0.5))[1]
+    assert wide.high - wide.low > bandwidth.high - bandwidth.low
+
+
+def pair_class(bandwidth: float, ways: float, at_once: int, latency: float = 4e-6) -> PairClass:
+    return PairClass(
+        "x", 3, Estimate(latency, latency, latency), Estimate(bandwidth, bandwidth, bandwidth), ways, at_once
+    )
+
+
+def test_a_probe_of_two_nodes_becomes_links_nics_and_a_fabric() -> None:
+    probe = Probe(
+        2, 8, "nccl", "H200", pair_class(300e9, 3.9, 4), pair_class(45e9, 7.7, 8, 10e-6), 100e-6, 1e-3, 1 << 28
+    )
+    cluster = cluster_of_probe(probe, load("h200x8"), "mine")
+    assert Cluster.parse(str(cluster)) == cluster
+    topology = Topology.of(cluster)
+    assert cluster.devices == 16
+    assert cluster.nic is not None
+    assert cluster.nic.per_node == 8
+    assert topology.bandwidth(0, 1) == pytest.approx(300e9)
+    assert topology.bandwidth(0, 8) == pytest.approx(45e9)
+    assert topology.latency(0, 1) == pytest.approx(4e-6)
+    assert topology.latency(0, 8) == pytest.approx(10e-6)
+    assert "95% interval" in cluster.link[0].bandwidth.source
+
+
+def test_nodes_of_one_device_have_a_nic_and_no_switch() -> None:
+    probe = Probe(2, 1, "gloo", "CPU ranks", None, pair_class(23e6, 1.0, 1, 100e-6), 1e-3, 0.5, 4 << 20)
+    cluster = cluster_of_probe(probe, load("laptop:1"), "mine")
+    assert Cluster.parse(str(cluster)) == cluster
+    assert Topology.of(cluster).bandwidth(0, 1) == pytest.approx(23e6)
+
+
+def test_pairs_that_slow_each_other_down_share_a_link() -> None:
+    probe = Probe(1, 8, "gloo", "CPU ranks", pair_class(2e9, 1.5, 4), None, 1e-3, 1e-2, 1 << 24)
+    cluster = cluster_of_probe(probe, load("laptop:8"), "mine")
+    assert cluster.link[0].shared
+    assert cluster.link[0].bandwidth.value == pytest.approx(3e9)
+
+
+def test_gloo_ranks_are_probed() -> None:
+    with GlooRanks(4, timeout=60) as ranks:
+        answers = ranks.call(_probe)
+    assert answers[1:] == [None, None, None]
+    probe = answers[0]
+    assert probe is not None
+    assert (probe.nodes, probe.per_node, probe.between) == (1, 4, None)
+    assert probe.inside is not None
+    assert 0 < probe.inside.latency.low <= probe.inside.latency.value <= probe.inside.latency.high
+    cluster = cluster_of_probe(probe, load("laptop:4"), "here")
+    assert Cluster.parse(str(cluster)) == cluster
+    assert cluster.link[0].bandwidth.basis is Basis.MEASURED
+
+
+def _probe(rank: int) -> Probe | None:
+    return probe_ranks(sizes=(8, 1 << 12, 1 << 16, 1 << 20), repeats=6)
+
+
+def test_one_rank_has_nothing_to_probe() -> None:
+    with GlooRanks(1, timeout=60) as ranks, pytest.raises(Exception, match="one rank has no links to probe"):
+        ranks.call(_probe)
+    probe = Probe(1, 1, "gloo", "CPU ranks", None, None, 0.0, 0.0, 8)
+    with pytest.raises(ClusterError, match="at least two"):
+        cluster_of_probe(probe, load("laptop:1"), "alone")

@@ -1,0 +1,61 @@
+"""`DataParallel` on real gloo ranks: DDP's parameters to the last bit, whatever the strategy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sennit.cluster.ranks_torch import GlooRanks
+
+HERE = str(Path(__file__).parent)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[GlooRanks]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HERE)
+        with GlooRanks(2) as running:
+            yield running
+        sys.modules.pop("strategies_for_tests", None)
+
+
+def test_any_strategy_trains_as_ddp_does(ranks: GlooRanks) -> None:
+    from strategies_for_tests import compare
+
+    for answers in ranks.call(compare, list(range(12))):
+        assert {seed for seed, (equal, _) in answers.items() if not equal} == set()
+
+
+def test_clipping_and_accumulation(ranks: GlooRanks) -> None:
+    from strategies_for_tests import clip_and_accumulate
+
+    for answers in ranks.call(clip_and_accumulate):
+        assert answers == {"clip": pytest.approx(0.0, abs=1e-8), "no_sync": pytest.approx(0.0, abs=1e-8)}
+
+
+def test_ranks_that_disagree_are_named(ranks: GlooRanks) -> None:
+    from strategies_for_tests import disagree
+
+    said = ranks.call(disagree)
+    assert said == ["ranks [1] have another model or strategy than rank 0; nothing was run"] * 2
+
+
+def test_misuse_is_told(ranks: GlooRanks) -> None:
+    from strategies_for_tests import misuse
+
+    for said in ranks.call(misuse):
+        assert said[0] == "backward was called twice on one loss"
+        assert said[1].startswith("tokens has shape [2, 8]")
+        assert said[2] == "optimizer.step takes no closure here"
+
+
+def test_without_a_strategy_one_is_measured_and_searched_for(ranks: GlooRanks) -> None:
+    from strategies_for_tests import measured
+
+    (equal, mine), (also_equal, yours) = ranks.call(measured)
+    assert equal
+    assert also_equal
+    assert mine == yours

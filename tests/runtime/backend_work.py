@@ -1,0 +1,263 @@
+"""What ranks do in the tests of the c10d backend. Each function runs on a gloo rank and makes its own sennit groups."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import random_calls
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import sennit.backend
+from sennit.collective.runtime import group_torch
+from sennit.errors import CollectiveError
+
+
+def sennit_group(ranks: list[int] | None = None, timeout: float = 30.0) -> Any:
+    sennit.backend.register()
+    return dist.new_group(ranks, backend="sennit", timeout=timedelta(seconds=timeout))
+
+
+def pretend_hosts(rank: int, hosts: list[str] | None) -> None:
+    """Let ranks believe that they are on different hosts, so that they use sockets between them."""
+    if hosts is not None:
+        group_torch.host_identity = lambda: hosts[rank]
+
+
+def compare_sequences(rank: int, first: int, count: int, hosts: list[str] | None = None) -> list[str]:
+    warnings.simplefilter("ignore", FutureWarning)
+    sennit.backend.register()
+    pretend_hosts(rank, hosts)
+    return random_calls.compare_many(rank, first, count, groups_every=50)[1]
+
+
+def raised(call: Any) -> str:
+    try:
+        call()
+    except (CollectiveError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+# ---- forms that gloo has not, or that the sequences do not draw ----------------------------------------------------------
+
+
+def special_forms(rank: int) -> list[str]:
+    """The names of the forms whose result is wrong."""
+    group = sennit_group()
+    size = dist.get_world_size()
+    wrong: list[str] = []
+
+    def check(name: str, got: Tensor, wanted: Tensor) -> None:
+        if not torch.equal(got, wanted):
+            wrong.append(f"{name}: {got} is not {wanted}")
+
+    outs = [torch.zeros(r + 1) for r in range(size)]
+    dist.all_gather(outs, torch.full((rank + 1,), float(rank)), group)
+    check("uneven all_gather", torch.cat(outs), torch.cat([torch.full((r + 1,), float(r)) for r in range(size)]))
+
+    part = torch.zeros(rank + 1)
+    dist.reduce_scatter(part, [torch.full((r + 1,), float(rank)) for r in range(size)], group=group)
+    check("uneven reduce_scatter", part, torch.full((rank + 1,), float(sum(range(size)))))
+
+    outs = [torch.zeros(r + 2 * rank) for r in range(size)]
+    dist.all_to_all(outs, [torch.full((rank + 2 * r,), 10.0 * rank + r) for r in range(size)], group)
+    check(
+        "uneven all_to_all",
+        torch.cat(outs),
+        torch.cat([torch.full((r + 2 * rank,), 10.0 * r + rank) for r in range(size)]),
+    )
+
+    scaled = torch.ones(3)
+    dist.all_reduce(scaled, dist._make_nccl_premul_sum(rank + 1.0), group)
+    check("premul_sum", scaled, torch.full((3,), size * (size + 1) / 2))
+
+    z = torch.full((2, 2), complex(rank, 1)).t()
+    dist.all_reduce(z, group=group)
+    check("complex", z, torch.full((2, 2), complex(sum(range(size)), size)))
+    dist.broadcast(z, 0, group)
+
+    averaged = torch.full((2,), 2 * rank)
+    dist.all_reduce(averaged, dist.ReduceOp.AVG, group)
+    check("average of integers", averaged, torch.full((2,), size - 1))
+
+    flags = torch.tensor([rank == 1, False])
+    dist.all_reduce(flags, group=group)
+    check("sum of bools", flags, torch.tensor([True, False]))
+
+    for kind in (torch.int16, torch.float8_e4m3fn, torch.uint16, torch.complex128):
+        moved = torch.full((3,), rank).to(kind)
+        dist.broadcast(moved, 1, group)
+        check(f"broadcast of {kind}", moved.float() if kind != torch.complex128 else moved.real.float(), torch.ones(3))
+
+    wide = torch.arange(4.0 * size).view(size, 4).t().contiguous().t() + rank  # columns first
+    out = torch.zeros(4)
+    dist.reduce_scatter_tensor(out, wide, group=group)
+    check("strided reduce_scatter", out, size * torch.arange(4.0 * rank, 4.0 * rank + 4) + sum(range(size)))
+
+    works = []
+    with dist._coalescing_manager(group, async_ops=True) as manager:
+        gathered = [torch.zeros(2 * size), torch.zeros(3 * size)]
+        for out in gathered:
+            dist.all_gather_into_tensor(out, torch.full((len(out) // size,), float(rank)), group)
+    manager.wait()
+    for out in gathered:
+        check("coalesced gathers", out, torch.arange(float(size)).repeat_interleave(len(out) // size))
+
+    if rank == 0:
+        found = torch.zeros(1)
+        sources = [dist.recv(found, group=group) for _ in range(size - 1)]
+        check("sources", torch.tensor(sorted(sources)), torch.arange(1, size))
+    else:
+        dist.send(torch.ones(1), 0, group)
+
+    after, before = (rank + 1) % size, (rank - 1) % size
+    big = torch.zeros(1 << 20)
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.irecv, big, before, group),
+            dist.P2POp(dist.isend, torch.full((1 << 20,), 1.0 * rank), after, group),
+        ]
+    )
+    for work in works:
+        work.wait()
+    check("batch", big[-1:], torch.tensor([1.0 * before]))
+
+    x = torch.full((4,), rank + 1.0)
+    future = dist.all_reduce(x, group=group, async_op=True).get_future().then(lambda f: f.value()[0] * 2)
+    check("future", future.wait(), torch.full((4,), size * (size + 1.0)))
+    y = torch.ops._c10d_functional.all_reduce(torch.ones(2), "sum", group.group_name)
+    check("functional", torch.ops._c10d_functional.wait_tensor(y), torch.full((2,), 1.0 * size))
+    group.monitored_barrier()
+    dist.destroy_process_group(group)
+    return wrong
+
+
+def refusals(rank: int) -> list[str]:
+    """What the backend says of calls that it cannot serve. The group is good after each."""
+    group = sennit_group()
+    size = dist.get_world_size()
+    said = [
+        raised(lambda: dist.all_reduce(torch.eye(2).to_sparse(), group=group)),
+        raised(lambda: dist.all_reduce(torch.empty(2, device="meta"), group=group)),
+        raised(lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND, group)),
+        raised(lambda: group.allreduce([torch.ones(2, dtype=torch.uint16)], dist.AllreduceOptions())),
+        raised(lambda: dist.all_gather_into_tensor(torch.empty(3), torch.empty(2), group)),
+        raised(lambda: dist.all_to_all_single(torch.empty(size + 1), torch.empty(size + 1), group=group)),
+    ]
+    x = torch.ones(1)
+    dist.all_reduce(x, group=group)
+    dist.destroy_process_group(group)
+    return [*said, f"{x.item():.0f}", raised(lambda: group.allreduce([x], dist.AllreduceOptions()))]
+
+
+def alone(rank: int) -> list[float]:
+    """Groups of one rank."""
+    sennit.backend.register()
+    groups = [dist.new_group([r], backend="sennit") for r in range(dist.get_world_size())]
+    group, x = groups[rank], torch.full((2,), rank + 1.0)
+    out, piece = torch.zeros(2), [torch.zeros(2)]
+    dist.all_reduce(x, group=group)
+    dist.all_gather_into_tensor(out, x, group)
+    dist.all_gather(piece, x, group)
+    dist.reduce_scatter_tensor(piece[0], out, group=group)
+    dist.all_to_all_single(out, piece[0], group=group)
+    dist.broadcast(out, rank, group)
+    dist.barrier(group)
+    return [float(value) for value in out]
+
+
+# ---- programs of others --------------------------------------------------------------------------------------------------
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 8))
+
+
+def train(model: nn.Module, rank: int, steps: int = 3) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(steps):
+        torch.manual_seed(100 * step + rank)
+        loss = model(torch.randn(4, 16)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    state = {}
+    for name, value in model.state_dict().items():
+        state[name.removeprefix("module.")] = value.full_tensor() if isinstance(value, DTensor) else value.clone()
+    return state
+
+
+def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+def train_ddp(rank: int, group: Any) -> dict[str, Tensor]:
+    model = DistributedDataParallel(make_model(), process_group=group, bucket_cap_mb=0.001)
+    train(model, rank)
+    return weights(model)
+
+
+def train_fsdp(rank: int, group: Any, folder: str) -> dict[str, Tensor]:
+    """Train, save a checkpoint, load it into a new model, train on."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    model = make_model()
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    train(model, rank)
+    dcp.save({"model": model.state_dict()}, checkpoint_id=folder, process_group=group)
+    fresh = make_model()
+    for layer in fresh:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(fresh, mesh=mesh)
+    state = {"model": fresh.state_dict()}
+    dcp.load(state, checkpoint_id=folder, process_group=group)
+    fresh.load_state_dict(state["model"])
+    train(fresh, rank, steps=1)
+    return weights(fresh)
+
+
+def redistribute(rank: int, group: Any) -> dict[str, Tensor]:
+    mesh = DeviceMesh.from_group(group, "cpu")
+    whole = torch.arange(60.0).view(6, 10)
+    rows = distribute_tensor(whole, mesh, [Shard(0)])
+    columns = rows.redistribute(mesh, [Shard(1)])
+    product = columns @ distribute_tensor(whole.t().contiguous(), mesh, [Shard(0)])
+    return {
+        "columns": columns.to_local(),
+        "full": rows.full_tensor(),
+        "product": product.redistribute(mesh, [Replicate()]).to_local(),
+        "scattered": product.redistribute(mesh, [Shard(0)]).full_tensor(),
+    }
+
+
+def programs(rank: int, hosts: list[str] | None = None) -> dict[str, float]:
+    """The largest difference between gloo and sennit in what DDP, FSDP2 with checkpoints, and DTensor compute."""
+    pretend_hosts(rank, hosts)
+    gloo, ours = dist.new_group(backend="gloo"), sennit_group()
+    found = {
+        "ddp": largest_difference(train_ddp(rank, gloo), train_ddp(rank, ours)),
+        "dtensor": largest_difference(redistribute(rank, gloo), redistribute(rank, ours)),
+    }
+    folder = [tempfile.mkdtemp(prefix="sennit-dcp-")]
+    dist.broadcast_object_list(folder, 0)
+    states = [train_fsdp(rank, group, str(Path(folder[0]) / name)) for name, group in (("gloo", gloo), ("ours", ours))]
+    found["fsdp and checkpoint"] = largest_difference(*states)
+    dist.destroy_process_group(ours)
+    return found

@@ -1,0 +1,59 @@
+"""The c10d backend against gloo: random sequences of calls, forms that gloo has not, refusals, groups of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from backend_work import alone, compare_sequences, programs, refusals, special_forms
+
+from sennit.cluster.ranks_torch import GlooRanks
+
+SIZE = 4
+SPLIT = ["a", "b", "a", "b"]  # two hosts, whose ranks do not follow one another
+UNEVEN = ["a", "b", "b", "b"]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[GlooRanks]:
+    users = ("torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.tensor")
+    with GlooRanks(SIZE, preload=("sennit.collective.runtime.group_torch", *users)) as started:
+        yield started
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first", "count"), [(None, 0, 100), (SPLIT, 5000, 70), (UNEVEN, 6000, 30)], ids=["one", "two", "uneven"]
+)
+def test_random_sequences_are_equal_on_gloo(ranks: GlooRanks, hosts: list[str] | None, first: int, count: int) -> None:
+    """benchmarks/collective/random_sequences.py runs thousands."""
+    for rank, differences in enumerate(ranks.call(compare_sequences, first, count, hosts)):
+        assert not differences, f"rank {rank}: {differences[:3]}"
+
+
+def test_forms_that_gloo_has_not(ranks: GlooRanks) -> None:
+    assert ranks.call(special_forms) == [[]] * SIZE
+
+
+def test_what_cannot_be_served_is_refused_and_the_group_stays_good(ranks: GlooRanks) -> None:
+    for said in ranks.call(refusals):
+        sparse, device, bits, kind, parts, rows, total, closed = said
+        assert "to_dense" in sparse
+        assert "on meta" in device
+        assert "BAND of torch.float32" in bits
+        assert "SUM of torch.uint16" in kind
+        assert "all_gather of 3 elements of torch.float32 and parts of 2" in parts
+        assert f"all_to_all of {SIZE + 1} rows over {SIZE} ranks" in rows
+        assert total == str(SIZE)
+        assert "closed" in closed
+
+
+def test_groups_of_one_rank(ranks: GlooRanks) -> None:
+    assert ranks.call(alone) == [[rank + 1.0] * 2 for rank in range(SIZE)]
+
+
+@pytest.mark.parametrize("hosts", [None, SPLIT], ids=["one", "two"])
+def test_programs_of_others_give_what_they_give_on_gloo(ranks: GlooRanks, hosts: list[str] | None) -> None:
+    """DDP, DTensor, FSDP2 with torch.distributed.checkpoint. The orders of sums differ, by rounding."""
+    for differences in ranks.call(programs, hosts):
+        assert set(differences) == {"ddp", "dtensor", "fsdp and checkpoint"}
+        assert all(value < 1e-4 for value in differences.values()), differences
