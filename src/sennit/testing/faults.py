@@ -58,7 +58,7 @@ def random_fault(program: Program, rng: random.Random) -> Fault | None:
     position = rng.randrange(len(program.lanes))
     try:
         made = makers[kind](program, program.lanes[position], rng)
-    except (LayoutError, IndexError):
+    except (LayoutError, IndexError, ValueError):
         return None  # no such layout, or nothing to choose from
     if made is None or made[0] == program.lanes[position]:
         return None
