@@ -61,7 +61,7 @@ readme: $(STAMP)
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt setup.py src/sennit/collective/runtime/shm_core.c
 	@$(PYTHON) -c 'import sys; sys.exit("sennit needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV); } || \
 	    { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv"; exit 1; }

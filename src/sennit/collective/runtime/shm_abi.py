@@ -1,0 +1,187 @@
+"""The records that `shm_core.c` reads, field for field, and the library itself.
+
+The core is built when sennit is installed, if a C compiler is there. It is a plain shared library that knows nothing of Python: ctypes calls it, so
+other threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_int32, c_int64, c_uint64, c_void_p
+from enum import Enum, IntEnum
+from pathlib import Path
+
+from sennit.ir.dtype import DType
+
+__all__ = [
+    "DTYPES",
+    "FLAG_BYTES",
+    "LINE",
+    "REDUCTIONS",
+    "RING_HEAD",
+    "CallRecord",
+    "GroupRecord",
+    "PlaceRecord",
+    "Reduction",
+    "Status",
+    "TransferRecord",
+    "load_core",
+]
+
+LINE = 64  # bytes of a cache line
+FLAG_BYTES = LINE
+RING_HEAD = 2 * LINE  # the two counters before the bytes of a ring
+
+
+class Reduction(Enum):
+    """AVG is the sum, divided by the number of ranks at the end. Of bools, SUM and MAX mean "or", PROD and MIN "and"."""
+
+    SUM = "sum"
+    PROD = "prod"
+    MIN = "min"
+    MAX = "max"
+    BAND = "band"
+    BOR = "bor"
+    BXOR = "bxor"
+    AVG = "avg"
+
+
+# the numbers of the core
+DTYPES = (
+    DType.F64,
+    DType.F32,
+    DType.BF16,
+    DType.F16,
+    DType.I64,
+    DType.I32,
+    DType.I16,
+    DType.I8,
+    DType.U8,
+    DType.BOOL,
+)
+REDUCTIONS = (
+    Reduction.SUM,
+    Reduction.PROD,
+    Reduction.MIN,
+    Reduction.MAX,
+    Reduction.BAND,
+    Reduction.BOR,
+    Reduction.BXOR,
+)
+
+
+class Status(IntEnum):
+    DONE = 0
+    WAITING = 1
+    OTHER_CALL = 2
+    UNEXPECTED = 3
+
+
+class PlaceRecord(Structure):
+    _fields_ = [("offset", c_int64), ("step", c_int64)]
+
+
+class ExitRecord(Structure):
+    _fields_ = [("next", c_void_p), ("end", c_void_p), ("epoch", c_uint64), ("flag_base", c_int64)]
+
+
+class GroupRecord(Structure):
+    _fields_ = [
+        ("base", c_void_p),
+        ("doorbells", c_void_p),
+        ("flags", c_void_p),
+        ("staging", c_void_p),
+        ("rings", c_void_p),
+        ("peers", POINTER(PlaceRecord)),
+        ("notes", c_void_p),
+        ("calls_begun", c_void_p),
+        ("flags_per_slot", c_int64),
+        ("staging_step", c_int64),
+        ("slot_bytes", c_int64),
+        ("ring_bytes", c_int64),
+        ("rank", c_int32),
+        ("ranks", c_int32),
+        ("spin_limit", c_int32),
+        ("yields", c_int32),
+        ("patience", c_int64),
+        ("epoch", c_uint64),
+        ("calls", c_uint64),
+        ("spin", c_int32),
+        ("waiting_for", c_int32),
+        ("exits", ExitRecord * 2),
+    ]
+
+
+class TileRecord(Structure):
+    _fields_ = [
+        ("first", c_int64),
+        ("size", c_int64),
+        ("stride", c_int64),
+        ("epoch", c_uint64),
+        ("mine", PlaceRecord * 2),
+        ("slot", c_void_p),
+    ]
+
+
+class CallRecord(Structure):
+    _fields_ = [
+        ("code", c_void_p),
+        ("operands", c_void_p),
+        ("blocks", POINTER(c_int32)),
+        ("scratch", POINTER(c_int64)),
+        ("at", POINTER(c_int32)),
+        ("flag_base", c_int64),
+        ("block_count", c_int32),
+        ("scratch_count", c_int32),
+        ("chunks", c_int32),
+        ("alignment", c_int32),
+        ("parts", c_int32 * 2),
+        ("touched", c_int32 * 2),
+        ("only_read", c_int32),
+        ("alias", c_int32),
+        ("dtype", c_int32),
+        ("reduction", c_int32),
+        ("itemsize", c_int32),
+        ("divide", c_int32),
+        ("elements", c_int64),
+        ("tile", c_int64),
+        ("source", c_void_p),
+        ("target", c_void_p),
+        ("staged", c_int32 * 2),
+        ("call", c_uint64),
+        ("words", c_void_p),
+        ("phase", c_int32),
+        ("ahead", c_int32),
+        ("entered", c_int64),
+        ("here", TileRecord),
+        ("next", TileRecord),
+    ]
+
+
+class TransferRecord(Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("bytes", c_int64),
+        ("done", c_int64),
+        ("tag", c_uint64),
+        ("found_tag", c_uint64),
+        ("found_bytes", c_int64),
+        ("peer", c_int32),
+        ("sends", c_int32),
+        ("stage", c_int32),
+        ("rest", c_int32),
+    ]
+
+
+def load_core() -> ctypes.CDLL | None:
+    """The compiled core, or None where the install had no compiler."""
+    found = sorted(Path(__file__).parent.glob("_shm_core*.so"))
+    if not found:
+        return None
+    library = ctypes.CDLL(str(found[0]))
+    library.sennit_run.argtypes = [c_void_p, c_void_p]
+    library.sennit_start.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int32]
+    library.sennit_exchange.argtypes = [c_void_p, c_int32, c_void_p, c_int32]
+    library.sennit_reduce.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int64]
+    library.sennit_reduce.restype = None
+    return library

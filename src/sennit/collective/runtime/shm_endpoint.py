@@ -1,0 +1,548 @@
+"""One rank's end of a group: the ranks of one host, joined by a shared segment, running compiled collectives.
+
+    create   make or open the segment, learn who the peers are
+    run      one `Code` on raw addresses; `shm_group.py` puts the collectives of numpy arrays on top of it
+    send, receive, exchange    messages through rings of the segment
+    allocate memory that peers read in place: no copies
+    close
+
+**Calls** of one group run one after another, whichever threads they come from; different groups run at the same time. All ranks must make the same
+calls in the same order. Messages have locks of their own, by peer and direction, so a thread that receives does not wait for one that sends.
+
+**Failures.** A machine returns every few milliseconds while nothing moves. Then this file looks at the segment and at the peers: a failure
+that another rank declared, a peer that is awaited and has died or closed, a peer that made another call, the time that is over. What it
+finds it declares to all and raises as `RuntimeFailure`; after that the group is of no use on any rank.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Instruction, Op
+from sennit.collective.runtime.failure import Cause, RuntimeFailure
+from sennit.collective.runtime.liveness import Identity, Liveness, own_identity
+from sennit.collective.runtime.shm_abi import GroupRecord, PlaceRecord, Reduction, Status, TransferRecord
+from sennit.collective.runtime.shm_arena import Arena
+from sennit.collective.runtime.shm_machine import Machine, choose_machine
+from sennit.collective.runtime.shm_plan import LoadedCode, Plan, make_plan
+from sennit.collective.runtime.shm_segment import BROKEN, Capacity, Exchange, Layout, Segment, open_segment
+from sennit.errors import CollectiveError, RunError
+from sennit.ir.dtype import DType
+from sennit.ir.layout import Reduction as LayoutReduction
+
+__all__ = ["Buffer", "ShmEndpoint"]
+
+_logger = logging.getLogger(__name__)
+
+_PATIENCE = 20_000_000  # nanoseconds: how often a waiting rank looks around
+_SPIN_LIMIT = 2_000  # rounds, some 50 microseconds
+_YIELDS = 400
+_PLANS_KEPT = 512
+_MESSAGES, _EXCHANGES = 0, 1  # the two sets of rings
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Memory of the user: an address and a size. What it lies in must be kept by the caller."""
+
+    address: int
+    nbytes: int
+
+    @classmethod
+    def of(cls, array: NDArray[np.generic]) -> Buffer:
+        if not array.flags.c_contiguous:
+            raise CollectiveError(
+                f"an array of shape {array.shape} and strides {array.strides}", fix="pass a contiguous one"
+            )
+        return cls(array.ctypes.data, array.nbytes)
+
+
+class ShmEndpoint:
+    """One rank's end of a group."""
+
+    def __init__(
+        self, segment: Segment, identities: Sequence[Identity], machine: Machine, timeout: float, cores: int
+    ) -> None:
+        layout = segment.layout
+        self.rank, self.size, self.timeout = segment.rank, layout.ranks, timeout
+        self.cores = cores  # that the ranks may run on, all together
+        self.machine = machine
+        self._segment: Segment | None = segment
+        self._liveness = Liveness(identities)
+        weakref.finalize(self, self._liveness.close)  # of a group that was dropped
+        self._arena = Arena(segment.address + layout.arena(self.rank), layout.capacity.arena)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._codes: dict[str, LoadedCode] = {}
+        self._plans: dict[tuple[str, int, DType, Reduction | None], Plan] = {}
+        self._flags_used = 0
+        self._broken: RuntimeFailure | None = None
+        self._peer_locks = [[threading.Lock() for _ in range(layout.ranks)] for _ in ("send", "receive")]
+        self._early: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)  # by peer and tag
+        self._record = self._make_record(segment, cores)
+        self._address = ctypes.addressof(self._record)
+
+    @classmethod
+    def create(
+        cls,
+        rank: int,
+        size: int,
+        exchange: Exchange,
+        *,
+        timeout: float,
+        capacity: Capacity | None = None,
+        compiled: bool = True,
+    ) -> Self:
+        """All ranks call it. `exchange` gathers small bytes of all ranks, in their order. `compiled=False`: the interpreter in Python."""
+        if not 0 <= rank < size:
+            raise RunError(f"rank {rank} of {size}", fix="use ranks 0 to size - 1")
+        if not hasattr(os, "memfd_create"):
+            raise RunError("shared-memory groups need Linux", fix="use the gloo backend on other systems")
+        machine = choose_machine(compiled)
+        me = own_identity()
+        cores = sorted(os.sched_getaffinity(0))
+        facts = json.dumps([rank, size, me.host, me.pid, me.started, machine.name, cores]).encode()
+        everyone = [json.loads(said) for said in exchange(facts)]
+        _check_facts(everyone, size)
+        if len({said[5] for said in everyone}) > 1:
+            machine = choose_machine(False)  # the two speak the same protocol, but only one of them can fence memory
+        layout = Layout(size, capacity or Capacity())
+        segment = open_segment(rank, layout, exchange)
+        identities = [Identity(*said[2:5]) for said in everyone]
+        together = {core for said in everyone for core in said[6]}
+        return cls(segment, identities, machine, timeout, len(together))
+
+    def _make_record(self, segment: Segment, cores: int) -> GroupRecord:
+        layout, base = segment.layout, segment.address
+        self._peers = (PlaceRecord * (2 * layout.ranks))()
+        record = GroupRecord()
+        record.base = base
+        record.doorbells, record.flags = base + layout.doorbells, base + layout.flags
+        record.staging, record.rings = base + layout.staging, base + layout.rings
+        record.peers = self._peers
+        record.notes, record.calls_begun = segment.own_notes, segment.own_calls_begun
+        record.flags_per_slot, record.staging_step = layout.capacity.flags, layout.staging_step
+        record.slot_bytes, record.ring_bytes = layout.capacity.slot, layout.capacity.ring
+        record.rank, record.ranks = self.rank, self.size
+        record.spin_limit, record.yields, record.patience = _SPIN_LIMIT, _YIELDS, _PATIENCE
+        record.spin = _SPIN_LIMIT if self.size <= cores else 0
+        return record
+
+    # ---- collectives -------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        code: Code,
+        source: int,
+        target: int,
+        elements: int,
+        dtype: DType,
+        reduction: Reduction | LayoutReduction | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Run a code. `source` and `target` are addresses of as many parts of `elements` as the collective has; 0 where this rank has none."""
+        if isinstance(reduction, LayoutReduction):
+            reduction = Reduction(reduction.value)
+        plan = self._plans.get((code.fingerprint, elements, dtype, reduction))
+        if plan is None:
+            plan = self.plan(code, elements, dtype, reduction)
+        self.run_plan(plan, source, target, timeout)
+
+    def run_plan(self, plan: Plan, source: int, target: int, timeout: float | None = None) -> None:
+        """`run`, for who keeps the plan: what is left is one call of the machine."""
+        with self._lock:
+            segment = self._usable()
+            source, target, staged, kept = self._aim(plan, source, target)
+            status = self.machine.start(self._record, self._address, plan, source, target, staged)
+            if status:
+                with self._unfinished(segment, plan.text):
+                    self._wait_for_call(segment, plan, status, self.timeout if timeout is None else timeout)
+            del kept
+
+    def load(self, code: Code) -> LoadedCode:
+        """Make room for the flags of a code. All ranks load the same codes in the same order, as they run them."""
+        found = self._codes.get(code.fingerprint)
+        if found is not None:
+            return found
+        if code.ranks != self.size:
+            raise CollectiveError(
+                f"code {code.name!r} is for {code.ranks} ranks",
+                where=f"a group of {self.size}",
+                fix="build it for these",
+            )
+        loaded = LoadedCode.load(code, self.rank, self._flags_used)
+        if self._flags_used + loaded.flag_count > self._layout.capacity.flags:
+            raise CollectiveError(
+                f"the codes of this group need {self._flags_used + loaded.flag_count} flags, and it has "
+                f"{self._layout.capacity.flags}",
+                where=f"code {code.name!r}",
+                fix="make the group with a larger Capacity.flags, or run fewer different codes",
+            )
+        self._flags_used += loaded.flag_count
+        self._codes[code.fingerprint] = loaded
+        return loaded
+
+    def plan(
+        self, code: Code, elements: int, dtype: DType, reduction: Reduction | None, title: str | None = None
+    ) -> Plan:
+        """A call that is ready but for its addresses. All ranks make their plans in the same order. `title` is for messages."""
+        if elements < 0:
+            raise CollectiveError(f"{elements} elements", where=f"code {code.name!r}", fix="use 0 or more")
+        with self._lock:
+            if len(self._plans) >= _PLANS_KEPT:
+                self._plans.clear()
+            plan = make_plan(self.load(code), elements, dtype, reduction, self._layout.capacity.slot, title)
+            self._plans[code.fingerprint, elements, dtype, reduction] = plan
+            return plan
+
+    def _aim(self, plan: Plan, source: int, target: int) -> tuple[int, int, int, object]:
+        """The addresses of a call; what is copied through staging, as bits; and what must live as long as the call."""
+        inward, outward = plan.touched
+        if inward:
+            inward = not self._arena.first <= source < self._arena.last
+        if inward and target and not outward and (source == target or not _overlap(source, target, plan.sizes)):
+            return source, target, 1, None  # the common case: private memory, and peers only read
+        if outward:
+            outward = not self._arena.first <= target < self._arena.last
+        loaded = plan.loaded
+        kept: NDArray[np.uint8] | None = None
+        if not target and loaded.used[OUTPUT] and not outward:
+            kept = np.empty(
+                max(1, plan.sizes[OUTPUT]), dtype=np.uint8
+            )  # the code writes an output that nobody asked for
+            target = kept.ctypes.data
+        if loaded.in_place:
+            inward = outward = inward or outward
+        elif loaded.used_at_all(INPUT) and _overlap(source, target, plan.sizes):
+            inward |= loaded.touched_anywhere[INPUT]
+            if not inward or (target - source) % max(1, plan.part_bytes):
+                # a slot has no room for it, or a tile of the output would overwrite a later one of the input
+                kept = np.frombuffer(ctypes.string_at(source, plan.sizes[INPUT]), dtype=np.uint8)
+                source = kept.ctypes.data
+        return source, target, inward + 2 * outward, kept
+
+    def _wait_for_call(self, segment: Segment, plan: Plan, status: int, timeout: float) -> None:
+        """Run on until it is done, and look around in between."""
+        deadline = time.monotonic() + timeout
+        while status != Status.DONE:
+            if status == Status.OTHER_CALL:
+                self._check_calls(segment, plan)
+                self._fail(segment, self._mismatch(segment, plan, [self._record.waiting_for]))
+            self._look_around(segment, self._awaited(plan), plan.text, deadline, timeout, plan)
+            status = self.machine.run(self._record, self._address, plan)
+
+    def _awaited(self, plan: Plan) -> tuple[int, ...]:
+        """The ranks whose signals the blocks of this rank stand at."""
+        if plan.record.phase == 0:
+            return (int(self._record.waiting_for),)
+        found: set[int] = set()
+        rows = plan.loaded.code.instructions
+        for block in range(plan.record.block_count):
+            at, end = plan.record.at[block], plan.record.blocks[2 * block + 1]
+            if at < end:
+                step = Instruction(Op(rows[at][0]), *rows[at][1:].tolist())
+                found |= {step.peer} if step.op is Op.WAIT else set()
+        return tuple(sorted(found - {self.rank}))
+
+    def _check_calls(self, segment: Segment, plan: Plan) -> None:
+        """Has a peer made another call where this rank makes this one?"""
+        others = [
+            rank
+            for rank in range(self.size)
+            if (call := segment.call_of(rank, self._record.calls)) is not None and call[0] != plan.identity
+        ]
+        if others:
+            self._fail(segment, self._mismatch(segment, plan, others))
+
+    def _mismatch(self, segment: Segment, plan: Plan, others: Sequence[int]) -> RuntimeFailure:
+        said = [f"rank {self.rank}: {plan.text} ({plan.loaded.code.name})"]
+        for rank in others:
+            call = segment.call_of(rank, self._record.calls)
+            said.append(f"rank {rank}: {'something else' if call is None else call[1]}")
+        return RuntimeFailure(
+            f"call {self._record.calls} of the group is not the same on all ranks: {'; '.join(sorted(said))}",
+            cause=Cause.MISMATCH,
+            ranks=tuple(sorted({self.rank, *others})),
+            where=self._where(),
+            fix="all ranks make the same collective calls, with the same sizes, types and algorithms, in the same order",
+        )
+
+    # ---- messages ----------------------------------------------------------------------------------------------------
+
+    def send(self, data: Buffer, to: int, tag: int = 0, *, timeout: float | None = None) -> None:
+        """Returns when the data is in the ring: small messages do not wait for the receiver, large ones do."""
+        self._check_peer(to)
+        with self._peer_locks[0][to]:
+            self._exchange(_MESSAGES, [self._transfer(data, to, sends=True, tag=tag)], f"send to rank {to}", timeout)
+
+    def receive(self, data: Buffer, source: int, tag: int = 0, *, timeout: float | None = None) -> None:
+        """Messages of one tag arrive in order; those of other tags that come first are kept."""
+        self._check_peer(source)
+        with self._peer_locks[1][source]:
+            early = self._early.get((source, tag))
+            if early:
+                self._deliver(early.popleft(), data, source, tag)
+                if not early:
+                    del self._early[source, tag]
+                return
+            transfer = self._transfer(data, source, sends=False, tag=tag)
+            while not self._exchange(_MESSAGES, [transfer], f"receive from rank {source}", timeout):
+                found = np.empty(transfer.found_bytes, dtype=np.uint8)
+                other = self._transfer(Buffer.of(found), source, sends=False, tag=transfer.found_tag)
+                self._exchange(_MESSAGES, [other], f"receive from rank {source}", timeout)
+                if transfer.found_tag == tag:
+                    self._deliver(found.tobytes(), data, source, tag)  # of another size: says so
+                self._early[source, int(transfer.found_tag)].append(found.tobytes())
+
+    def _deliver(self, message: bytes, data: Buffer, source: int, tag: int) -> None:
+        if len(message) != data.nbytes:
+            raise CollectiveError(
+                f"a message of {len(message)} bytes from rank {source}, tag {tag}, for {data.nbytes} bytes",
+                where=self._where(),
+                fix="send and receive the same number of bytes",
+            )
+        ctypes.memmove(data.address, message, len(message))
+
+    def exchange(
+        self,
+        sends: Sequence[Buffer],
+        receives: Sequence[Buffer],
+        *,
+        what: str = "exchange",
+        timeout: float | None = None,
+    ) -> None:
+        """Send `sends[r]` to every rank r, and receive `receives[r]` from it: sizes may differ, by pair. All ranks call it together."""
+        if not len(sends) == len(receives) == self.size:
+            raise CollectiveError(f"{len(sends)} and {len(receives)} buffers for {self.size} ranks", where=what)
+        if sends[self.rank].nbytes != receives[self.rank].nbytes:
+            raise CollectiveError(
+                f"{sends[self.rank].nbytes} bytes for itself, and room for {receives[self.rank].nbytes}", where=what
+            )
+        with self._lock:
+            self._usable()
+            ctypes.memmove(receives[self.rank].address, sends[self.rank].address, sends[self.rank].nbytes)
+            turns = [(self.rank + turn) % self.size for turn in range(1, self.size)]
+            transfers = [self._transfer(sends[peer], peer, sends=True, tag=0) for peer in turns]
+            transfers += [self._transfer(receives[peer], peer, sends=False, tag=0) for peer in turns]
+            if not self._exchange(_EXCHANGES, transfers, what, timeout):
+                self._wrong_size(transfers, what)
+
+    def _wrong_size(self, transfers: Sequence[TransferRecord], what: str) -> None:
+        for transfer in transfers:
+            if not transfer.sends and transfer.stage == 0 and transfer.found_bytes != transfer.bytes:
+                failure = RuntimeFailure(
+                    f"rank {transfer.peer} sends {transfer.found_bytes} bytes where rank {self.rank} expects {transfer.bytes}",
+                    cause=Cause.MISMATCH,
+                    ranks=(int(transfer.peer), self.rank),
+                    where=f"{what}, {self._where()}",
+                    fix="give matching sizes on both sides, and make the same calls in the same order on all ranks",
+                )
+                self._fail(self._usable(), failure)
+
+    def _transfer(self, data: Buffer, peer: int, *, sends: bool, tag: int) -> TransferRecord:
+        return TransferRecord(
+            data=data.address, bytes=data.nbytes, peer=peer, sends=sends, tag=tag, found_bytes=data.nbytes
+        )
+
+    def _exchange(self, rings: int, transfers: Sequence[TransferRecord], what: str, timeout: float | None) -> bool:
+        """False where a message other than the one asked for stands first in a ring."""
+        segment = self._usable()
+        limit = self.timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        table = (TransferRecord * len(transfers))(*transfers)
+        while True:
+            status = self.machine.exchange(self._record, self._address, rings, table, len(transfers))
+            if status == Status.WAITING:
+                waiting = {int(t.peer) for t in table if t.stage != 2}
+                with self._unfinished(segment, what):
+                    self._look_around(segment, tuple(sorted(waiting)), what, deadline, limit, None)
+                continue
+            for mine, done in zip(transfers, table, strict=True):
+                mine.found_tag, mine.found_bytes, mine.stage = done.found_tag, done.found_bytes, done.stage
+            return status == Status.DONE
+
+    def _check_peer(self, peer: int) -> None:
+        if not 0 <= peer < self.size or peer == self.rank:
+            raise CollectiveError(
+                f"a message between rank {self.rank} and rank {peer}", fix="name another rank of the group"
+            )
+
+    # ---- failures ----------------------------------------------------------------------------------------------------
+
+    def _usable(self) -> Segment:
+        if os.getpid() != self._pid:
+            raise RunError(
+                f"process {os.getpid()} uses a group that process {self._pid} made",
+                where=self._where(),
+                fix="a forked process makes its own group; use the spawn method where it needs none",
+            )
+        if self._broken is not None:
+            raise RuntimeFailure(
+                f"the group is broken: {self._broken.what}",
+                cause=Cause.BROKEN,
+                ranks=self._broken.ranks,
+                where=self._where(),
+                fix="make a new group",
+            )
+        segment = self._segment
+        if segment is None:
+            raise RunError("the group is closed", where=self._where(), fix="make a new group")
+        if segment.memory[BROKEN]:
+            raise self._declared(segment, "a call")
+        return segment
+
+    @contextmanager
+    def _unfinished(self, segment: Segment, what: str) -> Iterator[None]:
+        """What is interrupted here (by Ctrl-C, by an error in a signal handler) stays half done, and the peers must know."""
+        try:
+            yield
+        except RuntimeFailure:
+            raise
+        except BaseException:
+            failure = self._failure(Cause.LEFT, (self.rank,), "was interrupted", what)
+            segment.declare(failure)
+            self._break(failure)
+            raise
+
+    def _look_around(
+        self,
+        segment: Segment,
+        awaited: tuple[int, ...],
+        what: str,
+        deadline: float,
+        timeout: float,
+        plan: Plan | None,
+    ) -> None:
+        """Called while nothing moves; raises if it never will."""
+        if segment.memory[BROKEN]:
+            raise self._declared(segment, what)
+        if plan is not None:
+            self._check_calls(segment, plan)
+        gone = self._liveness.dead(awaited)
+        left = tuple(rank for rank in awaited if segment.has_left(rank))
+        late = tuple(rank for rank in awaited) if time.monotonic() > deadline else ()
+        if (gone or left or late) and self._moves_after_all(plan):
+            return  # a peer may have done its part and gone
+        if gone:
+            self._fail(segment, self._failure(Cause.DIED, gone, "died", what))
+        if left:
+            self._fail(segment, self._failure(Cause.LEFT, left, "closed the group", what))
+        if late:
+            if plan is not None:
+                behind = tuple(r for r in range(self.size) if segment.calls_begun(r) < self._record.calls)
+                late = behind or late
+            self._fail(segment, self._failure(Cause.LATE, late, f"did not come within {timeout:g} s", what))
+
+    def _declared(self, segment: Segment, what: str) -> RuntimeFailure:
+        """What another rank has found."""
+        found = segment.failure()
+        assert found is not None
+        rank, said = found
+        ranks = said["ranks"]
+        assert isinstance(ranks, list)
+        failure = RuntimeFailure(
+            f"{said['what']} (found by rank {rank})",
+            cause=Cause(said["cause"]),
+            ranks=tuple(ranks),
+            where=f"{what}, {self._where()}",
+            fix="make a new group without it, or start again",
+        )
+        return self._break(failure)
+
+    def _moves_after_all(self, plan: Plan | None) -> bool:
+        if plan is None:
+            return False
+        before = plan.record.phase, plan.record.entered, plan.record.at[: plan.record.block_count]
+        status = self.machine.run(self._record, self._address, plan)
+        after = plan.record.phase, plan.record.entered, plan.record.at[: plan.record.block_count]
+        return status == Status.DONE or before != after
+
+    def _failure(self, cause: Cause, ranks: tuple[int, ...], did: str, what: str) -> RuntimeFailure:
+        names = ", ".join(map(str, ranks))
+        return RuntimeFailure(
+            f"rank{'s' if len(ranks) > 1 else ''} {names} {did} in {what}",
+            cause=cause,
+            ranks=ranks,
+            where=self._where(),
+            fix="see what those ranks last logged; make a new group without them, or start again",
+        )
+
+    def _fail(self, segment: Segment, failure: RuntimeFailure) -> None:
+        segment.declare(failure)
+        raise self._break(failure)
+
+    def _break(self, failure: RuntimeFailure) -> RuntimeFailure:
+        self._broken = failure
+        return failure
+
+    def _where(self) -> str:
+        return f"rank {self.rank} of a group of {self.size}"
+
+    # ---- memory and end ----------------------------------------------------------------------------------------------
+
+    @property
+    def _layout(self) -> Layout:
+        return self._usable().layout
+
+    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
+        """Memory that peers read where it is. It returns to the group when the array and all its views are gone."""
+        segment = self._usable()
+        address = self._arena.take(nbytes)
+        offset = address - segment.address
+        array = np.frombuffer(segment.memory, dtype=np.uint8, count=nbytes, offset=offset)
+        weakref.finalize(array, self._arena.give_back, address)
+        return array
+
+    def close(self) -> None:
+        """Leave the group. Peers that still wait for this rank raise; arrays of `allocate` stay valid."""
+        segment = self._segment
+        if segment is None or os.getpid() != self._pid:
+            return
+        with self._lock:
+            self._segment = None
+            segment.leave()
+            self._liveness.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _overlap(source: int, target: int, sizes: tuple[int, int]) -> bool:
+    return bool(source and target and source < target + sizes[OUTPUT] and target < source + sizes[INPUT])
+
+
+def _check_facts(everyone: Sequence[Sequence[object]], size: int) -> None:
+    where = f"a group of {size} ranks"
+    listed, sizes = [said[0] for said in everyone], [said[1] for said in everyone]
+    if listed != list(range(size)) or set(sizes) != {size}:
+        raise RunError(
+            f"the exchange returned ranks {listed} of groups of {sizes}",
+            where=where,
+            fix="let it return what all ranks gave, in the order of ranks",
+        )
+    hosts = [said[2] for said in everyone]
+    if len(set(hosts)) > 1:
+        other = next(rank for rank in range(size) if hosts[rank] != hosts[0])
+        raise RunError(
+            f"rank {other} is on another host or in another container than rank 0",
+            where=where,
+            fix="make a group of the ranks of each host",
+        )

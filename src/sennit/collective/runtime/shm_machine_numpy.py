@@ -1,0 +1,329 @@
+"""The machine of `shm_core.c` in Python, on the same segment and by the same protocol: slow and right, for hosts without a compiler.
+
+Names and phases are those of the core; read them side by side. The one difference: no tile is entered before the one before it is left. Flags are single words, stored and loaded whole. Python has no memory fence, so taking a
+lock stands in for one: it orders what comes before against what comes after. Nobody sleeps on a futex here, so nobody need be woken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from ctypes import Array as CArray
+from ctypes import c_uint64
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sennit.collective.runtime.code import FIRST_SCRATCH, INPUT, OUTPUT, STRIDE, Instruction, Op, Operand
+from sennit.collective.runtime.reduce_numpy import divide, held_dtype, reduce_all
+from sennit.collective.runtime.shm_abi import (
+    DTYPES,
+    FLAG_BYTES,
+    LINE,
+    REDUCTIONS,
+    RING_HEAD,
+    CallRecord,
+    GroupRecord,
+    PlaceRecord,
+    Status,
+    TransferRecord,
+)
+from sennit.collective.runtime.shm_plan import Plan
+from sennit.collective.runtime.shm_segment import CALLS_KEPT, NOTE_BYTES
+from sennit.ir.layout_numpy import Array
+
+__all__ = ["NumpyMachine"]
+
+Bytes = NDArray[np.uint8]
+_HEADER = 16
+_PLACES = 16  # where the places lie in a flag
+
+
+def _bytes(address: int, count: int) -> Bytes:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * count).from_address(address))
+
+
+def _line(size: int) -> int:
+    return -(-size // LINE) * LINE
+
+
+class NumpyMachine:
+    __slots__ = ("_fence",)
+
+    def __init__(self) -> None:
+        self._fence = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return "python"
+
+    def start(self, group: GroupRecord, group_address: int, plan: Plan, source: int, target: int, staged: int) -> int:
+        call = plan.record
+        call.source, call.target, call.phase, call.ahead, call.entered = source, target, 0, 0, 0
+        call.staged[INPUT], call.staged[OUTPUT] = staged & 1, staged >> 1
+        group.calls += 1
+        note = group.notes + group.calls % CALLS_KEPT * NOTE_BYTES
+        ctypes.memmove(note + 16, call.words, NOTE_BYTES - 16)
+        c_uint64.from_address(note).value, c_uint64.from_address(note + 8).value = group.calls, call.call
+        c_uint64.from_address(group.calls_begun).value = group.calls
+        return self.run(group, group_address, plan)
+
+    def run(self, group: GroupRecord, group_address: int, plan: Plan) -> int:
+        return _Visit(group, plan.record, self._fence).go_on()
+
+    def exchange(
+        self, group: GroupRecord, group_address: int, rings: int, transfers: CArray[TransferRecord], count: int
+    ) -> int:
+        idle = _Idle(group)
+        while True:
+            open_ = [transfers[k] for k in range(count) if transfers[k].stage != 2]
+            if not open_:
+                return Status.DONE
+            moved = False
+            for transfer in open_:
+                result = self._advance(group, rings, transfer)
+                if result is None:
+                    return Status.UNEXPECTED
+                moved |= result
+            if moved:
+                idle = _Idle(group)
+            elif not idle.once():
+                return Status.WAITING
+
+    def _advance(self, group: GroupRecord, rings: int, transfer: TransferRecord) -> bool | None:
+        """As much of a transfer as the ring allows; None where another message is first in the ring."""
+        sends = bool(transfer.sends)
+        sender, receiver = (group.rank, transfer.peer) if sends else (transfer.peer, group.rank)
+        number = (rings * group.ranks + sender) * group.ranks + receiver
+        ring = group.rings + number * (RING_HEAD + group.ring_bytes)
+        own, theirs = (c_uint64.from_address(ring + LINE * (not end)) for end in (sends, not sends))
+        start = mine = own.value
+        room = theirs.value - mine + (group.ring_bytes if sends else 0)
+        with self._fence:
+            pass
+        data = _bytes(ring + RING_HEAD, group.ring_bytes)
+        if transfer.stage == 0:
+            if room < _HEADER:
+                return False
+            header = data[mine % group.ring_bytes :][:_HEADER].view(np.uint64)
+            if sends:
+                header[:] = transfer.tag, transfer.bytes
+            elif header.tolist() != [transfer.tag, transfer.bytes]:
+                transfer.found_tag, transfer.found_bytes = header.tolist()
+                return None
+            transfer.stage = 1
+            mine, room = mine + _HEADER, room - _HEADER
+        some = min(transfer.bytes - transfer.done, room, group.ring_bytes // 4)
+        if some > 0:
+            user = _bytes(transfer.data + transfer.done, some)
+            places = np.arange(mine, mine + some) % group.ring_bytes
+            if sends:
+                data[places] = user
+            else:
+                user[:] = data[places]
+            transfer.done, mine = transfer.done + some, mine + some
+        if transfer.done == transfer.bytes:
+            transfer.stage = 2
+            mine += -transfer.bytes % _HEADER
+        with self._fence:
+            pass
+        own.value = mine
+        return bool(mine != start)
+
+
+class _Idle:
+    """Waiting: a little longer each time, until patience is over."""
+
+    __slots__ = ("_pause", "_until")
+
+    def __init__(self, group: GroupRecord) -> None:
+        self._pause, self._until = 0.0, time.monotonic() + group.patience * 1e-9
+
+    def once(self) -> bool:
+        time.sleep(self._pause)
+        self._pause = min(1e-3, self._pause + 2e-5)
+        return bool(time.monotonic() < self._until)
+
+
+class _Visit:
+    """One visit to a call."""
+
+    __slots__ = ("call", "fence", "group")
+
+    def __init__(self, group: GroupRecord, call: CallRecord, fence: threading.Lock) -> None:
+        self.group, self.call, self.fence = group, call, fence
+
+    def go_on(self) -> int:
+        group, call, idle = self.group, self.call, _Idle(self.group)
+        put_off = call.only_read and (call.staged[INPUT] or not call.touched[INPUT]) and not call.touched[OUTPUT]
+        while call.phase < 2:
+            if call.phase == 0:
+                leaving = group.exits[(group.epoch + 1) & 1]
+                while (leaving.next or 0) < (leaving.end or 0):
+                    step = self.instruction(leaving.next)
+                    if self.flag(group.rank, leaving.flag_base + step.argument, leaving.epoch).value < (
+                        leaving.epoch * STRIDE + step.count
+                    ):
+                        group.waiting_for = step.peer
+                        break
+                    leaving.next += 32
+                else:
+                    self.enter_tile()
+                    call.phase = 1
+                    continue
+                if not idle.once():
+                    return Status.WAITING
+                continue
+            moved = False
+            for block in range(call.block_count):
+                result = self.run_block(block)
+                if result is None:
+                    return Status.OTHER_CALL
+                moved |= result
+            if self.all_done(bool(put_off)):
+                self.leave_tile()
+                call.phase = 0 if call.entered < call.elements else 2
+            elif moved:
+                idle = _Idle(group)
+            elif not idle.once():
+                return Status.WAITING
+        return Status.DONE
+
+    def instruction(self, address: int) -> Instruction:
+        row = (ctypes.c_int32 * 8).from_address(address)
+        return Instruction(Op(row[0]), *row[1:])
+
+    def step(self, number: int) -> Instruction:
+        return self.instruction(self.call.code + 32 * number)
+
+    def flag(self, rank: int, number: int, epoch: int) -> c_uint64:
+        group = self.group
+        return c_uint64.from_address(
+            group.flags + ((2 * rank + (epoch & 1)) * group.flags_per_slot + number) * FLAG_BYTES
+        )
+
+    def run_block(self, block: int) -> bool | None:
+        """Whether something was done; None where the peer runs another call."""
+        group, call = self.group, self.call
+        begin, end = call.at[block], call.blocks[2 * block + 1]
+        while call.at[block] < end:
+            step = self.step(call.at[block])
+            match step.op:
+                case Op.WAIT:
+                    flag = self.flag(group.rank, call.flag_base + step.argument, call.here.epoch)
+                    if flag.value < call.here.epoch * STRIDE + step.count:
+                        group.waiting_for = step.peer
+                        break
+                    with self.fence:
+                        pass
+                    if step.source_buffer == 1:
+                        if c_uint64.from_address(ctypes.addressof(flag) + 8).value != call.call:
+                            group.waiting_for = step.peer
+                            return None
+                        places = (PlaceRecord * 2).from_address(ctypes.addressof(flag) + _PLACES)
+                        group.peers[2 * step.peer], group.peers[2 * step.peer + 1] = places[INPUT], places[OUTPUT]
+                case Op.SIGNAL:
+                    flag = self.flag(step.peer, call.flag_base + step.argument, call.here.epoch)
+                    c_uint64.from_address(ctypes.addressof(flag) + 8).value = call.call
+                    places = (PlaceRecord * 2).from_address(ctypes.addressof(flag) + _PLACES)
+                    places[INPUT], places[OUTPUT] = call.here.mine[INPUT], call.here.mine[OUTPUT]
+                    with self.fence:
+                        pass
+                    flag.value = call.here.epoch * STRIDE + step.count
+                case _:
+                    self.move_data(step)
+            call.at[block] += 1
+        return bool(call.at[block] > begin)
+
+    def locate(self, place: Operand, count: int) -> Array:
+        group, call = self.group, self.call
+        rank, buffer, chunk = place
+        stride = call.here.stride * call.itemsize
+        if buffer >= FIRST_SCRATCH:
+            slot = call.here.slot + (rank - group.rank) * group.staging_step
+            address, size = slot + (call.scratch[buffer - FIRST_SCRATCH] + chunk) * stride, count * stride
+        else:
+            part, first = divmod(chunk, call.chunks)
+            start, stop = (min(edge * stride, call.here.size * call.itemsize) for edge in (first, first + count))
+            where = call.here.mine[buffer] if rank == group.rank else group.peers[2 * rank + buffer]
+            address, size = group.base + where.offset + part * where.step + start, stop - start
+        return _bytes(address, size).view(held_dtype(DTYPES[call.dtype]))
+
+    def move_data(self, step: Instruction) -> None:
+        call, rank = self.call, self.group.rank
+        dtype, reduction = DTYPES[call.dtype], REDUCTIONS[call.reduction]
+        many: list[Operand] = []
+        if step.op.has_operands:
+            rows = (ctypes.c_int32 * (3 * step.peer)).from_address(call.operands + 12 * step.argument)
+            many = [Operand(*rows[3 * k : 3 * k + 3]) for k in range(step.peer)]
+        source = Operand(rank, step.source_buffer, step.source_chunk)
+        target = Operand(rank, step.target_buffer, step.target_chunk)
+        match step.op:
+            case Op.MULTI_REDUCE | Op.SWITCH_REDUCE:
+                adds = step.op is Op.MULTI_REDUCE and not step.overwrites
+                sources, targets = [*([target] if adds else []), *many], [target]
+            case Op.MULTICAST:
+                sources, targets = [source], many
+            case Op.PUT:
+                sources, targets = [source], [target._replace(rank=step.peer)]
+            case Op.REDUCE | Op.READ_REDUCE:
+                sources, targets = [target, source._replace(rank=step.peer)], [target]
+            case _:
+                sources, targets = [source._replace(rank=step.peer)], [target]
+        arrays = [self.locate(place, step.count) for place in sources]
+        for place in targets:
+            goal = self.locate(place, step.count)
+            length = min(len(goal), *(len(array) for array in arrays))
+            if length:
+                goal[:length] = reduce_all(dtype, reduction, [array[:length] for array in arrays])
+
+    def enter_tile(self) -> None:
+        group, call, tile = self.group, self.call, self.call.here
+        item = call.itemsize
+        tile.first, tile.size = call.entered, min(call.elements - call.entered, call.tile)
+        grain = call.chunks * call.alignment
+        tile.stride = max(1, -(-tile.size // grain)) * call.alignment
+        group.epoch += 1
+        tile.epoch = group.epoch
+        tile.slot = group.staging + group.rank * group.staging_step + (tile.epoch & 1) * group.slot_bytes
+        free = tile.slot + _line(call.scratch[call.scratch_count] * tile.stride * item)
+        length = tile.size * item
+        small = OUTPUT if call.parts[OUTPUT] < call.parts[INPUT] else INPUT
+        aliased = call.alias >= 0 and call.staged[INPUT]
+        for buffer, user in ((INPUT, call.source or 0), (OUTPUT, call.target or 0)):
+            staged = call.staged[buffer]
+            tile.mine[buffer].offset = (free if staged else user + tile.first * item) - group.base
+            tile.mine[buffer].step = length if staged else call.elements * item
+            free += _line(call.parts[buffer] * length) if staged and not (aliased and buffer == small) else 0
+        if aliased:
+            tile.mine[small] = tile.mine[1 - small]
+            tile.mine[small].offset += call.alias * length
+        for part in range(call.parts[INPUT] if call.staged[INPUT] and length else 0):
+            staging = _bytes(group.base + tile.mine[INPUT].offset + part * length, length)
+            staging[:] = _bytes(call.source + (part * call.elements + tile.first) * item, length)
+        call.entered += tile.size
+        for block in range(call.block_count):
+            call.at[block] = call.blocks[2 * block]
+
+    def leave_tile(self) -> None:
+        group, call, tile = self.group, self.call, self.call.here
+        dtype, length = DTYPES[call.dtype], tile.size * call.itemsize
+        for part in range(call.parts[OUTPUT] if call.target and length else 0):
+            user = _bytes(call.target + (part * call.elements + tile.first) * call.itemsize, length)
+            if call.staged[OUTPUT]:
+                user[:] = _bytes(group.base + tile.mine[OUTPUT].offset + part * length, length)
+            if call.divide > 1:
+                array = user.view(held_dtype(dtype))
+                array[:] = divide(dtype, array, call.divide)
+        leaving = group.exits[tile.epoch & 1]
+        leaving.next, leaving.end = call.code + 32 * call.at[0], call.code + 32 * call.blocks[1]
+        leaving.epoch, leaving.flag_base = tile.epoch, call.flag_base
+
+    def all_done(self, put_off: bool) -> bool:
+        call = self.call
+        for block in range(call.block_count):
+            at = call.at[block]
+            if at < call.blocks[2 * block + 1] and not (put_off and block == 0 and self.step(at).op is Op.WAIT):
+                return False
+        return True

@@ -1,0 +1,185 @@
+"""From `Code` and a size to the record that the core runs: where flags lie, what must be staged, and how large a tile may be.
+
+**Staging.** A buffer of a rank is *touched* if the code lets a peer read or write it. A touched buffer must lie in the segment. What the user passes
+mostly does not, and is copied through a slot of staging.
+
+**Tiles.** A slot holds the scratch, and the touched buffers, of one tile:
+
+    scratch chunks * stride(T) + T * (parts of the input, if touched + parts of the output, if touched)    <= slot bytes
+
+with stride(T) <= T / chunks + alignment. T is the same on all ranks, whatever the rank itself must stage. The tiles of a call are of one size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sennit.collective.runtime.code import FIRST_SCRATCH, INPUT, OUTPUT, Code, Instruction, Op
+from sennit.collective.runtime.shm_abi import DTYPES, LINE, REDUCTIONS, CallRecord, Reduction
+from sennit.collective.runtime.shm_segment import describe_call
+from sennit.errors import CollectiveError
+from sennit.ir.collective import CollectiveSpec
+from sennit.ir.dtype import DType
+
+__all__ = ["LoadedCode", "Plan", "make_plan"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedCode:
+    """Code as one rank of a group sees it."""
+
+    code: Code
+    rank: int
+    flag_base: int
+    flag_count: int  # of the rank that has the most
+    touched: tuple[bool, bool]  # input and output of this rank, by peers
+    touched_anywhere: tuple[bool, bool]
+    used: tuple[bool, bool]  # by this rank itself
+    only_read: bool
+    blocks: NDArray[np.int32]
+    scratch: NDArray[np.int64]
+
+    @classmethod
+    def load(cls, code: Code, rank: int, flag_base: int) -> LoadedCode:
+        by_peers, by_owner = set[tuple[int, int]](), set[tuple[int, int]]()
+        only_read = True
+        for owner in range(code.ranks):
+            for block in range(code.rank_block_count(owner)):
+                for step in code.block(owner, block):
+                    if not step.op.moves_data:
+                        continue
+                    only_read &= step.op not in (Op.PUT, Op.MULTICAST)
+                    for place_rank, buffer in _places(code, owner, step):
+                        (by_owner if place_rank == owner else by_peers).add((place_rank, buffer))
+        anywhere = tuple(any((r, b) in by_peers for r in range(code.ranks)) for b in (INPUT, OUTPUT))
+        first = int(code.rank_blocks[rank])
+        return cls(
+            code,
+            rank,
+            flag_base,
+            int(code.flags.max(initial=0)),
+            ((rank, INPUT) in by_peers, (rank, OUTPUT) in by_peers),
+            (anywhere[0], anywhere[1]),
+            ((rank, INPUT) in by_owner, (rank, OUTPUT) in by_owner),
+            only_read,
+            np.ascontiguousarray(code.blocks[first : int(code.rank_blocks[rank + 1])]),
+            np.cumsum([0, *code.scratch]).astype(np.int64),
+        )
+
+    @property
+    def in_place(self) -> bool:
+        return self.code.collective.in_place
+
+    def used_at_all(self, buffer: int) -> bool:
+        return self.used[buffer] or self.touched[buffer]
+
+    def tile(self, elements: int, itemsize: int, slot_bytes: int) -> int:
+        """Elements of a part at a time."""
+        code = self.code
+        alignment = LINE // itemsize
+        touched = [b for b in (INPUT, OUTPUT) if self.touched_anywhere[b]]
+        widths = [max(code.parts(r, b) for r in range(code.ranks)) for b in (INPUT, OUTPUT)]
+        if self.in_place:
+            parts = max(widths) if touched else 0  # one memory
+        else:
+            parts = sum(widths[b] for b in touched)
+        scratch = sum(code.scratch)
+        room = slot_bytes - 4 * LINE - scratch * LINE
+        weight = scratch + parts * code.chunks  # chunks of the slot for one chunk of a part
+        grain = alignment * code.chunks
+        most = elements if not weight else room // (weight * LINE) * grain
+        if most < grain and elements > most:
+            raise CollectiveError(
+                f"code {code.name!r} needs {weight} chunks of {LINE} bytes at a time, and a slot has {slot_bytes} bytes",
+                where=f"a group of {code.ranks} ranks",
+                fix="use fewer chunks, or a group with larger slots",
+            )
+        if most >= elements:
+            return elements
+        tiles = -(-elements // most)
+        return -(-elements // tiles // grain) * grain
+
+
+def _places(code: Code, rank: int, step: Instruction) -> list[tuple[int, int]]:
+    """The (rank, buffer) pairs that a step touches, scratch left out."""
+    here = [(rank, step.target_buffer)]
+    match step.op:
+        case Op.MULTI_REDUCE | Op.SWITCH_REDUCE:
+            found = [(o.rank, o.buffer) for o in code.operands_of(step)] + here
+        case Op.MULTICAST:
+            found = [(o.rank, o.buffer) for o in code.operands_of(step)] + [(rank, step.source_buffer)]
+        case Op.PUT:
+            found = [(rank, step.source_buffer), (step.peer, step.target_buffer)]
+        case _:
+            found = [(step.peer, step.source_buffer), *here]
+    return [place for place in found if place[1] < FIRST_SCRATCH]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """One call, ready but for its addresses. The arrays are kept because the record points into them."""
+
+    loaded: LoadedCode
+    record: CallRecord
+    address: int  # of the record
+    identity: int
+    words: bytes
+    sizes: tuple[int, int]  # bytes of input and output
+    part_bytes: int
+    touched: tuple[bool, bool]  # as the record says
+    kept: tuple[object, ...]
+
+    @property
+    def text(self) -> str:
+        return self.words.decode()
+
+
+def make_plan(
+    loaded: LoadedCode,
+    elements: int,
+    dtype: DType,
+    reduction: Reduction | None,
+    slot_bytes: int,
+    title: str | None = None,
+) -> Plan:
+    """`title` is what messages call it: the name of the collective, unless it is given."""
+    code, rank = loaded.code, loaded.rank
+    if reduction in (Reduction.BAND, Reduction.BOR, Reduction.BXOR) and dtype.is_float:
+        raise CollectiveError(f"{reduction.value} of {dtype.value}", fix="bitwise reductions are for integers and bool")
+    if reduction is Reduction.AVG and dtype is DType.BOOL:
+        raise CollectiveError("the average of bool", fix="use sum, max or min")
+    at = np.zeros(max(1, len(loaded.blocks)), dtype=np.int32)
+    record = CallRecord()
+    record.code, record.operands = code.instructions.ctypes.data, code.operands.ctypes.data
+    record.blocks = loaded.blocks.ctypes.data_as(type(record.blocks))
+    record.scratch = loaded.scratch.ctypes.data_as(type(record.scratch))
+    record.at = at.ctypes.data_as(type(record.at))
+    record.flag_base, record.block_count, record.scratch_count = loaded.flag_base, len(loaded.blocks), len(code.scratch)
+    record.chunks, record.alignment = code.chunks, LINE // dtype.itemsize
+    for buffer in (INPUT, OUTPUT):
+        record.parts[buffer] = code.parts(rank, buffer)
+        record.touched[buffer] = any(loaded.touched) if loaded.in_place else loaded.touched[buffer]
+    record.only_read = loaded.only_read and not loaded.in_place
+    record.alias = code.collective.alias_offset(rank) // code.chunks if loaded.in_place else -1
+    record.dtype, record.itemsize = DTYPES.index(dtype), dtype.itemsize
+    average = reduction is Reduction.AVG
+    record.reduction = 0 if reduction is None or average else REDUCTIONS.index(reduction)
+    record.divide = code.ranks if average else 1
+    record.elements, record.tile = elements, loaded.tile(elements, dtype.itemsize, slot_bytes)
+    if title is None:
+        name = code.collective.name.value if isinstance(code.collective, CollectiveSpec) else code.name
+        title = describe_call(name, elements, dtype.value, None if reduction is None else reduction.value)
+    words = title.encode()[:112]
+    digest = hashlib.blake2b(code.fingerprint.encode() + words, digest_size=8).digest()
+    record.call = identity = int.from_bytes(digest, "little")
+    part = elements * dtype.itemsize
+    sizes = code.parts(rank, INPUT) * part, code.parts(rank, OUTPUT) * part
+    note = np.frombuffer(words.ljust(112, b"\0"), dtype=np.uint8)
+    record.words = note.ctypes.data
+    touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
+    return Plan(loaded, record, ctypes.addressof(record), identity, words, sizes, part, touched, (at, note))

@@ -1,0 +1,223 @@
+"""The segment that the ranks of a host share: how it is laid out, made and found, and what ranks tell each other in it besides data.
+
+    token | status of each rank | calls of each rank | doorbells | flags | rings | staging | arenas
+
+It is a memfd: memory without a name, which goes when the last process that maps it goes, however it ends. Other ranks open it through `/proc` of
+rank 0. Where that is not allowed, a file in `/dev/shm` serves that is unlinked as soon as all have opened it.
+
+Pages cost nothing until they are touched, so capacities are generous. Each word has one writer, or all write the same, so no locks are
+needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import secrets
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sennit.collective.runtime.failure import RuntimeFailure
+from sennit.collective.runtime.shm_abi import FLAG_BYTES, LINE, RING_HEAD
+from sennit.errors import RunError
+
+__all__ = [
+    "BROKEN",
+    "CALLS_KEPT",
+    "NOTE_BYTES",
+    "Capacity",
+    "Exchange",
+    "Layout",
+    "Segment",
+    "describe_call",
+    "open_segment",
+]
+
+Exchange = Callable[[bytes], list[bytes]]  # an all-gather of small bytes, at set-up only
+
+_PAGE = 4096
+_STATUS_BYTES = _PAGE  # state, failure, calls begun, then the failure as JSON
+_NOTE = struct.Struct("<QQ112s")  # number, what it is as a number, what it is in words
+NOTE_BYTES = _NOTE.size
+CALLS_KEPT = 64  # the core knows it too
+_LEFT = 2
+BROKEN = 64  # where a byte says that some rank has declared a failure
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Of each rank. `slot`: bytes of staging for one tile; `flags`: of all codes together; `ring`: bytes of messages to one peer; `arena`: bytes for
+    `allocate`. A slot of 256 KiB stays in the cache of a core, both of them, with the user's arrays beside them; one of 1 MiB took up to twice
+    the time in the cores when other work ran on them."""
+
+    slot: int = 1 << 18
+    flags: int = 2048
+    ring: int = 1 << 17
+    arena: int = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where things begin, in bytes."""
+
+    ranks: int
+    capacity: Capacity
+
+    def status(self, rank: int) -> int:
+        return _PAGE + rank * _STATUS_BYTES
+
+    def call(self, rank: int, number: int) -> int:
+        return self.status(self.ranks) + (rank * CALLS_KEPT + number % CALLS_KEPT) * _NOTE.size
+
+    @property
+    def doorbells(self) -> int:
+        return _pages(self.call(self.ranks, 0))
+
+    @property
+    def flags(self) -> int:
+        return _pages(self.doorbells + self.ranks * LINE)
+
+    @property
+    def rings(self) -> int:
+        return _pages(self.flags + 2 * self.ranks * self.capacity.flags * FLAG_BYTES)
+
+    @property
+    def staging(self) -> int:
+        return _pages(self.rings + 2 * self.ranks**2 * (RING_HEAD + self.capacity.ring))
+
+    @property
+    def staging_step(self) -> int:
+        return 2 * self.capacity.slot
+
+    def arena(self, rank: int) -> int:
+        return self.staging + self.ranks * self.staging_step + rank * self.capacity.arena
+
+    @property
+    def size(self) -> int:
+        return self.arena(self.ranks)
+
+
+def _pages(size: int) -> int:
+    return -(-size // _PAGE) * _PAGE
+
+
+class Segment:
+    """A mapped segment, seen by one rank."""
+
+    __slots__ = ("address", "layout", "memory", "rank")
+
+    def __init__(self, descriptor: int, layout: Layout, rank: int) -> None:
+        self.memory = mmap.mmap(descriptor, layout.size)
+        self.layout, self.rank = layout, rank
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+
+    # ---- states and failures: each rank writes its own only
+
+    def leave(self) -> None:
+        struct.pack_into("<I", self.memory, self.layout.status(self.rank), _LEFT)
+
+    def has_left(self, rank: int) -> bool:
+        return bool(struct.unpack_from("<I", self.memory, self.layout.status(rank))[0] == _LEFT)
+
+    def declare(self, failure: RuntimeFailure) -> None:
+        """Tell all ranks that the group is broken, and why."""
+        at = self.layout.status(self.rank)
+        what, where = failure.what[:800], (failure.where or "")[:800]  # texts of other ranks may be in it
+        said = {"what": what, "cause": failure.cause.value, "ranks": failure.ranks, "where": where}
+        text = json.dumps(said).encode()[: _STATUS_BYTES - 32]
+        self.memory[at + 32 : at + 32 + len(text)] = text
+        struct.pack_into("<I", self.memory, at + 4, len(text))  # after the text: who sees the length sees the text
+        self.memory[BROKEN] = 1
+
+    def failure(self) -> tuple[int, dict[str, object]] | None:
+        """The first rank that declared one, and what it said."""
+        for rank in range(self.layout.ranks):
+            at = self.layout.status(rank)
+            (length,) = struct.unpack_from("<I", self.memory, at + 4)
+            if length:
+                said: dict[str, object] = json.loads(bytes(self.memory[at + 32 : at + 32 + length]))
+                return rank, said
+        return None
+
+    # ---- calls: what each rank has begun, noted by its machine, for messages when they differ
+
+    @property
+    def own_notes(self) -> int:
+        """The address of the notes of this rank's calls."""
+        return self.address + self.layout.call(self.rank, 0)
+
+    @property
+    def own_calls_begun(self) -> int:
+        return self.address + self.layout.status(self.rank) + 8
+
+    def calls_begun(self, rank: int) -> int:
+        return int(struct.unpack_from("<Q", self.memory, self.layout.status(rank) + 8)[0])
+
+    def call_of(self, rank: int, number: int) -> tuple[int, str] | None:
+        """What a rank's call of this number is; None where it has not begun, or is long past."""
+        found, identity, words = _NOTE.unpack_from(self.memory, self.layout.call(rank, number))
+        return (identity, words.rstrip(b"\0").decode(errors="replace")) if found == number else None
+
+
+def describe_call(collective: str, elements: int, dtype: str, reduction: str | None) -> str:
+    text = f"{collective} of {elements} {dtype}"
+    return f"{text}, {reduction}" if reduction is not None else text
+
+
+def open_segment(rank: int, layout: Layout, exchange: Exchange) -> Segment:
+    """Rank 0 makes it, all open it; nothing with a name is left when this returns or raises."""
+    named: str | None = None
+    for attempt in _makers():
+        descriptor, path, token = attempt(layout.size) if rank == 0 else (-1, "", "")
+        try:
+            path, token = json.loads(exchange(json.dumps([path, token]).encode())[0])
+            named = path if path.startswith("/dev/shm/") else None
+            fault = ""
+            if rank != 0:
+                try:
+                    descriptor = os.open(path, os.O_RDWR)
+                    if os.pread(descriptor, len(token), 0).decode(errors="replace") != token:
+                        fault = f"{path} is not the segment of this group"
+                except OSError as error:
+                    fault = str(error)
+            faults = {r: said.decode() for r, said in enumerate(exchange(fault.encode())) if said}
+            if not faults:
+                return Segment(descriptor, layout, rank)
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+            if rank == 0 and named is not None:
+                os.unlink(named)
+    first = min(faults)
+    raise RunError(
+        f"rank {first} cannot open the shared segment of rank 0: {faults[first]}",
+        where=f"a group of {layout.ranks} ranks",
+        fix="shared memory joins ranks of one host and one user; use another backend between hosts or containers",
+    )
+
+
+def _makers() -> tuple[Callable[[int], tuple[int, str, str]], ...]:
+    """Ways to make a segment of a size: they return its descriptor, the path to open it by, and its token."""
+    return _make_nameless, _make_named
+
+
+def _make_nameless(size: int) -> tuple[int, str, str]:
+    descriptor = os.memfd_create("sennit", os.MFD_CLOEXEC)
+    return descriptor, f"/proc/{os.getpid()}/fd/{descriptor}", _prepare(descriptor, size)
+
+
+def _make_named(size: int) -> tuple[int, str, str]:
+    path = Path("/dev/shm") / f"sennit-{secrets.token_hex(8)}"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    return descriptor, str(path), _prepare(descriptor, size)
+
+
+def _prepare(descriptor: int, size: int) -> str:
+    token = secrets.token_hex(16)
+    os.ftruncate(descriptor, size)
+    os.pwrite(descriptor, token.encode(), 0)
+    return token
