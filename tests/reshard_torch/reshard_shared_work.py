@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
-import resource
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from reshard_problems import random_problem
 from reshard_work import local_piece, mismatch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from sennit.collective.runtime.shm_posts import HostMemory
 from sennit.errors import RunError
@@ -72,4 +75,133 @@ def many_under_way(rank: int, world: int, staging: int) -> list[str]:
             fault = mismatch(target, rank, seed, handle.wait())
             if fault is not None:
                 wrong.append(f"{seed}: {fault}")
+    return wrong
+
+
+def never_comes(rank: int) -> str:
+    """Rank 1 greets, so that memory is shared, and then does not come. A second call is refused."""
+    mesh = Mesh.make({"x": 3})
+    source, target = Layout.parse("[6{x}]", mesh), Layout.parse("[6]", mesh)
+    executor = shared_executor()
+    redistribute(torch.zeros(2), source, target, executor=executor)
+    if rank == 1:
+        time.sleep(2.0)
+        return ""
+    assert executor.shared is not None
+    executor.shared.timeout = 0.5
+    said = []
+    for _ in range(2):
+        try:
+            redistribute(torch.zeros(2), source, target, executor=executor)
+        except RunError as error:
+            said.append(str(error))
+    return "\n".join(said)
+
+
+def dies(rank: int) -> str:
+    """Rank 1 is killed while its peers wait for it. It is named long before the time limit."""
+    mesh = Mesh.make({"x": 3})
+    source, target = Layout.parse("[6{x}]", mesh), Layout.parse("[6]", mesh)
+    executor = shared_executor(timeout=60.0)
+    redistribute(torch.zeros(2), source, target, executor=executor)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        redistribute(torch.zeros(2), source, target, executor=executor)
+    except RunError as error:
+        raise RuntimeError(f"named: {error.what}") from error
+    return "no error"
+
+
+def falls_back(rank: int, world: int) -> tuple[list[str], int]:
+    """Rank 1 has no shared memory: nobody uses it, the results are right, and one line of the log says why."""
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    def make(mine: int, ranks: int, staging: int) -> HostMemory:
+        if mine == 1:
+            raise RunError("none today")
+        return HostMemory(mine, ranks, staging)
+
+    logger = logging.getLogger("sennit.reshard.shared_torch")
+    handler = Keep()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    executor = Executor(timeout=20.0, shared=make)
+    mesh = Mesh.make({"x": world})
+    source, target = Layout.parse(f"[{world}{{x}},4]", mesh), Layout.parse(f"[{world},4]", mesh)
+    wrong = 0
+    for _ in range(3):
+        got = redistribute(torch.full((1, 4), float(rank)), source, target, executor=executor)
+        wrong += not torch.equal(got[:, 0], torch.arange(float(world)))
+    logger.removeHandler(handler)
+    return lines, wrong
+
+
+def staged_at_most(rank: int, world: int) -> list[str]:
+    """A redistribution of 24 times its staging: what lies in the own area is never more than the staging, a lower budget included; and
+    nothing is left open or mapped when the executor has gone."""
+    mesh = Mesh.make({"x": world})
+    rows = 64 * world
+    source, target = Layout.parse(f"[{rows}{{x}},192]", mesh), Layout.parse(f"[{rows},192{{x}}]", mesh)
+    whole = torch.arange(float(rows * 192)).reshape(rows, 192)
+    wrong: list[str] = []
+    gc.collect()
+    before = _open_areas()
+    for budget in (None, 2048):
+        executor = shared_executor(staging=4096)
+        most = _watch_staging(executor, Layout.parse("[6{x}]", mesh))
+        got = redistribute(whole.chunk(world)[rank], source, target, budget=budget, executor=executor)
+        if not torch.equal(got, whole.chunk(world, 1)[rank]):
+            wrong.append(f"budget {budget}: wrong")
+        if not 0 < most[0] <= (4096 if budget is None else budget):
+            wrong.append(f"budget {budget}: {most[0]} bytes were staged")
+        del executor, most
+    gc.collect()
+    after = _open_areas()
+    if after > before:
+        wrong.append(f"{before} areas before, {after} after")
+    return wrong
+
+
+def _watch_staging(executor: Executor, small: Layout) -> list[int]:
+    """The most bytes that were ever staged, from now on."""
+    redistribute(torch.zeros(small.local_shape()), small, Layout.parse("[6]", small.mesh), executor=executor)
+    assert executor.shared is not None
+    memory = executor.shared._shared
+    assert isinstance(memory, HostMemory)
+    most, post = [0], memory.post
+
+    def watched(peers: Iterable[int], place: int, nbytes: int) -> None:
+        post(peers, place, nbytes)
+        most[0] = max(most[0], memory._used)
+
+    memory.post = watched  # type: ignore[method-assign]
+    return most
+
+
+def _open_areas() -> int:
+    """Areas that this process has open or mapped, its own and those of others."""
+    mapped = sum("memfd:sennit" in line for line in Path("/proc/self/maps").read_text().splitlines())
+    opened = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return mapped + sum("memfd:sennit" in os.readlink(path) for path in opened if os.path.islink(path))
+
+
+def public_face(rank: int, world: int) -> list[str]:
+    """`sennit.redistribute` uses shared memory where the process group's ranks are on one host; so does what it serves."""
+    import sennit
+    from sennit.reshard.execute_torch import current_executor
+
+    mesh = DeviceMesh("cpu", torch.arange(world))
+    x = distribute_tensor(torch.arange(4.0 * world).reshape(world, 4), mesh, [Shard(0)])
+    x.requires_grad_()
+    y = sennit.redistribute(x, [Replicate()])
+    y.to_local().sum().backward()
+    wrong = [] if torch.equal(y.to_local(), x.full_tensor()) else ["wrong"]
+    shared = current_executor().shared
+    if shared is None or not shared.knows(tuple(range(world))) or not shared._reached[tuple(range(world))]:
+        wrong.append("not through shared memory")
     return wrong

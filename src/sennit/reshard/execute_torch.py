@@ -125,7 +125,7 @@ class Executor:
         self.rank = dist.get_rank()
         self.check, self.staging, self.timing, self.remembered = check, staging, timing, remembered
         self.wire = Wire(timeout)
-        self.groups = Groups(timeout, transport)
+        self.groups = Groups(timeout, transport, timing)
         self.shared: SharedWire | None = None
         if shared is not None and transport is Transport.AUTO:
             make = partial(shared, self.rank, dist.get_world_size(), staging)
