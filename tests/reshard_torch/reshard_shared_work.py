@@ -21,9 +21,13 @@ from sennit.collective.runtime.shm_posts import HostMemory
 from sennit.errors import RunError
 from sennit.ir.layout import Layout
 from sennit.ir.mesh import Mesh
+from sennit.reshard.calibrate_torch import calibrate
 from sennit.reshard.dtensor_torch import redistribute
 from sennit.reshard.execute_torch import Executor
+from sennit.reshard.lower_torch import Together
 from sennit.reshard.planner import Mode, plan
+from sennit.reshard.redistribution import StepKind
+from sennit.reshard.timing import CollectiveCost, LinkCost
 
 
 def shared_executor(*, staging: int = 8 << 20, timeout: float = 20.0, check: bool = False) -> Executor:
@@ -204,4 +208,28 @@ def public_face(rank: int, world: int) -> list[str]:
     shared = current_executor().shared
     if shared is None or not shared.knows(tuple(range(world))) or not shared._reached[tuple(range(world))]:
         wrong.append("not through shared memory")
+    return wrong
+
+
+def calibrated(rank: int) -> tuple[LinkCost, LinkCost]:
+    """The figures of shared memory and of messages."""
+    return calibrate(rounds=1, shared=HostMemory), calibrate(rounds=1)
+
+
+def through_the_cheaper(rank: int, world: int) -> list[str]:
+    """A gather whose group is said to be cheaper sends no message; one whose messages are, does. Both are right."""
+    mesh = Mesh.make({"x": world})
+    source, target = Layout.parse(f"[{world}{{x}},4]", mesh), Layout.parse(f"[{world},4]", mesh)
+    redistribution = plan(source, target, mode=Mode.COLLECTIVE)
+    wrong: list[str] = []
+    for group, messages in ((1.0, 2.0), (2.0, 1.0)):
+        cost = CollectiveCost(StepKind.ALL_GATHER, group, 0.0, messages, 0.0)
+        executor = Executor(timeout=20.0, check=False, timing=LinkCost(collectives=(cost,)))
+        served = []
+        for step in executor.lowered(redistribution, 4).operations:
+            assert isinstance(step, Together)
+            served.append(executor.groups.serve(step, torch.empty(0)) is not None)
+        got = executor.run(redistribution, torch.full((1, 4), float(rank)))
+        if served != [group < messages] or not torch.equal(got[:, 0], torch.arange(float(world))):
+            wrong.append(f"{group} {messages}: {served} {got.tolist()}")
     return wrong

@@ -45,6 +45,19 @@ def test_the_public_function_shares_memory(ranks: GlooRanks) -> None:
     assert ranks.call(work.public_face, ranks.count) == [[]] * ranks.count
 
 
+def test_both_transports_are_calibrated_alike_on_all_ranks(ranks: GlooRanks) -> None:
+    found = ranks.call(work.calibrated)
+    assert len(set(found)) == 1
+    shared, messages = found[0]
+    assert min(shared.alpha, shared.beta, shared.gamma, messages.alpha, messages.beta) > 0
+    assert shared.collectives == ()
+    assert len({cost.kind for cost in messages.collectives}) == 4
+
+
+def test_a_step_goes_through_a_group_or_as_messages_as_is_cheaper(ranks: GlooRanks) -> None:
+    assert ranks.call(work.through_the_cheaper, ranks.count) == [[]] * ranks.count
+
+
 def test_without_shared_memory_on_one_rank_all_use_messages_and_say_so_once(ranks: GlooRanks) -> None:
     said = ranks.call(work.falls_back, ranks.count)
     assert [wrong for _, wrong in said] == [0] * ranks.count
