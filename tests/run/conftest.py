@@ -8,6 +8,7 @@ import pytest
 
 from sennit.cluster.ranks_torch import GlooRanks
 
+TIMEOUT = 280.0  # a busy machine is slow, a rank that hangs is found by pytest
 PRELOAD = (
     "sennit.run.parallelize",
     "torch.export",
@@ -19,11 +20,11 @@ PRELOAD = (
 
 @pytest.fixture(scope="session")
 def four() -> Iterator[GlooRanks]:
-    with GlooRanks(4, preload=PRELOAD) as ranks:
+    with GlooRanks(4, timeout=TIMEOUT, preload=PRELOAD) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="session")
 def two() -> Iterator[GlooRanks]:
-    with GlooRanks(2, preload=PRELOAD) as ranks:
+    with GlooRanks(2, timeout=TIMEOUT, preload=PRELOAD) as ranks:
         yield ranks

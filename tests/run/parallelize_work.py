@@ -190,11 +190,11 @@ def memory(rank: int, plan: str) -> tuple[str, int, int, int]:
     with model.measuring_memory():
         model(*batches()[0][0]).backward()
     report = model.memory_report(optimizer)
-    predicted = report.predicted[MemoryKind.OPTIMIZER]
+    predicted = report.at_peak[MemoryKind.OPTIMIZER]
     optimizer.step()
     measured = model.memory_report(optimizer).measured[MemoryKind.OPTIMIZER]
     assert predicted == measured, (predicted, measured)
     assert report.measured_step is not None
-    parameters = report.predicted[MemoryKind.PARAMETERS]
+    parameters = report.at_peak[MemoryKind.PARAMETERS]
     assert parameters is not None
     return str(report), report.predicted_step, report.measured_step, parameters

@@ -35,5 +35,5 @@ if __name__ == "__main__":  # to refresh the page
 
     page = Path(__file__).parents[2] / "docs" / "generated-source.md"
     text = page.read_text(encoding="utf-8")
-    fence = re.compile(r"```python\n\"\"\"stage0.*?```", re.DOTALL)
-    page.write_text(fence.sub(lambda _: f"```python\n{source()}```", text), encoding="utf-8")
+    fence = re.compile(r"```{code-block} python\n\"\"\"stage0.*?```", re.DOTALL)
+    page.write_text(fence.sub(lambda _: f"```{{code-block}} python\n{source()}```", text), encoding="utf-8")

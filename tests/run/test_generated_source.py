@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "generated-source.md"
 
 
 def test_the_page_shows_what_is_generated() -> None:
-    assert f"```python\n{source_of_the_page.source()}```" in PAGE.read_text(encoding="utf-8")
+    assert f"```{{code-block}} python\n{source_of_the_page.source()}```" in PAGE.read_text(encoding="utf-8")
 
 
 def unknown_names(source: str) -> list[str]:

@@ -122,6 +122,6 @@ def test_checkpoints_move_between_plans(four: GlooRanks, two: GlooRanks, tmp_pat
 @pytest.mark.parametrize("plan", ["data", "pipeline"])
 def test_memory(plan: str, four: GlooRanks) -> None:
     for text, predicted, measured, parameters in four.call(work.memory, plan):
-        assert text.splitlines()[0].split() == ["rank", text.split()[1], "predicted", "measured"]
+        assert text.splitlines()[0].endswith("at the peak      at most     measured")
         assert parameters > 0
         assert 0.7 * predicted <= measured <= 1.3 * predicted

@@ -13,7 +13,7 @@ import logging
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -158,7 +158,8 @@ def without_memory(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, everything: bool = False
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """A model on the meta device, and a call of it, as fake tensors that say they are on the CPU. On the meta device itself some
-    operators have no derivative. Weights with memory are left as they are, unless `everything` is asked for."""
+    operators have no derivative. Weights with memory are left as they are, unless `everything` is asked for: then what the model
+    makes inside has no memory either."""
     from torch._subclasses import FakeTensorMode
     from torch.utils._pytree import tree_map
 
@@ -187,7 +188,9 @@ def without_memory(
             if id(tensor) not in fakes:
                 fakes[id(tensor)] = fake(tensor)
             tensors[name] = fakes[id(tensor)]  # type: ignore[assignment]
-        yield tree_map(lambda leaf: fake(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+        call = tree_map(lambda leaf: fake(leaf) if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+        with mode if everything else nullcontext():
+            yield call
     finally:
         for tensors, name, tensor in places:
             tensors[name] = tensor  # type: ignore[assignment]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sennit.capture import Captured, Signature, capture_call
+from sennit.capture.rules.certify import Certifier
 from sennit.errors import PlanError
 from sennit.ir.graph import Graph, OutputKind, Role
 from sennit.ir.mesh import Mesh
@@ -32,12 +33,13 @@ Planner = Callable[[Graph, Mesh], Plan]
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How to compile a model: the plan and the mesh; which results a training step returns beside its losses (None: none,
-    evaluation returns all); the type that autocast computes in."""
+    evaluation returns all); the type that autocast computes in; what executes the rules that the proof relies on."""
 
     planner: Planner
     mesh: Mesh
     results: tuple[str, ...] = ()
     autocast: torch.dtype | None = None
+    certifier: Certifier | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,10 @@ def compile_call(
     decisions = propagate(plan)
     program = lower(decisions)
     clock.lap("plan")
-    verify(program, graph)
+    # the plan's own graph: rewrites and recomputation change operators
+    verify(program, plan.graph, certifier=recipe.certifier)
     clock.lap("verify")
-    return Compiled(captured.signature, captured.constants, graph, plan, decisions, program, clock.laps)
+    return Compiled(captured.signature, captured.constants, plan.graph, plan, decisions, program, clock.laps)
 
 
 def _refuse_split_results(graph: Graph, mesh: Mesh) -> None:

@@ -55,7 +55,7 @@ class ProcessCommunicator:
         result = tensor.clone()  # the source may still be read, or share memory with what is
         work = dist.all_reduce(result, _op(op), group=self.groups.of(group), async_op=True)
         assert work is not None
-        return _Work(work, tensor, lambda: result)
+        return _Work(work, result, lambda: result)  # the source itself may go
 
     def all_gather(self, group: Group, tensor: Tensor) -> _Work:
         stacked = tensor.new_empty((len(group), *tensor.shape))

@@ -70,6 +70,7 @@ class LocalForms:
     """The forms as methods of a rank, which knows its coordinates."""
 
     coordinate: Mapping[str, int]
+    torch_device: torch.device
 
     def indices(self, *factors: Factor) -> Indices:
         return Indices(tuple((size, self.coordinate[at] if isinstance(at, str) else at) for size, at in factors))
@@ -104,12 +105,19 @@ class LocalForms:
     def arange(self, *bounds: float, dtype: torch.dtype, places: Indices) -> Tensor:
         start = bounds[0] if len(bounds) > 1 else 0
         step = bounds[2] if len(bounds) > 2 else 1
-        return (places.all() * step + start).to(dtype)
+        return (places.all(self.torch_device) * step + start).to(dtype)
 
     def uniform(
         self, seed: Tensor, number: int, shape: Sequence[int], dtype: torch.dtype, *, places: Sequence[Indices]
     ) -> Tensor:
-        return uniform(seed, number, shape, dtype, indices=[part.all() for part in places])
+        return uniform(
+            seed,
+            number,
+            shape,
+            dtype,
+            indices=[part.all(self.torch_device) for part in places],
+            device=self.torch_device,
+        )
 
     def convolution(
         self,
@@ -128,7 +136,7 @@ class LocalForms:
         zero = [0] * len(padding)
         result: Tensor = torch.ops.aten.convolution.default(window, weight, bias, stride, zero, dilation, *rest)
         for dim, (part, (first, _)) in enumerate(zip(places, spans, strict=True), start=2):
-            result = result.index_select(dim, part.all() - first)
+            result = result.index_select(dim, part.all(x.device) - first)
         return result
 
     def convolution_backward(
@@ -151,7 +159,7 @@ class LocalForms:
         spread = grad
         for dim, (part, (first, last)) in enumerate(zip(places, spans, strict=True), start=2):
             room = spread.new_zeros((*spread.shape[:dim], last - first + 1, *spread.shape[dim + 1 :]))
-            spread = room.index_copy_(dim, part.all() - first, spread)
+            spread = room.index_copy_(dim, part.all(x.device) - first, spread)
         found = torch.ops.aten.convolution_backward.default(
             spread, window, weight, bias_sizes, stride, [0] * len(padding), dilation, transposed, output_padding, groups, mask
         )  # fmt: skip

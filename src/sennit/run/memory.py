@@ -1,8 +1,8 @@
 """A rank's memory by kind: what the program says, and what is there.
 
 **Predicted.** The steps of the rank's lane are played in their order; a buffer is there from the step that makes it to the last one
-that needs it (`sim/lane.py` says what is of which kind and what is a view). The prediction is the state at the moment when the sum
-over all kinds is largest. The state of an optimizer is that of one step on tensors without values.
+that needs it (`sim/lane.py` says what is of which kind and what is a view). Shown are the bytes at the moment when the sum over all
+kinds is largest, and the most of each kind at any moment. The state of an optimizer is that of one step on tensors without values.
 
 **Measured.** Parameters, gradients and optimizer state are counted where they lie. What a step makes on its way (activations,
 gradients, staging) is counted by `StorageMeter` while it runs: the bytes of live storages, on any device. Torch does not say which
@@ -37,22 +37,26 @@ class MemoryReport:
     """Bytes of one rank by kind. None: not known (no optimizer given), or not measured."""
 
     rank: int
-    predicted: Mapping[MemoryKind, int | None]
+    at_peak: Mapping[MemoryKind, int | None]
+    at_most: Mapping[MemoryKind, int | None]
     measured: Mapping[MemoryKind, int | None]
     predicted_step: int
     measured_step: int | None
 
     @property
     def predicted_peak(self) -> int:
-        return sum(size or 0 for size in self.predicted.values())
+        return sum(size or 0 for size in self.at_peak.values())
 
     def __str__(self) -> str:
-        rows = [("rank " + str(self.rank), "predicted", "measured")]
+        rows = [(f"rank {self.rank}", "at the peak", "at most", "measured")]
         for kind in MemoryKind:
-            rows.append((kind.value, _bytes(self.predicted.get(kind)), _bytes(self.measured.get(kind))))
-        rows.append(("made by a step, at its peak", _bytes(self.predicted_step), _bytes(self.measured_step)))
-        rows.append(("peak of all", _bytes(self.predicted_peak), ""))
-        return "\n".join(f"{name:<28}{left:>12}{right:>12}" for name, left, right in rows)
+            at_peak, at_most, measured = (
+                _bytes(table.get(kind)) for table in (self.at_peak, self.at_most, self.measured)
+            )
+            rows.append((kind.value, at_peak, at_most, measured))
+        rows.append(("made by a step, at its peak", _bytes(self.predicted_step), "", _bytes(self.measured_step)))
+        rows.append(("peak of all", _bytes(self.predicted_peak), "", ""))
+        return "\n".join("".join([f"{row[0]:<28}", *(f"{cell:>13}" for cell in row[1:])]) for row in rows)
 
 
 def memory_report(
@@ -62,20 +66,25 @@ def memory_report(
     optimizer: torch.optim.Optimizer | None,
     measured_step: int | None = None,
 ) -> MemoryReport:
-    predicted: dict[MemoryKind, int | None] = dict(predicted_memory(program, rank))
-    predicted[MemoryKind.PARAMETERS] = parameters = sum(local_of(tensor).nbytes for tensor in tensors.values())
-    predicted[MemoryKind.OPTIMIZER] = None if optimizer is None else _optimizer_step(optimizer)
+    peak, most = predicted_memory(program, rank)
+    parameters = sum(local_of(tensor).nbytes for tensor in tensors.values())
+    # beside what the program reads: parameters that it does not, and the optimizer
+    standing = {
+        MemoryKind.PARAMETERS: parameters,
+        MemoryKind.OPTIMIZER: None if optimizer is None else _optimizer_step(optimizer),
+    }
     gradients = [local_of(tensor.grad).nbytes for tensor in tensors.values() if isinstance(tensor.grad, DTensor)]
     measured: dict[MemoryKind, int | None] = {
         MemoryKind.PARAMETERS: parameters,
         MemoryKind.GRADIENTS: sum(gradients),
         MemoryKind.OPTIMIZER: None if optimizer is None else _state_bytes(optimizer),
     }
-    return MemoryReport(rank, predicted, measured, sum(predicted.get(kind) or 0 for kind in STEP_KINDS), measured_step)
+    step = sum(peak[kind] for kind in STEP_KINDS)
+    return MemoryReport(rank, {**peak, **standing}, {**most, **standing}, measured, step, measured_step)
 
 
-def predicted_memory(program: Program, rank: int) -> dict[MemoryKind, int]:
-    """Bytes by kind at the moment of the peak, the steps played in order."""
+def predicted_memory(program: Program, rank: int) -> tuple[dict[MemoryKind, int], dict[MemoryKind, int]]:
+    """Bytes by kind at the moment of the peak, and the most of each kind at any moment, the steps played in order."""
     lane = program.lane_of(rank)
     code = compile_lane(lane, blocking=True)
     changes: list[dict[MemoryKind, int]] = [dict.fromkeys(MemoryKind, 0) for _ in range(len(code.jobs) + 2)]
@@ -91,12 +100,13 @@ def predicted_memory(program: Program, rank: int) -> dict[MemoryKind, int]:
             if number + 2 < len(changes):
                 changes[number + 2][MemoryKind.STAGING] -= size
     live = dict.fromkeys(MemoryKind, 0)
-    peak = dict(live)
+    peak, most = dict(live), dict(live)
     for change in changes:
         live = {kind: live[kind] + change[kind] for kind in MemoryKind}
+        most = {kind: max(most[kind], live[kind]) for kind in MemoryKind}
         if sum(live.values()) > sum(peak.values()):
             peak = live
-    return peak
+    return peak, most
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from sennit.capture.rules.certify import Certifier
 from sennit.errors import RunError
 from sennit.ir.mesh import Mesh
 from sennit.plan import zoo
@@ -62,6 +63,7 @@ def parallelize(
     dynamic: bool = False,
     device: torch.device | str | None = None,
     broadcast: bool = True,
+    certifier: Certifier | None = None,
 ) -> ParallelModule:
     """A model that computes what `model` does, split over all ranks as `plan` says.
 
@@ -79,6 +81,7 @@ def parallelize(
     - `dynamic`: compile again for new argument shapes, instead of refusing them.
     - `device`: where the pieces go for a model on `meta`, which has no values: load a checkpoint before use.
     - `broadcast`: take the values of rank 0; `False` where all ranks have the same anyway.
+    - `certifier`: execute every operator rule that the proof relies on, once (`sennit.capture.rules`).
     """
     join()
     if inputs not in ("whole", "local"):
@@ -98,7 +101,7 @@ def parallelize(
         seed=seed,
         scaler=scaler,
     )
-    recipe = Recipe(plan, laid, tuple(results), autocast)
+    recipe = Recipe(plan, laid, tuple(results), autocast, certifier)
     engine = Engine(skeleton_of(model, dtype), slots, recipe, options, call, place)
     first = engine.program(model.training, call)
     engine.skeleton.train(model.training)

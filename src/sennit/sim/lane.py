@@ -7,8 +7,8 @@ job before it. Collectives and transfers wait for their partners too; `sim/build
 **Memory.** A *storage* is what an input or a job allocates; views share it. It is there from the start of its job (inputs:
 from the beginning) until every name for it is freed and everything that reads them has ended; a free takes effect, like the
 work around it, behind the compute jobs before it. What is never freed stays. Kinds: parameters and buffers of the model are
-`parameters`; inputs and tangents `inputs`; results of `sennit.accumulate` and pieces of a tensor that the program puts out as
-a gradient `gradients`; the rest `activations`. `staging` are the packed copies that a transfer holds while it runs: of the
+`parameters`; inputs and tangents `inputs`; results of `sennit.accumulate` and what pieces of a tensor lie in that the program
+puts out as a gradient `gradients`; the rest `activations`. `staging` are the packed copies that a transfer holds while it runs: of the
 source for a send, a reduce-scatter and an all-to-all, of the result for an all-gather; an all-reduce works in its result.
 """
 
@@ -217,6 +217,8 @@ class _Walk:
             for item in self.lane.outputs
             if item.kind is OutputKind.GRADIENT and item.name in self.buffers
         }
+        # a gradient may be a view: what it lies in is then the gradient's memory
+        lies_in = {root for name, root in self.root.items() if self.buffers[name].tensor in gradients}
         sums = {
             buffer.name
             for job in self.jobs
@@ -232,7 +234,7 @@ class _Walk:
                 case Role.INPUT | Role.TANGENT | Role.SEED:
                     return MemoryKind.INPUTS
                 case None:
-                    is_gradient = name in sums or self.buffers[name].tensor in gradients
+                    is_gradient = name in sums or name in lies_in
                     return MemoryKind.GRADIENTS if is_gradient else MemoryKind.ACTIVATIONS
 
         return tuple(Storage(name, kind(name), made, self.ends.get(name)) for name, made in self.made.items())

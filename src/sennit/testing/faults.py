@@ -58,7 +58,7 @@ def random_fault(program: Program, rng: random.Random) -> Fault | None:
     position = rng.randrange(len(program.lanes))
     try:
         made = makers[kind](program, program.lanes[position], rng)
-    except (LayoutError, IndexError):
+    except (LayoutError, IndexError, ValueError):
         return None  # no such layout, or nothing to choose from
     if made is None or made[0] == program.lanes[position]:
         return None
@@ -99,6 +99,8 @@ def _renamed(step: Step, names: dict[str, str]) -> Step:
 
 def _swap(program: Program, lane: Lane, rng: random.Random) -> tuple[Lane, str] | None:
     moving = [i for i, step in enumerate(lane.steps) if isinstance(step, (Collective, Send, Receive))]
+    if len(moving) < 2:
+        return None
     at = rng.randrange(len(moving) - 1)
     one, other = moving[at], moving[at + 1]
     steps = list(lane.steps)
