@@ -4,7 +4,8 @@
 
 Two hosts are network namespaces of this machine (`sennit.testing.network`: Linux, root, iproute2). Their ranks first probe the link, as
 `sennit probe` does, which gives the cluster; then they run a small GPT under several plans. Each plan is simulated on the
-probed cluster. Nothing is fitted to the steps. Compute is measured before, with as many threads at once as there are ranks; the model is small and the
+probed cluster. Nothing is fitted to the steps. Compute is that of the `laptop` cluster measured here, times what a step of the whole model takes on every rank at
+once over what is simulated for it; the model is small and the
 link slow, so that a machine with other work on it tells something too. The least of the repeated steps counts.
 """
 
@@ -15,6 +16,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
@@ -22,6 +24,7 @@ from statistics import median
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sennit.capture import capture
 from sennit.cluster import Basis, Cluster, Figure
@@ -29,21 +32,26 @@ from sennit.cluster.measure_torch import measure_laptop
 from sennit.cluster.probe import Probe, cluster_of_probe
 from sennit.cluster.probe_torch import probe_ranks
 from sennit.demo.gpt import GPT, GPTConfig, random_batch
+from sennit.ir.graph import Graph
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Program
 from sennit.plan import data_parallel, lower, pipeline, propagate, tensor_parallel
 from sennit.run.processes import _run
-from sennit.sim import exposed_parts, simulate
+from sennit.sim import Straggler, exposed_parts, simulate, simulate_fully
 
 HOSTS = 2
 CONFIG = GPTConfig(vocabulary=512, context=64, width=128, heads=8, layers=2)
 BATCH = 32
 
 
+def graph_of() -> Graph:
+    torch.manual_seed(0)
+    return capture(GPT(CONFIG), random_batch(CONFIG, BATCH), name="GPT")
+
+
 def programs(ranks: int) -> dict[str, Program]:
     """Plans of one model over the ranks, those of a host next to each other."""
-    torch.manual_seed(0)
-    graph = capture(GPT(CONFIG), random_batch(CONFIG, BATCH), name="GPT")
+    graph = graph_of()
     layers = tuple(f"blocks.{number}" for number in range(CONFIG.layers))
     names = {"qkv": "*.qkv", "column": "*.up", "row": "*.proj|*.down"}
     half = ranks // 2
@@ -74,6 +82,7 @@ def rank_main(folder: Path, host: int, repeats: int) -> None:
     rank = dist.get_rank()
     # messages that are large against the token bucket of the link
     probe = probe_ranks(sizes=(8, 64 << 10, 1 << 20, 4 << 20), repeats=7, host=f"host {host}")
+    alone = serial_step(repeats)
     steps: dict[str, list[float]] = {}
     for path in sorted(folder.glob("*.program")):
         _, seconds = _run(rank, path.read_text(encoding="utf-8"), str(folder / "state.pt"), repeats)
@@ -81,9 +90,26 @@ def rank_main(folder: Path, host: int, repeats: int) -> None:
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         steps[path.stem] = slowest.tolist()
     if rank == 0:
-        answer = {"probe": msgspec.to_builtins(probe), "steps": steps}
+        answer = {"probe": msgspec.to_builtins(probe), "alone": alone, "steps": steps}
         (folder / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
     dist.destroy_process_group()
+
+
+def serial_step(repeats: int) -> float:
+    """The least of some steps of the whole model, which every rank does at the same time and for itself."""
+    torch.manual_seed(0)
+    model, batch = GPT(CONFIG), random_batch(CONFIG, BATCH)
+    best = float("inf")
+    for _ in range(repeats):
+        dist.barrier()
+        start = time.perf_counter()
+        with sdpa_kernel(SDPBackend.MATH):  # the form of attention that is captured
+            model(*batch).backward()
+        best = min(best, time.perf_counter() - start)
+        model.zero_grad()
+    slowest = torch.tensor([best], dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest.item())
 
 
 # ---- here ----------------------------------------------------------------------------------------------------------------
@@ -155,12 +181,19 @@ def main() -> None:
     assert cluster.nic is not None
     print(f"{HOSTS} hosts of {options.ranks_per_host} on {os.cpu_count()} cores, link of {options.rate}", end=": ")
     print(f"probed {cluster.nic.bandwidth.value / 1e6:.1f} MB/s, {2e6 * cluster.nic.latency.value:.0f} us\n")
+    whole = simulate(lower(propagate(data_parallel(graph_of(), Mesh.parse("dp=1")))), cluster).span
+    alone = answer["alone"]
+    assert isinstance(alone, float)
+    factor = alone / whole
+    print(
+        f"a step of the whole model on every rank: {alone * 1e3:.0f} ms measured, {whole * 1e3:.0f} ms simulated; compute x{factor:.2f}\n"
+    )
     print("| plan | measured, ms | simulated, ms | off by | waits for |\n|---|---|---|---|---|")
     steps = answer["steps"]
     assert isinstance(steps, dict)
     errors = []
     for number, (name, program) in enumerate(found.items()):
-        timeline = simulate(program, cluster)
+        timeline = simulate_fully(program, cluster, what_if=[Straggler(factor)]).timeline
         real = min(steps[str(number)][1:])
         errors.append(timeline.span / real - 1)
         parts = exposed_parts(timeline, 0)
