@@ -214,6 +214,7 @@ def timm_swin(layers: int) -> Sample:
 
 
 def timm_resnet(layers: int) -> Sample:
+    _allow_torchvision()
     block = importlib.import_module("timm.models.resnet").Bottleneck
     model = _timm("ResNet", block=block, layers=(layers, 1, 1, 1), channels=(4, 8, 8, 8), stem_width=8, num_classes=5)
     return Sample(Classifier(model), _images("images", 32))
