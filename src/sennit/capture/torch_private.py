@@ -223,6 +223,7 @@ def storage_key(tensor: Tensor) -> tuple[object, ...]:
 def _output(module: fx.GraphModule) -> fx.Node:
     node: fx.Node
     (node,) = module.graph.find_nodes(op="output")
+    assert isinstance(node, fx.Node)
     return node
 
 
