@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rule_ways import failures
 
 from sennit.capture.rules import Letters, decide, map_split, propose, rule_of
 from sennit.errors import PlanError
@@ -16,6 +15,7 @@ from sennit.ir.graph import Phase
 from sennit.ir.layout import Layout, Pending, Reduction, Split
 from sennit.ir.layout_numpy import distribute
 from sennit.ir.mesh import Mesh
+from sennit.testing.rule_ways import failures
 
 
 def test_every_way_computes_what_the_operator_does(small_gpt) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sennit.capture.rules import Chunks, Letters, Listed, Reshape, Rule, RuleBook, Strategy, propose
+from sennit.capture.rules import Chunks, Letters, Listed, Reshape, Rule, RuleBook, Strategy, Types, propose
 from sennit.capture.rules.trial import Way, largest_difference
 from sennit.ir.graph import Graph, Op
 from sennit.ir.layout import Pending, Reduction, Split
 
+__all__ = ["failures", "ways_of"]
 
-def ways_of(op: Op, types, rule: Rule, size: int = 2) -> Iterator[Way]:
+
+def ways_of(op: Op, types: Types, rule: Rule, size: int = 2) -> Iterator[Way]:
     match rule:
         case Letters():
             shapes = [types[name].shape for name in op.reads] + [value.type.shape for value in op.results]
@@ -43,7 +45,8 @@ def failures(graph: Graph, tolerance: float = 1e-9) -> tuple[int, list[str]]:
     types = graph.types()
     book = RuleBook(types)
     seen: set[object] = set()
-    tried, wrong = 0, []
+    tried = 0
+    wrong: list[str] = []
     for op in graph.ops:
         if book.signature(op) in seen or op.kind.startswith("sennit."):
             continue
@@ -53,7 +56,7 @@ def failures(graph: Graph, tolerance: float = 1e-9) -> tuple[int, list[str]]:
             tried += 1
             try:
                 difference = largest_difference(op, types, rule, way, 2)
-            except Exception as error:
+            except Exception as error:  # torch raises many kinds; each one means that the way does not work
                 wrong.append(f"{op.describe()} {way}: {type(error).__name__} {error}")
                 continue
             if not difference <= tolerance:
