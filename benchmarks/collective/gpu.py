@@ -1,6 +1,6 @@
 """The GPU interpreter measured: virtual ranks on one GPU, against the copy of as many bytes, hand-written kernels and Triton.
 
-    python benchmarks/collective/gpu.py [--json out.json] [--svg out.svg] [--ranks 8] [--quick]
+    python benchmarks/collective/gpu.py [--json out.json] [--markdown out.md] [--ranks 8] [--quick] [--only SECTION]
 
 Needs an NVIDIA GPU, torch and numpy (Triton and several processes where they are there). Each section is run for itself: one that fails prints its
 traceback and the others go on; the exit status is then 1.
@@ -496,9 +496,40 @@ def summary(bench: Bench) -> None:
     print(f"   failed sections: {', '.join(bench.failed) or 'none'}")
 
 
+def markdown(bench: Bench, where: str) -> str:
+    """The tables of docs/runtime-gpu.md."""
+    lines = [
+        f"{where}; {bench.ranks} virtual ranks, f32, medians.",
+        "",
+        "| all-reduce, bytes a rank | copy of as many bytes | best | time | of copy |",
+    ]
+    lines.append("|" + "---|" * 5)
+    for nbytes in sorted({row.bytes for row in bench.rows if row.section == "by size"}):
+        best = min((r for r in bench.rows if r.section == "by size" and r.bytes == nbytes), key=lambda r: r.seconds)
+        cells = [size(nbytes), f"{(best.copy_seconds or 0) * 1e6:.1f} us", best.what, f"{best.seconds * 1e6:.1f} us"]
+        lines.append(f"| {' | '.join(cells)} | {best.of_copy or 0:.0%} |")
+    lines += ["", "| 64 MiB a rank | time | bandwidth | of copy |", "|" + "---|" * 4]
+    for row in bench.rows:
+        if row.bytes == 64 * MIB and row.section in ("by size", "collectives", "triton"):
+            cells = [
+                row.what,
+                f"{row.seconds * 1e6:.1f} us",
+                f"{row.bandwidth / 1e12:.2f} TB/s",
+                f"{row.of_copy or 0:.0%}",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "| the same algorithm | bytes a rank | hand-written | interpreted | ratio |", "|" + "---|" * 5]
+    hand = [row for row in bench.rows if row.section == "hand-written"]
+    for one, other in zip(hand[::2], hand[1::2], strict=False):
+        times = f"{one.seconds * 1e6:.1f} us | {other.seconds * 1e6:.1f} us | {other.seconds / one.seconds:.2f}"
+        lines.append(f"| {other.what.removeprefix('interpreted ')} | {size(one.bytes)} | {times} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write all figures here")
+    parser.add_argument("--markdown", type=Path, help="write the tables of docs/runtime-gpu.md here")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--quick", action="store_true", help="fewer sizes")
     parser.add_argument("--only", help="sections whose title contains this")
@@ -534,6 +565,8 @@ def main() -> int:
         if options.only is None or options.only in title:
             bench.section(title, work)
     summary(bench)
+    if options.markdown is not None:
+        options.markdown.write_text(markdown(bench, where), encoding="utf-8")
     if options.json is not None:
         rows = [{**asdict(row), "bandwidth": row.bandwidth, "of_copy": row.of_copy} for row in bench.rows]
         document = {"where": where, "ranks": bench.ranks, "rows": rows, "checks": bench.checks, "failed": bench.failed}

@@ -6,6 +6,7 @@
     python benchmarks/collective/shm_core.py --cycles 1000        start and stop groups
 
 A figure is the least of several batches, of the slowest rank in each; batches of the systems take turns, so that a busy machine treats them alike.
+"cpu" is the processor time of all ranks together, the least of the batches: what the collective costs, where wall time is mostly that of others.
 "memcpy" is the time of one rank alone to copy the same bytes once, private memory to private memory: no collective can be faster.
 The first lines say on what it ran, and how busy that was: with fewer cores than ranks, times are those of the scheduler too.
 """
@@ -16,6 +17,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -100,9 +102,17 @@ def algorithms(group: ShmGroup, size: int) -> dict[str, Call]:
     return found
 
 
-def batches(group: ShmGroup, systems: dict[str, Call], size: int, seconds: float) -> dict[str, float]:
-    """Seconds of one call: the least of the batches. All ranks do as many."""
-    best = dict.fromkeys(systems, float("inf"))
+@dataclass
+class Timing:
+    """Seconds of one call, the least of the batches: of the slowest rank, and of the processors of all."""
+
+    wall: float = float("inf")
+    cpu: float = float("inf")
+
+
+def batches(group: ShmGroup, systems: dict[str, Call], seconds: float) -> dict[str, Timing]:
+    """All ranks do as many calls in a batch."""
+    best = {name: Timing() for name in systems}
     counts: dict[str, int] = {}
     for name, call in systems.items():
         call()
@@ -114,12 +124,14 @@ def batches(group: ShmGroup, systems: dict[str, Call], size: int, seconds: float
     for _ in range(10):
         for name, call in systems.items():
             group.barrier()
-            begin = time.perf_counter()
+            begin, used = time.perf_counter(), time.process_time()
             for _ in range(counts[name]):
                 call()
-            took = np.array([(time.perf_counter() - begin) / counts[name]])
-            group.all_reduce(took, Reduction.MAX)
-            best[name] = min(best[name], float(took[0]))
+            wall = np.array([(time.perf_counter() - begin) / counts[name]])
+            cpu = np.array([(time.process_time() - used) / counts[name]])
+            group.all_reduce(wall, Reduction.MAX)
+            group.all_reduce(cpu)
+            best[name] = Timing(min(best[name].wall, float(wall[0])), min(best[name].cpu, float(cpu[0])))
     return best
 
 
@@ -145,13 +157,16 @@ def work(rank: int, ranks: int, folder: str, arguments: argparse.Namespace) -> N
             systems = algorithms(group, size) if arguments.limits else calls(group, arguments.collective, size)
             if arguments.alone:
                 systems.pop("gloo", None)
-            found = batches(group, systems, size, arguments.seconds)
+            found = batches(group, systems, arguments.seconds)
             alone = np.array([copy_time(size) if rank == 0 else 0.0])
             group.all_reduce(alone)
             if rank == 0:
-                row = "  ".join(f"{name} {seconds * 1e6:10.1f}" for name, seconds in found.items())
-                rates = f"{found['gloo'] / found['sennit']:6.1f}x gloo" if "gloo" in found else ""
-                print(f"{ranks} ranks  {size:>9} B  {row}  memcpy {alone[0] * 1e6:9.1f}  us  {rates}", flush=True)
+                row = "  ".join(f"{name} {t.wall * 1e6:9.1f} (cpu {t.cpu * 1e6:9.1f})" for name, t in found.items())
+                rates = ""
+                if "gloo" in found:
+                    mine, theirs = found["sennit"], found["gloo"]
+                    rates = f"gloo takes {theirs.wall / mine.wall:5.1f}x (cpu {theirs.cpu / mine.cpu:5.1f}x)"
+                print(f"{ranks} ranks  {size:>9} B  us: {row}  memcpy {alone[0] * 1e6:8.1f}  {rates}", flush=True)
     dist.destroy_process_group()
 
 

@@ -149,6 +149,8 @@ def run_faults(chosen: list[Subject], count: int, first: int) -> int:
             continue
         made += 1
         kinds[fault.kind] += 1
+        if made % 100 == 0:
+            print(f"{made} faults, {sum(same.values())} accepted, {wrong} of them wrong", flush=True)
         try:
             verify(fault.program, subject.graph)
         except SennitError:
@@ -158,8 +160,6 @@ def run_faults(chosen: list[Subject], count: int, first: int) -> int:
         if found > TOLERANCE:
             wrong += 1
             print(f"seed {seed} {subject.name}: accepted, and differs by {found:.3g}: {fault.what}", flush=True)
-        if made % 1000 == 0:
-            print(f"{made} faults, {sum(same.values())} accepted, {wrong} of them wrong", flush=True)
     print(
         f"{count} faults: {count - sum(same.values())} refused, {sum(same.values())} accepted and equal when run but for {wrong}"
     )

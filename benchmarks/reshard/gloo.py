@@ -7,7 +7,13 @@ Peers, all on the same DTensors, through the function that DTensor itself redist
 - stock: torch's default planner; on CPU its all-to-all is an all-gather and a chunk;
 - patched: the same with a real all_to_all_single in that place, which gloo has;
 - min-cost: torch's graph planner, patched alike;
-- groups: sennit's plan through gloo's own collectives, where the plan has any.
+- messages: sennit's plan by gloo's messages only, over loopback;
+- groups: sennit's plan through gloo's own collectives, where the plan has any;
+- cheaper: messages or groups, as calibration found cheaper for each step: what runs where no memory is shared.
+
+"sennit" is what `sennit.redistribute` does on one host: through memory that the ranks share. That needs the compiled core
+(`make install` builds it; by hand: `cc -O3 -std=gnu11 -fwrapv -fno-math-errno -fno-trapping-math -shared -fPIC -o _shm_core.so shm_core.c`
+in `src/sennit/collective/runtime`); without it this stops, since the column would be another.
 
 Every repetition runs all of them, in a rotating order, after a barrier; the time of one is that of the slowest rank, and a problem's
 time is the median over the repetitions. "again" is sennit measured a second time: its spread is the noise of the machine. Results
@@ -140,7 +146,9 @@ def peers_of(
         "stock": lambda: torch_own(None, False),
         "patched": lambda: torch_own(None, True),
         "min-cost": lambda: torch_own(True, True),
+        "messages": lambda: ours("messages"),
         "groups": lambda: ours("groups"),
+        "cheaper": lambda: ours("cheaper"),
         "again": lambda: ours(OURS),
     }
 
@@ -196,7 +204,8 @@ def measure(
     local, specs, want = inputs_of(problem, mesh)
     layouts = [from_placements(mesh_of(mesh), tuple(problem["shape"]), spec.placements) for spec in specs]
     redistribution = executors[OURS].planned(layouts[0], layouts[1], 4)
-    executors["groups"].groups.prepare(redistribution)
+    # the groups of one are those of the other: both make the same plan
+    executors["groups"].groups.prepare(executors["groups"].planned(layouts[0], layouts[1], 4))
     runs = peers_of(mesh, local, specs, executors)
     right: dict[str, bool] = {}
     for name, run in runs.items():
@@ -222,6 +231,7 @@ def measure(
         "kind": certificate.candidate.value,
         "steps": [step.kind.value for step in redistribution.steps],
         "predicted": certificate.seconds,
+        "predicted_messages": executors["messages"].planned(layouts[0], layouts[1], 4).certificate.seconds,
         "received": certificate.received,
         "received_bound": certificate.received_bound,
     }
@@ -237,15 +247,20 @@ def rank_main(rank: int, arguments: argparse.Namespace, store: str) -> None:
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=300)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=arguments.ranks, timeout=limit)
+    from sennit.collective.runtime.shm_posts import HostMemory
     from sennit.reshard.calibrate_torch import calibrate
     from sennit.reshard.execute_torch import Executor
     from sennit.reshard.groups_torch import Transport
 
-    timing = calibrate()
+    timing, by_messages = calibrate(shared=HostMemory), calibrate()
     executors = {
-        OURS: Executor(timing=timing, staging=arguments.staging),
-        "groups": Executor(timing=timing, transport=Transport.GROUPS),
+        OURS: Executor(timing=timing, staging=arguments.staging, shared=HostMemory),
+        "messages": Executor(timing=by_messages, staging=arguments.staging, transport=Transport.POINT_TO_POINT),
+        "groups": Executor(timing=by_messages, transport=Transport.GROUPS),
+        "cheaper": Executor(timing=by_messages, staging=arguments.staging),
     }
+    executors["cheaper"].groups.known = executors["groups"].groups.known
+    assert executors[OURS].shared.reaches(tuple(range(arguments.ranks)), executors[OURS].wire), "no shared memory"
     meshes: dict[tuple[int, ...], Any] = {}
     elements = int(arguments.mebibytes * 2**20) // 4
     found = []
@@ -260,8 +275,8 @@ def rank_main(rank: int, arguments: argparse.Namespace, store: str) -> None:
             print(line_of(found[-1]), flush=True)
     if rank == 0:
         summary = summarise(found)
-        costs = {"alpha_us": timing.alpha * 1e6, "beta_GBps": 1e-9 / timing.beta, "gamma_GBps": 1e-9 / timing.gamma}
-        print(f"\ncalibrated: {costs}")
+        costs = {"shared memory": costs_of(timing), "messages": costs_of(by_messages)}
+        print(f"\ncalibrated: {json.dumps(costs, indent=1)}")
         print_summary(summary, arguments)
         if arguments.json:
             text = json.dumps(
@@ -270,6 +285,19 @@ def rank_main(rank: int, arguments: argparse.Namespace, store: str) -> None:
             Path(arguments.json).write_text(text, encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def costs_of(timing: Any) -> dict[str, Any]:
+    """Microseconds and GB/s; of collectives those through a group, then those by messages."""
+    found: dict[str, Any] = {
+        "alpha_us": timing.alpha * 1e6,
+        "beta_GBps": 1e-9 / timing.beta,
+        "gamma_GBps": 1e-9 / timing.gamma,
+    }
+    for cost in timing.collectives:
+        ways = ((cost.group_alpha, cost.group_beta), (cost.messages_alpha, cost.messages_beta))
+        found[cost.kind.value] = [[round(alpha * 1e6, 1), round(1e-9 / beta, 3)] for alpha, beta in ways]
+    return found
 
 
 # ---- reporting -------------------------------------------------------------------------------------------------------------
@@ -304,6 +332,7 @@ def summarise(found: list[dict[str, Any]]) -> dict[str, Any]:
         "problems": len(found),
         "wrong": [result["title"] for result in found if OURS in result["wrong"]],
         "prediction": rank_correlation([(r["predicted"], r["seconds"][OURS]) for r in timed]),
+        "prediction_messages": rank_correlation([(r["predicted_messages"], r["seconds"]["messages"]) for r in timed]),
         "received_over_minimum": math.exp(
             statistics.fmean(math.log(r["received"] / r["received_bound"]) for r in moving)
         )
@@ -339,8 +368,9 @@ def print_summary(summary: dict[str, Any], arguments: argparse.Namespace) -> Non
         )
     print(f"\nsennit wrong: {len(summary['wrong'])} (target 0)")
     print(f"predicted against measured time, rank correlation: {summary['prediction']:.2f} (target 0.9)")
+    print(f"the same for messages: {summary['prediction_messages']:.2f}")
     print(f"received over the minimum, geo: {summary['received_over_minimum']:.3f}")
-    for name in ("stock", "patched", "min-cost"):
+    for name in ("stock", "patched", "min-cost", "messages", "groups"):
         peer = summary["peers"].get(name)
         if peer and (peer["lost"] or peer["wrong"]):
             print(f"\nlost to {name} (ratio below 0.95):")

@@ -43,7 +43,7 @@ BATCH = 32
 def programs(ranks: int) -> dict[str, Program]:
     """Plans of one model over the ranks, those of a host next to each other."""
     torch.manual_seed(0)
-    graph = capture(GPT(CONFIG), random_batch(CONFIG, BATCH), "GPT")
+    graph = capture(GPT(CONFIG), random_batch(CONFIG, BATCH), name="GPT")
     layers = tuple(f"blocks.{number}" for number in range(CONFIG.layers))
     names = {"qkv": "*.qkv", "column": "*.up", "row": "*.proj|*.down"}
     half = ranks // 2

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sennit.reshard.checkpoint_torch import load_checkpoint
     from sennit.reshard.dtensor_torch import redistribute
     from sennit.reshard.serve_torch import serve_dtensor
+    from sennit.reshard.shared import SharedMemory
     from sennit.reshard.weights_torch import absent_weight, stream_weights
     from sennit.run.module import ParallelModule
     from sennit.run.parallelize import Sample, parallelize
@@ -78,13 +79,23 @@ _HOME = {
     "stream_weights": "sennit.reshard.weights_torch",
 }
 
+# What runs on `current_executor`. It takes the shared memory of one host from a folder above its own: this is where the two meet.
+_ON_CURRENT_EXECUTOR = ("load_checkpoint", "redistribute", "serve_dtensor", "stream_weights")
+
 
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'sennit' has no attribute {name!r}")
+    if name in _ON_CURRENT_EXECUTOR:
+        import_module("sennit.reshard.execute_torch").EXECUTORS.shared = _share_memory
     value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value  # the next use finds it without this function
     return value
+
+
+def _share_memory(rank: int, ranks: int, staging: int) -> SharedMemory:
+    memory: SharedMemory = import_module("sennit.collective.runtime.shm_posts").HostMemory(rank, ranks, staging)
+    return memory
 
 
 def __dir__() -> list[str]:

@@ -141,10 +141,11 @@ def _one(command: Reshard) -> int:
 
 
 def _measure(planned: Redistribution, dtype: DType) -> MeasuredRun:
+    from sennit.collective.runtime.shm_posts import HostMemory
     from sennit.reshard.ranks_torch import run_on_ranks
 
     with _status("running on local ranks"):
-        found = run_on_ranks(planned, dtype)
+        found = run_on_ranks(planned, dtype, shared=HostMemory)
     return MeasuredRun(found.ranks, found.median, found.wrong)
 
 

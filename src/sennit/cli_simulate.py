@@ -164,7 +164,7 @@ def _simulate_result(
 
     timeline = simulation.timeline
     lanes = tuple(_lane_summary(timeline, lane.name, lane.devices) for lane in program.lanes)
-    worst = max(program.devices, key=timeline.exposed, default=0)
+    worst = max(timeline.unlike(program.devices), key=timeline.exposed, default=0)
     return SimulateResult(
         schema="sennit.simulate/1",
         origin=timeline.origin.value,
@@ -195,13 +195,14 @@ def _lane_summary(timeline: Timeline, name: str, devices: tuple[int, ...]) -> La
     from sennit.ir.event import Category
     from sennit.sim import peak_by_kind
 
-    fullest = max(devices, key=timeline.peak_memory)
+    shown = timeline.unlike(devices)
+    fullest = max(shown, key=timeline.peak_memory)
     return LaneSummary(
         lane=name,
         devices=devices,
-        compute_seconds=max(timeline.busy(device, Category.COMPUTE) for device in devices),
-        exposed_seconds=max(timeline.exposed(device) for device in devices),
-        idle_seconds=max(timeline.idle(device) for device in devices),
+        compute_seconds=max(timeline.busy(device, Category.COMPUTE) for device in shown),
+        exposed_seconds=max(timeline.exposed(device) for device in shown),
+        idle_seconds=max(timeline.idle(device) for device in shown),
         peak_memory_bytes=timeline.peak_memory(fullest),
         memory_bytes={kind.value: size for kind, size in peak_by_kind(timeline, fullest).items()},
     )

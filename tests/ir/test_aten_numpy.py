@@ -205,6 +205,19 @@ def indexing(d: Data) -> Iterator[Case]:
     yield "aten.index.Tensor", (d.f(4, 3, 5), (d.i(4, 2), None, d.i(5, 2))), {}
     yield "aten.index.Tensor", (d.f(4, 3), (d.b(4),)), {}
     yield "aten.index_put.default", (d.f(4, 3), (np.array([2, 0]),), d.f(2, 3)), {}
+    yield "aten.unbind.int", (d.f(4, 3), 1), {}
+    yield "aten.roll.default", (d.f(4, 3), (1, -2), (0, 1)), {}
+    yield "aten.flip.default", (d.f(4, 3), (0, 1)), {}
+    for groups, stride, padding, dilation in (
+        (1, (1, 1), (0, 0), (1, 1)),
+        (1, (2, 1), (1, 2), (1, 2)),
+        (2, (1, 2), (2, 0), (2, 1)),
+    ):
+        x, w = d.f(2, 4, 9, 8), d.f(6, 4 // groups, 3, 2)
+        numbers = (stride, padding, dilation, False, (0, 0), groups)
+        yield "aten.convolution.default", (x, w, d.f(6), *numbers), {}
+        (y,) = by_torch("aten.convolution.default", (x, w, None, *numbers), {})
+        yield "aten.convolution_backward.default", (d.f(*y.shape), x, w, (6,), *numbers, (True, True, True)), {}
     yield "aten.index_put.default", (d.f(4, 3), (d.i(4, 9),), d.f(9, 3), True), {}
     yield "aten.index_put.default", (d.f(4, 3), (None, d.i(3, 5)), d.f(4, 5), True), {}
 

@@ -49,6 +49,29 @@ def raised(call: Any) -> str:
     return ""
 
 
+def large_all_reduces(rank: int, hosts: list[str] | None) -> list[str]:
+    """Arrays of several tiles, of sizes that nothing divides, and calls in a row of which each needs the one before."""
+    pretend_hosts(rank, hosts)
+    group = sennit_group()
+    size = dist.get_world_size()
+    wrong: list[str] = []
+    for numel in (1 << 19, 1_000_003):
+        x = torch.arange(numel, dtype=torch.int32) + rank
+        dist.all_reduce(x, group=group)
+        if not torch.equal(x, size * torch.arange(numel, dtype=torch.int32) + sum(range(size))):
+            wrong.append(f"{numel} elements")
+    chained = torch.stack((torch.full((50_000,), rank + 1.0), torch.zeros(50_000)), dim=-1)[..., 0]
+    works = [dist.all_reduce(chained, group=group, async_op=True) for _ in range(3)]
+    works.append(dist.broadcast(chained, 1, group, async_op=True))
+    works.append(dist.all_reduce(chained, dist.ReduceOp.MAX, group, async_op=True))
+    for work in works:
+        work.wait()
+    if not torch.equal(chained, torch.full((50_000,), size * (size + 1) / 2 * size**2)):
+        wrong.append(f"in a row: {chained}")
+    dist.destroy_process_group(group)
+    return wrong
+
+
 # ---- forms that gloo has not, or that the sequences do not draw ----------------------------------------------------------
 
 
@@ -116,10 +139,10 @@ def special_forms(rank: int) -> list[str]:
 
     if rank == 0:
         found = torch.zeros(1)
-        sources = [dist.recv(found, group=group) for _ in range(size - 1)]
+        sources = [dist.recv(found, group=group, tag=3) for _ in range(size - 1)]
         check("sources", torch.tensor(sorted(sources)), torch.arange(1, size))
     else:
-        dist.send(torch.ones(1), 0, group)
+        dist.send(torch.ones(1), 0, group, tag=3)
 
     after, before = (rank + 1) % size, (rank - 1) % size
     big = torch.zeros(1 << 20)

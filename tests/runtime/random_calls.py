@@ -24,7 +24,7 @@ from torch import Tensor
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 WHOLE = (torch.int64, torch.int32, torch.int8, torch.uint8)
-SIZES = (0, 1, 2, 3, 7, 64, 1000, 4097)
+SIZES = (0, 1, 2, 3, 7, 64, 1000, 4097, 20011)
 ARITHMETIC = ("SUM", "PRODUCT", "MIN", "MAX")
 BITS = ("BAND", "BOR", "BXOR")
 

@@ -15,7 +15,13 @@ from shm_ranks import Exchange, descriptors, segments
 
 from sennit.collective.compile import compile_algorithm
 from sennit.collective.compile_one_sided import compile_one_sided
-from sennit.collective.library import all_pairs_all_reduce, ring_all_reduce, ring_reduce_scatter, tree_broadcast
+from sennit.collective.library import (
+    all_pairs_all_reduce,
+    nvls_all_reduce,
+    ring_all_reduce,
+    ring_reduce_scatter,
+    tree_broadcast,
+)
 from sennit.collective.runtime.encode import encode
 from sennit.collective.runtime.encode_pull import encode_pull
 from sennit.collective.runtime.encode_schedule import encode_schedule
@@ -131,6 +137,7 @@ def library_codes(rank: int, size: int, exchange: Exchange, compiled: bool) -> i
         all_pairs_all_reduce(size, in_place=True),
         ring_reduce_scatter(size, in_place=True),
         tree_broadcast(size, root=1, pieces=3),
+        nvls_all_reduce(size, in_place=True),  # a switch is played by the machine
     ]
     checked = 0
     with ShmGroup.create(rank, size, exchange, timeout=60, capacity=SMALL, compiled=compiled) as group:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from backend_work import alone, compare_sequences, programs, refusals, special_forms
+from backend_work import alone, compare_sequences, large_all_reduces, programs, refusals, special_forms
 
 from sennit.cluster.ranks_torch import GlooRanks
 
 SIZE = 4
 SPLIT = ["a", "b", "a", "b"]  # two hosts, whose ranks do not follow one another
 UNEVEN = ["a", "b", "b", "b"]
+FOUR = ["a", "b", "c", "d"]
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +23,19 @@ def ranks() -> Iterator[GlooRanks]:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "first", "count"), [(None, 0, 100), (SPLIT, 5000, 70), (UNEVEN, 6000, 30)], ids=["one", "two", "uneven"]
+    ("hosts", "first", "count"),
+    [(None, 0, 100), (SPLIT, 5000, 60), (UNEVEN, 6000, 20), (FOUR, 8000, 20)],
+    ids=["one", "two", "uneven", "four"],
 )
 def test_random_sequences_are_equal_on_gloo(ranks: GlooRanks, hosts: list[str] | None, first: int, count: int) -> None:
     """benchmarks/collective/random_sequences.py runs thousands."""
     for rank, differences in enumerate(ranks.call(compare_sequences, first, count, hosts)):
         assert not differences, f"rank {rank}: {differences[:3]}"
+
+
+@pytest.mark.parametrize("hosts", [None, SPLIT, UNEVEN, FOUR], ids=["one", "two", "uneven", "four"])
+def test_large_arrays_and_calls_in_a_row(ranks: GlooRanks, hosts: list[str] | None) -> None:
+    assert ranks.call(large_all_reduces, hosts) == [[]] * SIZE
 
 
 def test_forms_that_gloo_has_not(ranks: GlooRanks) -> None:

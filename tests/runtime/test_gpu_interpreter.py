@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sennit.collective.compile import compile_algorithm
 from sennit.collective.compile_one_sided import compile_one_sided
 from sennit.collective.library import recipes
 from sennit.collective.library.catalog import Options
 from sennit.collective.runtime.code import INPUT, Code
 from sennit.collective.runtime.code_numpy import run_code
 from sennit.collective.runtime.encode import encode
+from sennit.collective.runtime.encode_schedule import encode_schedule
 from sennit.collective.runtime.gpu_code import walk_of
 from sennit.collective.runtime.gpu_join import join_blocks, without_gates
 from sennit.collective.verify_one_sided import verify_one_sided
@@ -71,6 +73,20 @@ def test_the_walk_equals_the_reference(
         found = group.run(inputs, elements, DType.I32, team)
         for rank in range(ranks):
             np.testing.assert_array_equal(found[rank], wanted[rank], err_msg=f"rank {rank}")
+
+
+@pytest.mark.parametrize("name", ["ring_all_reduce", "all_pairs_reduce_scatter", "chain_broadcast"])
+def test_a_schedule_with_fifos(name: str, folder: Path) -> None:
+    """Messages through slots, with credits: the form that files of schedules and MSCCL XML have."""
+    algorithm = {item.name: item for item in recipes()}[name].build(1, 3, Options(instances=2, pieces=4))
+    code = encode_schedule(compile_algorithm(algorithm))
+    group = gpu_host.HostGroup(gpu_host.build(folder, DType.I32, Reduction.SUM), walk_of(code))
+    for elements, team in ((50, 1), (7, 2), (64, 3)):
+        inputs = random_inputs(code, elements, team)
+        wanted = run_code(code, inputs, elements, alignment=4)
+        found = group.run(inputs, elements, DType.I32, team)
+        for rank in range(3):
+            np.testing.assert_array_equal(found[rank], wanted[rank])
 
 
 @pytest.mark.parametrize("name", NAMES)

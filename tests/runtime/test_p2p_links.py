@@ -199,3 +199,31 @@ def test_a_forked_child_neither_uses_nor_keeps_the_connections() -> None:
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+def test_what_was_sent_before_leaving_arrives_wherever_the_receiver_stands() -> None:
+    """The connection of the sender may not even have been accepted when its end is seen on the other one."""
+    for number in range(60):
+        with linked(2, ("here", "there") if number % 2 else ("here",)) as (a, b):
+            if number % 3 == 0:
+                b.send(0, Label(0, 1), view(b"known")).wait(LIMIT)
+            a.send(1, WORD, view(b"x" * 1000)).wait(LIMIT)
+            a.close()
+            got = bytearray(1000)
+            b.receive(0, WORD, view(got)).wait(LIMIT)
+            assert got == b"x" * 1000
+            with pytest.raises(PeerError, match="rank 0 is gone"):
+                b.receive(0, WORD, view(got)).wait(LIMIT)
+
+
+def test_a_message_that_is_cut_off_fails() -> None:
+    """The header came, and then the end: with the receive posted before, and after."""
+    for before in (True, False):
+        with linked(2) as (a, b):
+            got = bytearray(64 << 20)  # more than sockets hold
+            ticket = b.receive(0, WORD, view(got)) if before else None
+            a.send(1, WORD, view(bytes(64 << 20)))
+            a.close("the test")
+            ticket = ticket or b.receive(0, WORD, view(got))
+            with pytest.raises(PeerError, match="rank 0 is gone"):
+                ticket.wait(LIMIT)

@@ -20,6 +20,7 @@ from sennit.collective.library import (
     chain_broadcast,
     halving_doubling_all_reduce,
     hierarchical_all_gather,
+    nvls_all_reduce,
     recipes,
     ring_all_gather,
     ring_all_reduce,
@@ -27,6 +28,7 @@ from sennit.collective.library import (
     two_step_all_to_all,
 )
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Geometry, Instruction, Op, Operand
+from sennit.collective.runtime.code_gates import with_direct_gates
 from sennit.collective.runtime.code_numpy import run_code
 from sennit.collective.runtime.code_verify import verify_code
 from sennit.collective.runtime.encode import encode
@@ -50,6 +52,7 @@ def in_place() -> list[Make]:
         partial(halving_doubling_all_reduce, 5, in_place=True),
         partial(hierarchical_all_gather, (2, 3), in_place=True),
         partial(chain_broadcast, 3, root=2, pieces=3, in_place=True),
+        partial(nvls_all_reduce, 3, pieces=2, in_place=True),
     ]
 
 
@@ -91,7 +94,7 @@ def draw_inputs(code: Code, elements: int, seed: int) -> list[Array]:
     return [draw.integers(-99, 99, code.parts(rank, INPUT) * elements) for rank in range(code.ranks)]
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=40)
 @given(st.sampled_from(library()), st.integers(0, 70), st.sampled_from([1, 4, 16]), st.booleans(), st.integers(0, 99))
 def test_any_size_of_any_algorithm(make: Make, elements: int, alignment: int, join: bool, seed: int) -> None:
     algorithm = make()
@@ -231,3 +234,20 @@ def test_code_that_lacks_a_wait_is_caught_or_right() -> None:
         for seed in range(10):
             check_outputs(algorithm, inputs, run_code(mutant, inputs, 7, seed=seed), 7)
     assert caught > 10
+
+
+@settings(derandomize=True, deadline=None, max_examples=20)
+@given(st.sampled_from(library()), st.integers(0, 99))
+def test_gates_that_others_imply_are_added(make: Make, seed: int) -> None:
+    """Every block waits itself for the gates of the ranks whose input or output it touches; else nothing changes."""
+    algorithm = make()
+    code = with_direct_gates(encode(compile_one_sided(algorithm)))
+    verify_code(code)
+    assert with_direct_gates(code) is code
+    inputs = draw_inputs(code, 13, seed)
+    check_outputs(algorithm, inputs, run_code(code, inputs, 13, seed=seed), 13)
+
+
+def test_a_ring_leaves_gates_out() -> None:
+    code = encode(compile_one_sided(ring_all_reduce(4)))
+    assert len(with_direct_gates(code).instructions) > len(code.instructions)

@@ -31,7 +31,7 @@ def test_the_machine_in_python(ranks: Ranks, size: int) -> None:
 @machines
 @pytest.mark.parametrize("size", [2, 4])
 def test_algorithms_of_the_library_in_all_lowerings(ranks: Ranks, size: int, compiled: bool) -> None:
-    assert good(ranks.run(size, shm_jobs.library_codes, compiled)) == [6 * 3 * 2 * 2] * size
+    assert good(ranks.run(size, shm_jobs.library_codes, compiled)) == [7 * 3 * 2 * 2] * size
 
 
 @machines

@@ -68,3 +68,15 @@ def test_division_goes_towards_zero() -> None:
     np.testing.assert_array_equal(
         divide(DType.F16, np.array([1.0], dtype=np.float16), 3), np.float16(1) / np.float16(3)
     )
+
+
+@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.I8])
+def test_the_target_may_be_an_operand(dtype: DType, place: int) -> None:
+    operands = draw(3, 5, 3001, dtype)
+    wanted = reduce_all(dtype, Reduction.SUM, operands)
+    assert core is not None
+    record = CallRecord(dtype=DTYPES.index(dtype), reduction=0, itemsize=dtype.itemsize)
+    sources = (ctypes.c_void_p * 5)(*(operand.ctypes.data for operand in operands))
+    core.sennit_reduce(ctypes.addressof(record), operands[place].ctypes.data, sources, 5, 3001)
+    np.testing.assert_array_equal(operands[place].view(np.uint8), wanted.view(np.uint8))

@@ -25,6 +25,8 @@ def test_rows_answer_as_the_events_that_they_stand_for(program: Program) -> None
     assert (rows.span, rows.devices, rows.wire_bytes()) == (plain.span, plain.devices, plain.wire_bytes())
     assert [e.stop for e in rows.critical_path()] == [e.stop for e in plain.critical_path()]
     for device in rows.devices:
+        (like,) = [other for other in rows.unlike(rows.devices) if rows.unlike((other, device)) == (other,)]
+        assert rows.exposed(like) == rows.exposed(device)
         for category in Category:
             assert rows.busy(device, category) == plain.busy(device, category)
         assert rows.exposed(device) == plain.exposed(device)

@@ -221,6 +221,7 @@ def storage_key(tensor: Tensor) -> tuple[object, ...]:
 
 
 def _output(module: fx.GraphModule) -> fx.Node:
+    node: fx.Node
     (node,) = module.graph.find_nodes(op="output")
     return node
 

@@ -249,11 +249,22 @@ class _Reader:
         dropped = ("device", "layout", "pin_memory", "memory_format", "requires_grad")  # of storage, not of values
         kwargs = tuple((key, self._arg(value)) for key, value in node.kwargs.items() if key not in dropped)
         args = tuple(self._arg(value) for value in node.args)
+        if kind.startswith("aten.squeeze."):
+            kind, args = "aten.squeeze.dims", self._squeezed(args)
         op = self._op(node, kind, args, kwargs)
         ops = self.random.take_apart(op, self.types.__getitem__) if is_random(kind) else (op,)
         for part in ops:
             self.calls[part.name] = self.calls[op.name]
         return ops
+
+    def _squeezed(self, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
+        """`squeeze` drops the dims that have size 1, and a piece may have more of them than the whole: name those that are meant."""
+        source = args[0]
+        assert isinstance(source, Ref)
+        shape = self.types[source.name].shape
+        asked = args[1] if len(args) > 1 else tuple(range(len(shape)))
+        dims = [dim % len(shape) for dim in (asked if isinstance(asked, tuple) else (asked,)) if isinstance(dim, int)]
+        return source, tuple(dim for dim in dims if shape[dim] == 1)
 
     def _copy(self, node: fx.Node) -> tuple[Op, ...]:
         """`copy(x, y)` is y in x's element type: x itself is not read."""

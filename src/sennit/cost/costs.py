@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sennit.cluster import Basis, Device
+from sennit.cluster import Device
 from sennit.cost.operator import operator_cost
 from sennit.cost.profile import Profile, load_profile
 from sennit.cost.value import Cost, weakest
@@ -62,10 +62,3 @@ class OperatorCosts:
         basis = weakest(*(part.basis for part in found))
         worst = next(part for part in found if part.basis is basis)
         return Cost(sum(part.seconds for part in found), basis, worst.source, worst.model)
-
-    @property
-    def basis(self) -> Basis | None:
-        """What profiled costs rest on, None without a profile."""
-        if self.profile is None:
-            return None
-        return Basis.ESTIMATED if self.carried else Basis.MEASURED

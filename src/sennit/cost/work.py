@@ -47,12 +47,11 @@ class Work:
     bytes: int
     dtype: DType
     general: str | None = None
-    products: tuple[Product, ...] = ()
 
 
 def works(step: Compute, types: Mapping[str, TensorType], orders: Mapping[str, MemoryOrder]) -> tuple[Work, ...]:
     """One for most operators; a convolution's derivative is one for each of its results."""
-    name = stem(step.kind)
+    name = _stem(step.kind)
     moved = moved_bytes(step, types)
     inner = products(step, types)
     dtype = _dtype(step, types)
@@ -67,7 +66,7 @@ def works(step: Compute, types: Mapping[str, TensorType], orders: Mapping[str, M
     return (_memory_bound(name, step, types, orders, moved, dtype),)
 
 
-def stem(kind: str) -> str:
+def _stem(kind: str) -> str:
     """`aten.add_.Tensor` and `aten.add.Scalar` are both `add`."""
     name = kind.split(".")[1] if "." in kind else kind
     return name[:-1] if name.endswith("_") and not name.startswith("_") else name
@@ -89,7 +88,7 @@ def _product(family: str, item: Product, moved: int, dtype: DType) -> Work:
     vector = max(1, 16 // dtype.itemsize)
     whole = item.n % vector == 0 and item.k % vector == 0
     features = (_log(item.m), _log(item.n), _log(item.k), _log(item.batch), 0.0 if whole else UNALIGNED)
-    return Work(family, features, item.flops, moved, dtype, None, (item,))
+    return Work(family, features, item.flops, moved, dtype)
 
 
 def _channels_last(step: Compute, orders: Mapping[str, MemoryOrder]) -> str:
@@ -114,7 +113,7 @@ def _convolution(
     positions = image.shape[0] * prod(image.shape[2:])
     features = (_log(item.m), _log(item.n), _log(item.k), _log(kernel), _log(positions / max(1, item.m)))
     name = f"{family} {_channels_last(step, orders)}{dtype.value}"
-    return Work(name, features, item.flops, moved, dtype, None, (item,))
+    return Work(name, features, item.flops, moved, dtype)
 
 
 def _convolution_backward(

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from sennit.errors import GraphError
+from sennit.ir.convolution_numpy import convolution, convolution_backward
 from sennit.ir.dtype import DType
 from sennit.ir.dtype_numpy import numpy_dtype, result_type
 from sennit.ir.graph import Arg, Ref
@@ -254,6 +255,8 @@ def _products() -> Family:
         "aten.mv.default": np.matmul,
         "aten.addmm.default": added,
         "aten.baddbmm.default": added,
+        "aten.convolution.default": convolution,
+        "aten.convolution_backward.default": convolution_backward,
     }
 
 
@@ -283,6 +286,9 @@ def _views() -> Family:
         "aten.split.Tensor": lambda x, size, dim=0: np.split(x, range(size, x.shape[dim], size), axis=dim),
         "aten.cat.default": lambda xs, dim=0: np.concatenate([x.astype(result_type(*xs)) for x in xs], axis=dim),
         "aten.stack.default": lambda xs, dim=0: np.stack(xs, axis=dim),
+        "aten.unbind.int": lambda x, dim=0: list(np.moveaxis(x, dim, 0)),
+        "aten.roll.default": lambda x, shifts, dims: np.roll(x, shifts, dims),
+        "aten.flip.default": np.flip,
         "aten.slice.Tensor": lambda x, *where, **named: x[_slice(x.ndim, *where, **named)],
         "aten.select.int": lambda x, dim, index: x[_at(x.ndim, dim, index)],
         "aten.slice_backward.default": lambda grad, sizes, *where: _embed(grad, sizes, _slice(len(sizes), *where)),

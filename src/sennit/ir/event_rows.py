@@ -123,6 +123,17 @@ class EventRows(Sequence[Event]):
     def all_devices(self) -> set[int]:
         return {device for group in set(self.group.tolist()) for device in self.devices[group]}
 
+    def unlike(self, devices: Sequence[int]) -> tuple[int, ...]:
+        """The first of each set of these devices that share all their rows."""
+        groups: dict[int, list[int]] = {}
+        for number, members in enumerate(self.devices):
+            for device in members:
+                groups.setdefault(device, []).append(number)
+        first: dict[tuple[int, ...], int] = {}
+        for device in devices:
+            first.setdefault(tuple(groups.get(device, ())), device)
+        return tuple(first.values())
+
     def groups_of(self, device: int) -> list[int]:
         return [number for number, devices in enumerate(self.devices) if device in devices]
 

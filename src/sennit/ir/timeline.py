@@ -69,6 +69,11 @@ class Timeline:
     def devices(self) -> tuple[int, ...]:
         return tuple(sorted(_devices(self.events) | _devices(self.memory)))
 
+    def unlike(self, devices: Sequence[int]) -> tuple[int, ...]:
+        """One of each set of these devices that are known to have done the same at the same times: what holds for it holds
+        for all. In a timeline of single events, every device."""
+        return self.events.unlike(devices) if isinstance(self.events, EventRows) else tuple(devices)
+
     @property
     def span(self) -> float:
         """Seconds from the start to the end of the last event."""

@@ -2,7 +2,7 @@
 
 Three functions make plans, each from a plan to a plan:
 
-- `transform(plan, items, dim=, axis=)` splits: an operator on a letter of its rule (`capture/rules.py`) over a space axis, or
+- `transform(plan, items, dim=, axis=)` splits: an operator on a letter of its rule (`capture/rules/`) over a space axis, or
   a model input on a dim over space and time axes (a time axis on the batch dim is micro-batches);
 - `place(plan, ops, mesh)` puts operators on a part of the mesh: the parts, in the order of first use, are the stages;
 - `order(plan, pattern)` says in which order each stage runs its micro-batches, forward and backward.

@@ -11,6 +11,12 @@ a `budget` lowers it for one redistribution): `wire_torch.py` cuts what must be 
 each other more often. A step over a process group (accelerators) packs its whole input and output when they are
 not contiguous. A redistribution of several steps lets go of a step's input when its output is there.
 
+**Shared memory.** Where the participants of a redistribution are all on one host, CPU tensors go through memory that they share
+(`shared_torch.py`), if the executor was made with a maker of it (`shared`); `current_executor` is. The participants decide it at the
+first redistribution among them, by two small messages between each two. Elsewhere, and where it cannot be had (no compiled core, another
+container, tensors of an accelerator), everything goes by messages of the backend; one line of the log says why. `staging` is then
+the size of this rank's shared memory, which is kept as long as the executor.
+
 **Order.** Redistributions that are under way finish in the order in which they were started: waiting for one first finishes those
 before it. So ranks that start the same redistributions in the same order do not deadlock, in whatever order they wait.
 
@@ -29,6 +35,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -41,10 +48,12 @@ from sennit.reshard.groups_torch import Groups, Transport, collective
 from sennit.reshard.lower_torch import Cut, Fill, Move, Operation, Together, lower, region_of, transposed
 from sennit.reshard.planner import plan
 from sennit.reshard.redistribution import Redistribution
+from sennit.reshard.shared import SharedMaker
+from sennit.reshard.shared_torch import SharedWire
 from sennit.reshard.timing import Timing
 from sennit.reshard.wire_torch import Wire, traffic_of
 
-__all__ = ["Executor", "Lowered", "Running", "chunk_of", "current_executor", "make_lowered"]
+__all__ = ["EXECUTORS", "Executor", "Executors", "Lowered", "Running", "chunk_of", "current_executor", "make_lowered"]
 
 _CHUNKS_STAGED = 8  # a chunk is this part of the staging memory, so that several peers are served at once
 _DIGEST = 4  # 64-bit words
@@ -105,6 +114,7 @@ class Executor:
         check: bool = True,
         transport: Transport = Transport.AUTO,
         timing: Timing | None = None,
+        shared: SharedMaker | None = None,
         remembered: int = 1024,
     ) -> None:
         if not dist.is_initialized():
@@ -115,7 +125,11 @@ class Executor:
         self.rank = dist.get_rank()
         self.check, self.staging, self.timing, self.remembered = check, staging, timing, remembered
         self.wire = Wire(timeout)
-        self.groups = Groups(timeout, transport)
+        self.groups = Groups(timeout, transport, timing)
+        self.shared: SharedWire | None = None
+        if shared is not None and transport is Transport.AUTO:
+            make = partial(shared, self.rank, dist.get_world_size(), staging)
+            self.shared = SharedWire(self.rank, make, timeout)
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self._agreed: set[bytes] = set()
         self._under_way: list[Running] = []
@@ -150,10 +164,18 @@ class Executor:
             if local.device.type != "cpu":
                 # accelerators' backends match messages by order, not by tag; finishing there does not block the host
                 self.finish_until(None)
-            running = Running(self, self._steps(lowered, local.detach(), into))
+            running = Running(self, self._steps(lowered, local.detach(), into, self._wire_for(lowered, local)))
             if not running.done:
                 self._under_way.append(running)
             return running
+
+    def _wire_for(self, lowered: Lowered, local: Tensor) -> Wire | SharedWire:
+        """The same answer on all participants."""
+        if self.shared is None or local.device.type != "cpu":
+            return self.wire
+        if not self.shared.knows(lowered.participants):
+            self.finish_until(None)  # they must not wait for a rank that is asked here
+        return self.shared if self.shared.reaches(lowered.participants, self.wire) else self.wire
 
     def finish_until(self, running: Running | None) -> None:
         """Finish everything that was started before `running`, and it; everything, for None."""
@@ -161,22 +183,24 @@ class Executor:
             while self._under_way and not (running is not None and running.done):
                 self._under_way.pop(0).finish()
 
-    def _steps(self, lowered: Lowered, tensor: Tensor, into: Tensor | None = None) -> Generator[None, None, Tensor]:
+    def _steps(
+        self, lowered: Lowered, tensor: Tensor, into: Tensor | None, wire: Wire | SharedWire
+    ) -> Generator[None, None, Tensor]:
         assert into is None or (len(lowered.operations) == 1 and into.is_contiguous())
-        channel = self.wire.open(lowered.traffic, lowered.staging)
+        send = _opened(wire, lowered)
         for operation in lowered.operations:
             match operation:
                 case Fill(_, op, keeps):
                     tensor = tensor if keeps else torch.full_like(tensor, _identity(op, tensor.dtype))
                 case Move():
-                    tensor = yield from self.wire.run(operation, tensor, channel, into)
+                    tensor = yield from send(operation, tensor, into)
                 case Together():
-                    group = self.groups.serve(operation, tensor)
+                    group = self.groups.serve(operation, tensor) if wire is self.wire else None
                     if group is not None:
                         tensor = yield from collective(operation, tensor, group, self.wire.timeout)
                     else:
                         for move in operation.point_to_point:
-                            tensor = yield from self.wire.run(move, tensor, channel)
+                            tensor = yield from send(move, tensor, None)
                         tensor = tensor.view(operation.shape)
         return tensor if lowered.result is not None else tensor.new_empty((0,))
 
@@ -263,6 +287,17 @@ class Executor:
             )
 
 
+def _opened(
+    wire: Wire | SharedWire, lowered: Lowered
+) -> Callable[[Move, Tensor, Tensor | None], Generator[None, None, Tensor]]:
+    """Moves of a redistribution on a wire, in order."""
+    if isinstance(wire, SharedWire):
+        shared_channel = wire.open(lowered.traffic, lowered.staging)
+        return lambda move, tensor, into: wire.run(move, tensor, shared_channel, into)
+    channel = wire.open(lowered.traffic, lowered.staging)
+    return lambda move, tensor, into: wire.run(move, tensor, channel, into)
+
+
 def make_lowered(
     operations: tuple[Operation, ...],
     participants: tuple[int, ...],
@@ -315,18 +350,28 @@ def _identity(op: Reduction, dtype: torch.dtype) -> float:
             return float("inf") if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
-# The one-line use has nowhere else to keep plans, message counts and process groups, which must outlive a call: one executor per
-# default process group, dropped with it.
-_EXECUTORS: weakref.WeakKeyDictionary[dist.ProcessGroup, Executor] = weakref.WeakKeyDictionary()
+class Executors:
+    """One executor per default process group, dropped with it. `shared` makes the memory that ranks of one host share; the package's
+    public face puts it in, since it comes from a folder above this one."""
+
+    def __init__(self) -> None:
+        self.shared: SharedMaker | None = None
+        self._of: weakref.WeakKeyDictionary[dist.ProcessGroup, Executor] = weakref.WeakKeyDictionary()
+
+    def current(self) -> Executor:
+        world = dist.group.WORLD if dist.is_initialized() else None
+        if world is None:
+            return Executor()  # raises, with the remedy
+        executor = self._of.get(world)
+        if executor is None:
+            executor = self._of[world] = Executor(shared=self.shared)
+        return executor
+
+
+# The one-line use has nowhere else to keep plans, message counts and process groups, which must outlive a call.
+EXECUTORS = Executors()
 
 
 def current_executor() -> Executor:
     """The executor of the default process group."""
-    if not dist.is_initialized():
-        return Executor()  # raises, with the remedy
-    world = dist.group.WORLD
-    assert world is not None
-    executor = _EXECUTORS.get(world)
-    if executor is None:
-        executor = _EXECUTORS[world] = Executor()
-    return executor
+    return EXECUTORS.current()

@@ -8,8 +8,9 @@ the whole world (torch names groups by how many a rank has made, so members alon
 2. The default group exists. The groups of a `DeviceMesh` exist and are taken over (`adopt`): one per axis, already paid for.
 3. Others are made by `prepare`, which all ranks of the world call in the same order with the same redistribution: worth it for one
    that runs in every step of a training loop. At most `limit` are made in all; the rest stays point to point.
-4. On CPU tensors everything goes point to point unless told otherwise: gloo's own collectives are no faster
-   (`benchmarks/reshard/gloo.py` prints both).
+4. On CPU tensors a step goes point to point, unless `calibrate` has found the backend's own collective quicker for its kind and size
+   (`LinkCost.prefers_group`): sometimes it is, with many ranks (`benchmarks/reshard/gloo.py` prints both). A step that goes through
+   shared memory never asks.
 
 All of this depends on the set of members alone, so the members of a group decide alike. `collective` runs a step: parts are packed
 side by side, the backend moves them, the results are put where they belong. Staging is the packed input and output of the step,
@@ -22,6 +23,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -30,13 +32,15 @@ from torch import Tensor
 from sennit.ir.layout import Reduction
 from sennit.reshard.lower_torch import Together
 from sennit.reshard.redistribution import Redistribution, StepKind
+from sennit.reshard.timing import LinkCost, Timing
 from sennit.reshard.wire_torch import wait_for
 
-__all__ = ["Groups", "Transport", "collective"]
+__all__ = ["Groups", "Transport", "collective", "received_by"]
 
 
 class Transport(Enum):
-    """How steps over groups are run. AUTO: point to point on CPU tensors, through groups that exist on others."""
+    """How steps over groups are run. AUTO: CPU tensors through memory that the ranks share, else point to point or through a group that
+    exists, as is cheaper; others through groups that exist."""
 
     AUTO = "auto"
     POINT_TO_POINT = "point_to_point"
@@ -49,6 +53,7 @@ class Groups:
 
     timeout: float
     transport: Transport = Transport.AUTO
+    timing: Timing | None = None
     limit: int = 64
     known: dict[frozenset[int], dist.ProcessGroup] = field(default_factory=dict)
     prepared: set[frozenset[int]] = field(default_factory=set)  # by all ranks, so it is the same on all
@@ -81,11 +86,28 @@ class Groups:
         """The process group for a step, or None where it goes point to point. The same answer on all members."""
         if self.transport is Transport.POINT_TO_POINT or len(step.members) < 2:
             return None
-        if self.transport is Transport.AUTO and tensor.device.type == "cpu":
+        if self.transport is Transport.AUTO and tensor.device.type == "cpu" and not self._prefers_group(step, tensor):
             return None
         if len(step.members) == dist.get_world_size():
             return dist.group.WORLD
         return self.known.get(frozenset(step.members))
+
+    def _prefers_group(self, step: Together, tensor: Tensor) -> bool:
+        if not isinstance(self.timing, LinkCost):
+            return False
+        received = received_by(step.kind, len(step.members), prod(step.given), prod(step.shape))
+        return self.timing.prefers_group(step.kind, len(step.members), received * tensor.element_size())
+
+
+def received_by(kind: StepKind, members: int, given: int, result: int) -> float:
+    """Elements that a member receives at least, of so many given and in the result."""
+    match kind:
+        case StepKind.ALL_GATHER:
+            return result - given
+        case StepKind.ALL_REDUCE:
+            return 2 * given * (members - 1) / members
+        case _:
+            return given * (members - 1) / members
 
 
 _OVER_GROUPS = (StepKind.REDUCE_SCATTER, StepKind.ALL_TO_ALL, StepKind.ALL_REDUCE, StepKind.ALL_GATHER)

@@ -23,6 +23,7 @@ from sennit.ir.layout_numpy import Array, identity_of, reduce_arrays
 from sennit.ir.mesh import Point
 from sennit.reshard.execute_torch import Executor
 from sennit.reshard.redistribution import Redistribution
+from sennit.reshard.shared import SharedMaker
 
 __all__ = ["RankRun", "run_on_ranks"]
 
@@ -40,16 +41,23 @@ class RankRun:
         return sorted(self.seconds)[len(self.seconds) // 2]
 
 
-def run_on_ranks(redistribution: Redistribution, dtype: DType, *, repeats: int = 5, timeout: float = 120.0) -> RankRun:
-    """Run a plan on as many gloo processes as its devices need; device d is rank d."""
+def run_on_ranks(
+    redistribution: Redistribution,
+    dtype: DType,
+    *,
+    repeats: int = 5,
+    timeout: float = 120.0,
+    shared: SharedMaker | None = None,
+) -> RankRun:
+    """Run a plan on as many gloo processes as its devices need; device d is rank d. `shared` as in `Executor`."""
     count = 1 + max(redistribution.source.mesh.devices + redistribution.target.mesh.devices)
     with GlooRanks(count, timeout=timeout, preload=[__name__]) as ranks:
-        answers = ranks.call(_run, str(redistribution), dtype, repeats)
+        answers = ranks.call(_run, str(redistribution), dtype, repeats, shared)
     seconds = tuple(max(times) for times in zip(*(times for times, _ in answers), strict=True))
     return RankRun(count, seconds, tuple(rank for rank, (_, right) in enumerate(answers) if not right))
 
 
-def _run(rank: int, text: str, dtype: DType, repeats: int) -> tuple[list[float], bool]:
+def _run(rank: int, text: str, dtype: DType, repeats: int, shared: SharedMaker | None) -> tuple[list[float], bool]:
     """What each rank does: the seconds of each repetition, and whether its piece is right."""
     redistribution = Redistribution.parse(text)
     kind = getattr(torch, dtype.torch_name)
@@ -57,7 +65,7 @@ def _run(rank: int, text: str, dtype: DType, repeats: int) -> tuple[list[float],
     given = torch.empty(0, dtype=kind)
     if rank in source.mesh.devices:
         given = torch.from_numpy(_given(source, source.mesh.coordinate(rank))).to(kind)
-    executor = Executor()
+    executor = Executor(shared=shared)
     found = executor.run(redistribution, given)  # the first run plans and agrees
     seconds: list[float] = []
     for _ in range(repeats):

@@ -5,6 +5,9 @@
 `LinkCost` has one class of links, as fast as it is told. `ClusterCost` lays the bytes of all groups of a collective, or of all
 transfers of an exchange, on the wires of a cluster at once (`cost/transfer.py`), so that a step which crosses nodes is paid
 for where it crosses.
+
+A step that is a collective can go through a group of the backend or as messages. `CollectiveCost` has the measured seconds of both, for one
+kind: `alpha * (n - 1) + beta * bytes received per device` in a group of n.
 """
 
 from __future__ import annotations
@@ -19,7 +22,23 @@ from sennit.reshard.exchange import transfers
 from sennit.reshard.redistribution import Step, StepKind
 from sennit.reshard.step_cost import StepCost, held
 
-__all__ = ["ClusterCost", "LinkCost", "Timing"]
+__all__ = ["ClusterCost", "CollectiveCost", "LinkCost", "Timing"]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCost:
+    """Of one kind of collective, through a group and as messages."""
+
+    kind: StepKind
+    group_alpha: float
+    group_beta: float
+    messages_alpha: float
+    messages_beta: float
+
+    def prefers_group(self, members: int, received: float) -> bool:
+        """Whether a group of so many members, each of which receives so many bytes, is quicker than messages."""
+        group = self.group_alpha * (members - 1) + self.group_beta * received
+        return group < self.messages_alpha * (members - 1) + self.messages_beta * received
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +49,11 @@ class LinkCost:
     alpha: float = 20e-6
     beta: float = 1 / 10e9
     gamma: float = 1 / 40e9
+    collectives: tuple[CollectiveCost, ...] = ()  # where both ways were measured
+
+    def prefers_group(self, kind: StepKind, members: int, received: float) -> bool:
+        """Whether a collective is quicker through a group of the backend. Not known without measurement: no."""
+        return any(c.prefers_group(members, received) for c in self.collectives if c.kind is kind)
 
     def seconds(self, parts: Sequence[Step], cost: StepCost, itemsize: int) -> float:
         """Of one step, or of the steps that fill one result."""

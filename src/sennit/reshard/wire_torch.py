@@ -29,7 +29,7 @@ from torch import Tensor
 from sennit.errors import RunError
 from sennit.reshard.lower_torch import Message, Move
 
-__all__ = ["Channel", "Wire", "traffic_of", "wait_for"]
+__all__ = ["Channel", "Traffic", "Wire", "traffic_of", "wait_for"]
 
 _UNDER_WAY = 4  # batches
 _FIRST_TAG = 1 << 20
@@ -175,6 +175,15 @@ class Wire:
         assert work is not None
         wait_for(work, values, self.timeout, f"to receive from rank {peer}", purpose)
         return values
+
+    def swap(self, values: Tensor, peers: Sequence[int], purpose: str) -> list[Tensor]:
+        """The values of all peers, in their order, each of which gets this rank's: the same shape on all."""
+        works = [(peer, dist.isend(values, peer, tag=self.open({(peer, False): 1}).tag(peer, False))) for peer in peers]
+        found = [self.receive(tuple(values.shape), values.dtype, values.device, peer, purpose) for peer in peers]
+        for peer, work in works:
+            assert work is not None
+            wait_for(work, values, self.timeout, f"to send to rank {peer}", purpose)
+        return found
 
 
 def wait_for(work: dist.Work, tensor: Tensor, timeout: float, doing: str, where: str) -> None:

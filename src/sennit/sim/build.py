@@ -1,12 +1,14 @@
 """A program as tasks of the clock: costs, partners and, where devices run alike, one device for all of a lane.
 
-An *actor* is a lane with the devices that it stands for. Unfolded, every device is an actor. Folded, every lane is one: its
-devices run the same steps, so they run at the same times wherever the cluster treats them alike. A folded collective is the
-*bundle* of what all its groups move, a folded transfer that of all pairs (`sim/transfers.py`).
+An *actor* is a lane with the devices that it stands for. Unfolded, every device is an actor. Folded, the devices of a lane that
+are of one sort are one (all of them, where no node is slower than others): they run the same steps, so they run at the same times
+wherever the cluster treats them alike. A folded collective is the *bundle* of what all its groups move, a folded transfer that
+of all pairs (`sim/transfers.py`).
 
-**When folding is exact.** Every layout is even and the devices of a lane are of one sort (equal costs), groups lie within their
-lane, and the parts of each bundle are alike. Equal rates then satisfy the fairness of `sim/sharing.py` for all parts, by
-induction over events. Where one of these fails, `build` does not fold.
+**When folding is exact.** Every layout is even and the devices of an actor are of one sort (equal costs); the groups of its
+collectives lie within one lane, and each meets the same actors: all of each, together; its transfers go to one actor; and the
+parts of each bundle are alike. Equal rates then satisfy the fairness of `sim/sharing.py` for all parts, by induction over
+events. Where one of these fails, `build` does not fold.
 """
 
 from __future__ import annotations
@@ -81,13 +83,24 @@ def build(
     sorts = machines if machines is not None else machines_of(cluster, ())
     transfers = Transfers(topology, collectives)
     if fold:
-        actors = [Actor(code, code.lane.devices) for code in codes]
+        actors = [actor for code in codes for actor in _by_sort(code, sorts)]
+        actors.sort(key=lambda actor: (actor.devices, actor.code.lane.name))
         builder = _Builder(program, cluster, transfers, StepCosts(optimizer), sorts, actors)
         if builder.folds():
             return builder.build()
     single = [Actor(code, (device,)) for code in codes for device in code.lane.devices]
     single.sort(key=lambda actor: actor.devices)
     return _Builder(program, cluster, transfers, StepCosts(optimizer), sorts, single).build()
+
+
+def _by_sort(code: LaneCode, machines: Sequence[Machine]) -> list[Actor]:
+    """An actor for each sort of device in a lane."""
+    sorts: dict[int, list[int]] = {}
+    for device in code.lane.devices:
+        sorts.setdefault(id(machines[device]), []).append(device)
+    if len(sorts) == 1:
+        return [Actor(code, code.lane.devices)]
+    return [Actor(code, tuple(devices)) for devices in sorts.values()]
 
 
 class _Builder:
@@ -108,6 +121,8 @@ class _Builder:
         self.partners: dict[object, int] = {}  # tasks that other actors may join
         self.lacking: dict[int, int] = {}  # by joint task, the devices that have not come yet
         self.everyone: dict[int, tuple[int, ...]] = {}  # by joint task
+        self.place_of: dict[str, dict[int, int]] = {}  # by lane, then device
+        self.places: dict[int, tuple[int, ...]] = {}  # by actor
         self.local = LocalTypes()
         self.costs = costs
         self.types = [self.local.of(actor.code, actor.devices[0]) for actor in actors]
@@ -122,22 +137,38 @@ class _Builder:
         if self.cluster.host is not None and self.cluster.nodes > 1:
             return False
         bundles: dict[int, Bundle] = {}
-        for actor, types in zip(self.actors, self.types, strict=True):
-            if not self.local.is_even(actor.code) or len({id(self.machines[device]) for device in actor.devices}) > 1:
+        places = {(actor.code.lane.name, self._places(actor)) for actor in self.actors}
+        checked: set[tuple[int, int]] = set()
+        for number, (actor, types) in enumerate(zip(self.actors, self.types, strict=True)):
+            if not self.local.is_even(actor.code):
                 return False
-            inside = set(actor.devices)
             for position in actor.code.joints:
                 step = actor.code.jobs[position].step
                 if isinstance(step, Collective):
                     party = self.transfers.party(step.result.layout.mesh, step.axes, actor.devices)
-                    if not inside.issuperset(party.devices):
+                    if (number, id(party)) not in checked and not self._whole(actor, party):
                         return False
+                    checked.add((number, id(party)))
                     bundle = self._collective(step, party, types)
                     bundles[id(bundle)] = bundle
                 elif isinstance(step, Send) and step.to in self.lanes:
+                    if (step.to, self._places(actor)) not in places:
+                        return False
                     bundle = self._send(step, actor, types)
                     bundles[id(bundle)] = bundle
         return alike(list(bundles.values()))
+
+    def _whole(self, actor: Actor, party: Party) -> bool:
+        """Whether a party is made of whole actors of one lane, and each of its groups has as many devices of each."""
+        present = set(party.devices)
+        members = [other for other in self.actors if other.code is actor.code and not present.isdisjoint(other.devices)]
+        if sum(len(other.devices) for other in members) != len(present):
+            return False
+        if len(members) == 1:
+            return True
+        owner = {device: number for number, other in enumerate(members) for device in other.devices}
+        shapes = {tuple([owner[device] for device in group]) for group in party.groups}
+        return len(shapes) == 1
 
     # ---- tasks ---------------------------------------------------------------------------------------------------------
 
@@ -248,9 +279,12 @@ class _Builder:
 
     def _places(self, actor: Actor) -> tuple[int, ...]:
         """Which of its lane's devices an actor stands for."""
-        if actor.devices is actor.code.lane.devices:
-            return tuple(range(len(actor.devices)))
-        return tuple(actor.code.lane.devices.index(device) for device in actor.devices)
+        if id(actor) not in self.places:
+            lane = actor.code.lane
+            if lane.name not in self.place_of:
+                self.place_of[lane.name] = {device: place for place, device in enumerate(lane.devices)}
+            self.places[id(actor)] = tuple([self.place_of[lane.name][device] for device in actor.devices])
+        return self.places[id(actor)]
 
     def _workers(self, devices: Sequence[int]) -> Workers:
         if self.cluster.host is None:

@@ -69,7 +69,7 @@ class Transfers:
                 group = mesh.group(device, axes)
                 known.update(dict.fromkeys(group, group))
         mine = [known[device] for device in devices]
-        groups = tuple({id(group): group for group in mine}.values())
+        groups = tuple(sorted({id(group): group for group in mine}.values()))
         party = self.parties.get(groups)
         if party is None:
             everyone = tuple(sorted(device for group in groups for device in group))

@@ -99,6 +99,8 @@ def _renamed(step: Step, names: dict[str, str]) -> Step:
 
 def _swap(program: Program, lane: Lane, rng: random.Random) -> tuple[Lane, str] | None:
     moving = [i for i, step in enumerate(lane.steps) if isinstance(step, (Collective, Send, Receive))]
+    if len(moving) < 2:
+        return None
     at = rng.randrange(len(moving) - 1)
     one, other = moving[at], moving[at + 1]
     steps = list(lane.steps)

@@ -59,9 +59,9 @@ class SennitGroup(CallingGroup):
     def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> SennitWork:
         (tensor,) = listed = _listed(tensors)
         root, timeout = int(getattr(opts, "rootRank", opts)), self._limit(opts)
-        flat = flat_of(tensor)
 
         def job() -> None:
+            flat = flat_of(tensor)  # not before its turn: a call before this one may write to it
             self._communicator.broadcast(flat.bytes, root, timeout)
             if self._rank != root:
                 flat.give_back()

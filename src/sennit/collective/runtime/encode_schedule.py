@@ -153,8 +153,12 @@ class _FifoBlock:
                 taken += 1
             elif target is not None:
                 assert source is not None
-                op = Op.COPY if instruction.opcode is Opcode.COPY else Op.REDUCE
-                writer.transfer(home, op, source, target, count)
+                sources = [writer.operand(rank, place) for place in instruction.sources]
+                if len(sources) > 1:
+                    writer.reduce_many(home, sources, target, count, overwrite=False)
+                else:
+                    op = Op.COPY if instruction.opcode is Opcode.COPY else Op.REDUCE
+                    writer.transfer(home, op, source, target, count)
             if instruction.opcode.sends:
                 assert block.send is not None
                 assert source is not None

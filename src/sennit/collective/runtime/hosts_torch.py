@@ -38,14 +38,13 @@ from sennit.collective.runtime.p2p_links import Links
 
 __all__ = ["Hosts", "tile_edges"]
 
-_TILE, _SMALL_TILE = 1 << 21, 1 << 18  # bytes of the array; a rank sends a g-th of them
+_TILE, _SMALL_TILE = 1 << 21, 1 << 19  # bytes of the array; a rank sends a g-th of them
 _IN_FLIGHT = 3  # tiles between the hosts at a time
 _PATIENCE, _MOST_PATIENCE = 0.5, 5.0  # see `_longer`
 _COLUMN, _FLAT = 2, 3  # kinds of messages
 
-Tile = tuple[
-    Tensor, Tensor, Callable[[], None]
-]  # of the array, this rank's slice of it, what brings the slice to its end
+# a tile of the array, this rank's slice of it, and what brings the slice to its end
+Tile = tuple[Tensor, Tensor, Callable[[], None]]
 
 
 class Hosts:

@@ -6,7 +6,8 @@
 
 **Connections.** One in each direction of a pair, opened by the sender at its first message: a Unix socket (abstract, so no file is left) where both
 ranks are on one host, TCP between hosts. Nobody answers on a connection, so the end of it means that the peer is gone: killed, or gone from the
-group. A receive opens one towards its peer too, to see this even if the peer has never sent anything.
+group. A receive opens one towards its peer too, to see this even if the peer has never sent anything. What a peer sent before it went still arrives: a receive fails when the
+connection *from* the peer has been read to its end, or when there is none a moment after the one *to* the peer has ended.
 
 **Farewell.** A rank that leaves because something failed says why, on all its connections, before it ends them: so who waited for it learns of the rank that failed first.
 
@@ -25,6 +26,7 @@ import os
 import select
 import socket
 import threading
+import time
 import uuid
 import weakref
 from collections import defaultdict, deque
@@ -52,6 +54,7 @@ __all__ = ["Address", "Label", "Links"]
 
 _PER_EVENT = 1 << 20  # bytes read from one peer before the others get their turn
 _SOCKET_BUFFER = 1 << 20
+_MOMENT = 0.25  # seconds in which a connection from a peer that is gone may still turn up
 _QUIET = select.EPOLLIN | select.EPOLLRDHUP  # on a connection to a peer, which never answers: its end
 
 Exchange = Callable[[bytes], list[bytes]]
@@ -70,13 +73,19 @@ class Links:
         self._posted: dict[tuple[int, Label], deque[Receive]] = defaultdict(deque)
         self._posted_any: dict[Label, deque[Receive]] = defaultdict(deque)
         self._early: dict[tuple[int, Label], deque[Early]] = defaultdict(deque)
-        self._gone: dict[int, str] = {}
+        self._gone: dict[int, str] = {}  # why; nothing can be sent to these
+        self._incoming: dict[int, Incoming] = {}  # connections from peers that are open
+        self._drained: set[int] = set()  # peers that nothing more can come from
+        self._suspects: dict[
+            int, float
+        ] = {}  # peers that are gone and may have sent something: until when to wait for it
         self._closed = False
         self._sockets: set[socket.socket] = set()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._epoll.register(self._wake, select.EPOLLIN)
+        self._handlers[self._wake] = lambda _: self._woken()
         here = self._listen(host, address)
         try:
             self.addresses = tuple(Address.decode(text) for text in exchange(here.encode()))
@@ -120,7 +129,7 @@ class Links:
             self._connect(peer)  # to see its end
             with self._lock:
                 if peer in self._gone:
-                    ends += self._fail_waiting(peer)
+                    ends += self._suspect(peer)
         _finish(ends)
         return ticket
 
@@ -235,17 +244,39 @@ class Links:
 
     def _run(self) -> None:
         while not self._closed:
-            for number, mask in self._epoll.poll():
+            for number, mask in self._epoll.poll(self._pause()):
                 if (handler := self._handlers.get(number)) is not None:
                     handler(mask)
+            self._convict()
         ends: _Ends = []
         with self._lock:
             for peer in range(self.size):
                 self._gone.setdefault(peer, "this rank closed the group")
                 ends += self._fail_waiting(peer)
+            for peer, incoming in self._incoming.items():
+                ends += self._cut_off(incoming, peer)
             for queue in self._posted_any.values():
                 ends += [(item.ticket, PeerError(f"{item.ticket.what}: this rank closed the group")) for item in queue]
             self._release()
+        _finish(ends)
+
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+    def _pause(self) -> float | None:
+        """How long to sleep: until the first suspect's time is over."""
+        with self._lock:
+            return max(0.0, min(self._suspects.values()) - time.monotonic()) if self._suspects else None
+
+    def _convict(self) -> None:
+        """Suspects from which nothing came in time are gone for good."""
+        ends: _Ends = []
+        with self._lock:
+            for peer in [peer for peer, until in self._suspects.items() if time.monotonic() >= until]:
+                del self._suspects[peer]
+                if peer not in self._incoming:
+                    ends += self._drain(peer)
         _finish(ends)
 
     def _release(self) -> None:
@@ -320,12 +351,19 @@ class Links:
         except OSError:
             with self._lock:
                 self._unwatch(incoming.socket)
-                ends = (
-                    []
-                    if incoming.peer is None
-                    else self._lose(incoming.peer, "its process ended, or it left the group")
-                )
+                ends = [] if incoming.peer is None else self._end_incoming(incoming, incoming.peer)
             _finish(ends)
+
+    def _end_incoming(self, incoming: Incoming, peer: int) -> _Ends:
+        """All that the peer sent has been read. A message that was cut off fails with those that never began."""
+        self._incoming.pop(peer, None)
+        ends = self._lose(peer, "its process ended, or it left the group")
+        return ends + self._cut_off(incoming, peer) + self._drain(peer)
+
+    def _cut_off(self, incoming: Incoming, peer: int) -> _Ends:
+        """The message that is being read will not come to its end."""
+        receive = incoming.early.receive if incoming.early is not None else incoming.receive
+        return [] if receive is None else [(receive.ticket, self._gone_error(peer, receive.ticket.what))]
 
     def _headed(self, incoming: Incoming) -> None:
         """A hello or a header is complete."""
@@ -336,6 +374,8 @@ class Links:
             if magic != MAGIC or not 0 <= peer < self.size:
                 raise ConnectionAbortedError("a stranger")
             incoming.peer = peer
+            with self._lock:
+                self._incoming[peer] = incoming
             return
         kind, note, tag, size = HEADER.unpack(head)
         label = Label(kind, tag)
@@ -370,7 +410,10 @@ class Links:
                 ends.append((receive.ticket, None))
             elif incoming.target is not None:
                 said = bytes(incoming.target).decode(errors="replace")
-                ends = self._lose(incoming.peer, f"it left the group, since: {said}")
+                self._gone[incoming.peer] = (
+                    f"it left the group, since: {said}"  # in place of what its end alone would say
+                )
+                ends = self._lose(incoming.peer, "") + self._drain(incoming.peer)
         incoming.target = incoming.early = incoming.receive = None
         _finish(ends)
 
@@ -390,17 +433,32 @@ class Links:
         early.receive = receive
         if early.complete:
             ends.append(_deliver(early, receive, peer))
+        elif peer in self._drained:  # its rest never came
+            ends.append((receive.ticket, self._gone_error(peer, receive.ticket.what)))
         return True
 
     def _lose(self, peer: int, why: str) -> _Ends:
-        """The peer is gone: nothing more is sent to it, and who waits for it fails."""
+        """Nothing more can be sent to the peer."""
         self._gone.setdefault(peer, why)
-        if (outgoing := self._outgoing.pop(peer, None)) is not None:
-            self._unwatch(outgoing.socket)
-            ends = [(item.ticket, self._gone_error(peer, item.ticket.what)) for item in outgoing.queue]
-        else:
-            ends = []
-        return ends + self._fail_waiting(peer)
+        if (outgoing := self._outgoing.pop(peer, None)) is None:
+            return self._suspect(peer)
+        self._unwatch(outgoing.socket)
+        ends: _Ends = [(item.ticket, self._gone_error(peer, item.ticket.what)) for item in outgoing.queue]
+        return ends + self._suspect(peer)
+
+    def _suspect(self, peer: int) -> _Ends:
+        """The peer is gone; what it sent before may still come."""
+        if peer in self._drained:
+            return self._fail_waiting(peer)
+        if peer not in self._incoming and peer not in self._suspects:
+            self._suspects[peer] = time.monotonic() + _MOMENT
+            os.eventfd_write(self._wake, 1)  # the thread sleeps no longer than this
+        return []
+
+    def _drain(self, peer: int) -> _Ends:
+        """Nothing more can come from the peer."""
+        self._drained.add(peer)
+        return self._fail_waiting(peer)
 
     def _fail_waiting(self, peer: int) -> _Ends:
         ends: _Ends = []

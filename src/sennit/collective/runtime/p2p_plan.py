@@ -258,8 +258,7 @@ def _rounds(levels: _Levels, rank: int) -> tuple[Round, ...]:
             landing: Location = place if direct else slot
             receives[levels.arrival[node]].append((key, Transfer(block.receive, landing, tile)))
             slot = None if direct else slot
-        if (local := _local(instruction, slot, tile)) is not None:
-            work[levels.level[node]].append(local)
+        work[levels.level[node]] += _local(instruction, slot, tile)
         if instruction.opcode.sends:
             assert block.send is not None
             leaving: Location | None = instruction.target or instruction.source
@@ -305,24 +304,23 @@ def _overlap(cells: RankCells, target: Place | None, sending: Instruction) -> bo
     return a < d and c < b
 
 
-def _local(instruction: Instruction, slot: Slot | None, tile: int) -> Local | None:
+def _local(instruction: Instruction, slot: Slot | None, tile: int) -> list[Local]:
     """What an instruction does besides its messages. `slot` is None where its message is in its target already."""
     source, target = instruction.source, instruction.target
     match instruction.opcode:
         case Opcode.SEND:
-            return None
+            return []
         case Opcode.COPY | Opcode.REDUCE:
-            assert source is not None
             assert target is not None
-            return Local(instruction.opcode is Opcode.REDUCE, source, target, tile)
+            return [Local(instruction.opcode is Opcode.REDUCE, place, target, tile) for place in instruction.sources]
         case Opcode.RECEIVE | Opcode.RECEIVE_COPY_SEND:
             assert target is not None
-            return None if slot is None else Local(False, slot, target, tile)
+            return [] if slot is None else [Local(False, slot, target, tile)]
         case Opcode.RECEIVE_REDUCE | Opcode.RECEIVE_REDUCE_COPY_SEND:
             assert slot is not None
             assert target is not None
-            return Local(True, slot, target, tile)
+            return [Local(True, slot, target, tile)]
         case Opcode.RECEIVE_REDUCE_SEND:
             assert slot is not None
             assert source is not None
-            return Local(True, source, slot, tile)
+            return [Local(True, source, slot, tile)]

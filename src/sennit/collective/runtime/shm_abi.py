@@ -25,6 +25,7 @@ __all__ = [
     "Reduction",
     "Status",
     "TransferRecord",
+    "WatchRecord",
     "load_core",
 ]
 
@@ -179,6 +180,10 @@ class TransferRecord(Structure):
     ]
 
 
+class WatchRecord(Structure):
+    _fields_ = [("counter", c_void_p), ("least", c_uint64)]
+
+
 def load_core() -> ctypes.CDLL | None:
     """The compiled core, or None where the install had no compiler."""
     found = sorted(Path(__file__).parent.glob("_shm_core*.so"))
@@ -190,4 +195,9 @@ def load_core() -> ctypes.CDLL | None:
     library.sennit_exchange.argtypes = [c_void_p, c_int32, c_void_p, c_int32]
     library.sennit_reduce.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int64]
     library.sennit_reduce.restype = None
+    library.sennit_post.argtypes = [c_void_p, c_uint64, c_void_p]
+    library.sennit_post.restype = None
+    library.sennit_look.argtypes = [c_void_p]
+    library.sennit_look.restype = c_uint64
+    library.sennit_await.argtypes = [c_void_p, c_void_p, c_int32]
     return library

@@ -183,7 +183,8 @@ static void move_data(const Group *group, const Call *call, const Instruction *s
         const Operand *operand = call->operands + step->argument;
         for (int k = 0; k < step->peer; k++, operand++) {
             char *to = locate(group, call, operand->rank, operand->buffer, operand->chunk, step->count, &other);
-            memcpy(to, source, other < size ? other : size);
+            if (to != source)
+                memcpy(to, source, other < size ? other : size);
         }
         return;
     }
@@ -499,6 +500,44 @@ int sennit_exchange(Group *group, int32_t set, Transfer *transfers, int32_t coun
         if (moved)
             went_on(group, &idle);
         else if (!idle_once(group, &idle)) {
+            awake(group, &idle);
+            return WAITING;
+        }
+    }
+}
+
+/* ---- posts: words that say where data lies in memory that its writer owns (shm_posts.py) -------------------------------- */
+
+typedef struct {
+    Counter *counter;
+    uint64_t least;
+} Watch;
+
+/* The data that the word speaks of is written; who waits at the door is woken. */
+void sennit_post(Counter *counter, uint64_t value, Doorbell *door)
+{
+    atomic_store_explicit(&counter->bytes, value, memory_order_release);
+    atomic_thread_fence(memory_order_seq_cst);
+    Group visitor = {.doorbells = door};
+    wake(&visitor, 0);
+}
+
+uint64_t sennit_look(Counter *counter)
+{
+    return atomic_load_explicit(&counter->bytes, memory_order_acquire);
+}
+
+/* Until one of the words is as high as it should be: DONE; WAITING when patience is over. */
+int sennit_await(Group *group, const Watch *watches, int32_t count)
+{
+    Idle idle = {0};
+    for (;;) {
+        for (int k = 0; k < count; k++)
+            if (sennit_look(watches[k].counter) >= watches[k].least) {
+                went_on(group, &idle);
+                return DONE;
+            }
+        if (!idle_once(group, &idle)) {
             awake(group, &idle);
             return WAITING;
         }

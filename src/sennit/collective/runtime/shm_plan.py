@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sennit.collective.runtime.code import FIRST_SCRATCH, INPUT, OUTPUT, Code, Instruction, Op
+from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Op
+from sennit.collective.runtime.code_gates import touched_places, with_direct_gates
 from sennit.collective.runtime.shm_abi import DTYPES, LINE, REDUCTIONS, CallRecord, Reduction
 from sennit.collective.runtime.shm_segment import describe_call
 from sennit.errors import CollectiveError
@@ -48,6 +49,7 @@ class LoadedCode:
 
     @classmethod
     def load(cls, code: Code, rank: int, flag_base: int) -> LoadedCode:
+        code = with_direct_gates(code)
         by_peers, by_owner = set[tuple[int, int]](), set[tuple[int, int]]()
         only_read = True
         for owner in range(code.ranks):
@@ -56,7 +58,7 @@ class LoadedCode:
                     if not step.op.moves_data:
                         continue
                     only_read &= step.op not in (Op.PUT, Op.MULTICAST)
-                    for place_rank, buffer in _places(code, owner, step):
+                    for place_rank, buffer in touched_places(code, owner, step):
                         (by_owner if place_rank == owner else by_peers).add((place_rank, buffer))
         anywhere = tuple(any((r, b) in by_peers for r in range(code.ranks)) for b in (INPUT, OUTPUT))
         first = int(code.rank_blocks[rank])
@@ -105,21 +107,6 @@ class LoadedCode:
             return elements
         tiles = -(-elements // most)
         return -(-elements // tiles // grain) * grain
-
-
-def _places(code: Code, rank: int, step: Instruction) -> list[tuple[int, int]]:
-    """The (rank, buffer) pairs that a step touches, scratch left out."""
-    here = [(rank, step.target_buffer)]
-    match step.op:
-        case Op.MULTI_REDUCE | Op.SWITCH_REDUCE:
-            found = [(o.rank, o.buffer) for o in code.operands_of(step)] + here
-        case Op.MULTICAST:
-            found = [(o.rank, o.buffer) for o in code.operands_of(step)] + [(rank, step.source_buffer)]
-        case Op.PUT:
-            found = [(rank, step.source_buffer), (step.peer, step.target_buffer)]
-        case _:
-            found = [(step.peer, step.source_buffer), *here]
-    return [place for place in found if place[1] < FIRST_SCRATCH]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -125,7 +125,10 @@ static void reduce_all(const Call *call, char *target, const char **sources, int
 {
     Kernel *kernel = kernels[call->dtype][call->reduction];
     size_t item = call->itemsize, strip = STRIP / item;
-    float total[STRIP / 2], term[STRIP / 2];
+    _Alignas(LINE) float total[STRIP / 2], term[STRIP / 2];
+    int read_late = 0; /* is the target a source that is read after it was first written? */
+    for (int k = 2; k < count; k++)
+        read_late |= sources[k] == target;
     if (count == 1 && sources[0] != target)
         memcpy(target, sources[0], elements * item);
     for (size_t done = 0; count > 1 && done < elements; done += strip) {
@@ -139,9 +142,12 @@ static void reduce_all(const Call *call, char *target, const char **sources, int
             narrow(call->dtype, target + skip, total, n);
             continue;
         }
-        kernel(target + skip, sources[0] + skip, sources[1] + skip, n);
+        char *sum = read_late ? (char *)total : target + skip;
+        kernel(sum, sources[0] + skip, sources[1] + skip, n);
         for (int k = 2; k < count; k++)
-            kernel(target + skip, target + skip, sources[k] + skip, n);
+            kernel(sum, sum, sources[k] + skip, n);
+        if (read_late)
+            memcpy(target + skip, sum, n * item);
     }
 }
 

@@ -1,0 +1,417 @@
+"""The propagation along one axis: which strategy each operator runs with. `plan/propagate.py` states the rules.
+
+| part | function |
+|---|---|
+| what the plan decided, and where its dims have room | `_fit`, `_fits` |
+| entries of inputs and parameters | `_inputs` |
+| backward products as their forward ones | `_mirror` |
+| the cheapest strategy that follows what is read | `_choose`, `_cheapest`, `_moved` |
+| pieces that a decided reader, or a split parameter, will want | `_hints`, `_gradients` |
+| sources, decided by their readers | `_is_free`, `_source`, `_reduce_instead` |
+| when an operator runs, on a time axis | `_moment`, `_check_after` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sennit.capture.rules import (
+    Letters,
+    Strategy,
+    carries_pending,
+    decide,
+    is_relabelling,
+    making,
+    propose,
+    split_on,
+    through_view,
+)
+from sennit.errors import PlanError
+from sennit.ir.dtype import TensorType
+from sennit.ir.graph import Op, OutputKind, Phase, Role
+from sennit.ir.layout import Entry, Layout, Pending, Reduction, Split
+from sennit.ir.mesh import Axis, AxisKind
+from sennit.plan.plan import OpSplit
+from sennit.plan.propagate_index import Moment, PlanIndex, is_product
+
+__all__ = ["AxisPass"]
+
+
+class AxisPass:
+    """The propagation along one axis, after those of the axes with less freedom."""
+
+    def __init__(
+        self,
+        index: PlanIndex,
+        axis: Axis,
+        strategies: dict[str, dict[str, Strategy]],
+        values: dict[str, dict[str, Entry | None]],
+    ) -> None:
+        self.index, self.plan, self.axis = index, index.plan, axis
+        self.strategies, self.values = strategies, values  # of the axes before, and where this one's go
+        self.graph, self.types = index.graph, index.types
+        self.is_time = axis.kind is AxisKind.TIME
+        self.decided = {
+            split.op: self._fit(index.producers[split.op], split)
+            for split in self.plan.splits
+            if split.axis == axis.name
+        }
+        self.have: dict[str, Entry | None] = {}  # on a time axis: what the value would have if everything were split
+        self.chosen: dict[tuple[object, ...], Strategy] = {}  # layers repeat, and so do choices
+        self.hints = self._hints()
+        self.gradients: dict[str, Entry] = {}
+        self.resolved: set[str] = (
+            set()
+        )  # pending values that some operator needs reduced: the others get that for nothing
+
+    def run(self, moment: dict[str, Moment]) -> None:
+        self._inputs()
+        self.gradients = self._gradients()
+        self.hints = {**self.gradients, **self.hints}
+        late: set[str] = set()  # values that exist only after the last micro-batch
+        free: list[Op] = []  # to be decided by their readers
+        wanted: dict[str, set[Entry | None]] = {output.name: {None} for output in self.graph.outputs}
+        for op in self.graph.ops:
+            if self._is_free(op):
+                free.append(op)
+                self.have.update((value.name, None) for value in op.results)
+                continue
+            strategy = self.decided.get(op.name) or self._mirror(op) or self._choose(op)
+            for value, entry in zip(op.results, strategy.results, strict=True):
+                self.have[value.name] = entry
+            if self.is_time:
+                moment[op.name] = self._moment(op, strategy, late)
+            self._settle(op, strategy, wanted, moment)
+        for op in reversed(free):
+            strategy = self._source(op, wanted)
+            if self.is_time:
+                moment[op.name] = Moment.BEFORE if strategy.is_replicated else Moment.DURING
+            self._settle(op, strategy, wanted, moment)
+        if not self.is_time:
+            for item in self.graph.inputs:
+                self.values[item.value.name][self.axis.name] = self.have[item.value.name]
+
+    def _is_free(self, op: Op) -> bool:
+        """Whether any piece of what the operator makes can be made here, without moving anything: it reads nothing but the seed,
+        or, in space, only values that are whole on this axis and that no parameter flows into."""
+        if op.name in self.decided:
+            return False
+        if op.name in self.index.sources:
+            return True
+        early = all(value.name in self.index.whole for value in op.results)
+        return early and not self.is_time and not any(self.have[name] for name in self.index.reads[op.name])
+
+    def _settle(
+        self, op: Op, strategy: Strategy, wanted: dict[str, set[Entry | None]], moment: Mapping[str, Moment]
+    ) -> None:
+        """Write a strategy down. What is done once in time does nothing to its reads and results."""
+        once = self.is_time and moment[op.name] is not Moment.DURING
+        for name, entry in zip(self.index.reads[op.name], strategy.reads, strict=True):
+            wanted.setdefault(name, set()).add(None if once else entry)
+            if entry is None and isinstance(self.have.get(name), Pending) and not self.is_time:
+                self.resolved.add(name)
+        if once:
+            return
+        self.strategies[op.name][self.axis.name] = strategy
+        for value, entry in zip(op.results, strategy.results, strict=True):
+            self.values[value.name][self.axis.name] = entry
+
+    def _source(self, op: Op, wanted: dict[str, set[Entry | None]]) -> Strategy:
+        """Split as every reader of every result wants it, or whole."""
+        rule = self.index.book.rule(op)
+        for position, value in enumerate(op.results):
+            needs = wanted.get(value.name, set())
+            if len(needs) == 2 and None in needs and not self.is_time:
+                (entry,) = needs - {None}
+                if isinstance(entry, Split) and self._reduce_instead(value.name, entry):
+                    needs = wanted[value.name] = {entry}
+            if len(needs) == 1 and (entry := next(iter(needs))) is not None:
+                strategy = making(op, self.types, self.axis.size, position, entry, rule)
+                others = strategy and zip(op.results, strategy.results, strict=True)
+                if strategy is not None and all({made} >= wanted.get(item.name, set()) for item, made in others or ()):
+                    return strategy if self._fits(op, strategy) else self._replicated(op)
+        return self._replicated(op)
+
+    def _reduce_instead(self, name: str, entry: Split) -> bool:
+        """Where some readers want a piece, and those that want the whole only sum it up: let these sum their piece, and leave the
+        sums pending. A sum over the vocabulary is one number per token; the rows that it sums would be whole on every device."""
+        revised: list[tuple[Op, Strategy]] = []
+        for reader in self.index.readers.get(name, ()):
+            strategy = self.strategies[reader.name].get(self.axis.name) or self._replicated(reader)
+            position = reader.reads.index(name)
+            if strategy.reads[position] == entry:
+                continue
+            rule = self.index.book.rule(reader)
+            letter = rule.reads[position][entry.dim] if isinstance(rule, Letters) else None
+            if not isinstance(rule, Letters) or letter is None or letter not in dict(rule.summed):
+                return False
+            reduced = split_on(rule, letter, entry.stride)
+            others = [at for at, need in enumerate(reduced.reads) if need is not None and at != position]
+            if not strategy.is_replicated or others or not self._fits(reader, reduced):
+                return False
+            revised.append((reader, reduced))
+        for reader, strategy in revised:
+            self.strategies[reader.name][self.axis.name] = strategy
+            for value, made in zip(reader.results, strategy.results, strict=True):
+                self.values[value.name][self.axis.name] = made
+        return bool(revised)
+
+    def _replicated(self, op: Op) -> Strategy:
+        return Strategy((None,) * len(self.index.reads[op.name]), (None,) * len(op.results))
+
+    def _mirror(self, op: Op) -> Strategy | None:
+        """A product of the backward pass, split as the forward product with its sequence number is."""
+        forward = self.index.products.get(op.seq) if op.phase is Phase.BACKWARD and op.seq is not None else None
+        if forward is None or self.is_time or not is_product(op) or op.kind == "aten.addmm.default":
+            return None
+        strategy = self.strategies[forward.name].get(self.axis.name)
+        letter = _letter(forward, strategy) if strategy is not None else None
+        if strategy is None or letter is None:
+            return None
+        mapped, stride = self._mapped(op, forward, letter[0]), letter[1]
+        if mapped is None:
+            return None
+        rule = self.index.book.rule(op)
+        assert isinstance(rule, Letters)
+        mirrored = split_on(rule, mapped, stride)
+        return mirrored if self._fits(op, mirrored) else None
+
+    def _mapped(self, op: Op, forward: Op, letter: str) -> str | None:
+        """The letter of a derivative that a letter of y = x w is: by which of x and w it reads besides the gradient."""
+        if letter == "b":
+            return "b"
+        x, w = (self.index.root(name) for name in forward.reads[-2:])
+        roots = [self.index.root(name) for name in op.reads]
+        for position, other in enumerate(roots):
+            if other in (x, w) and x != w and roots[1 - position] not in (x, w):
+                summed, own, theirs = ("n", "k", "m") if other == w else ("m", "k", "n")
+                names = {summed: "k", own: "mn"[position], theirs: "nm"[position]}
+                return names[letter]
+        return None
+
+    def _fit(self, op: Op, split: OpSplit) -> Strategy:
+        """What the plan decided. Where an earlier axis has split the dim already, in blocks inside its pieces."""
+        strategy = decide(op, self.types, self.axis.size, split.letter, split.chunks)
+        if self._fits(op, strategy):
+            return strategy
+        taken = [
+            entry.stride
+            for other in self.strategies[op.name].values()
+            for entry, mine in zip((*other.reads, *other.results), (*strategy.reads, *strategy.results), strict=True)
+            if isinstance(entry, Split) and isinstance(mine, Split) and entry.dim == mine.dim
+        ]
+        if taken and min(taken) % self.axis.size == 0:
+            nested = self._restrided(op, split.letter, strategy, min(taken) // self.axis.size)
+            if nested is not None and self._fits(op, nested):
+                return nested
+        raise PlanError(
+            f"dim {split.letter!r} has no room for axis {self.axis.name!r} beside the axes that split it already",
+            where=op.describe(),
+            fix="choose another dim, or a smaller axis",
+        )
+
+    def _restrided(self, op: Op, letter: str, strategy: Strategy, stride: int) -> Strategy | None:
+        """The same split with another stride. A view's strides before and after differ, so it is made from its result's."""
+        rule = self.index.book.rule(op)
+        if isinstance(rule, Letters):
+            return split_on(rule, letter, stride)
+        entry = strategy.results[0]
+        return (
+            making(op, self.types, self.axis.size, 0, Split(entry.dim, stride), rule)
+            if isinstance(entry, Split)
+            else None
+        )
+
+    def _fits(self, op: Op, strategy: Strategy) -> bool:
+        """Whether the digits that this axis would take are free of the other axes', in all that the operator touches."""
+        others = self.strategies[op.name]
+        shapes = [self.types[name].shape for name in op.reads] + [value.type.shape for value in op.results]
+        for position, (shape, entry) in enumerate(zip(shapes, (*strategy.reads, *strategy.results), strict=True)):
+            if not isinstance(entry, Split):
+                continue
+            entries: dict[str, Entry | None] = {
+                axis: (*other.reads, *other.results)[position] for axis, other in others.items()
+            }
+            if not self.index.is_layout(shape, {**entries, self.axis.name: entry}):
+                return False
+        return True
+
+    def _moment(self, op: Op, strategy: Strategy, late: set[str]) -> Moment:
+        if all(value.name in self.index.whole for value in op.results):
+            return Moment.BEFORE
+        if any(isinstance(entry, Pending) for entry in strategy.reads) or any(name in late for name in op.reads):
+            self._check_after(op, strategy, late)
+            late.update(value.name for value in op.results)
+            return Moment.AFTER
+        return Moment.BEFORE if strategy.is_replicated else Moment.DURING
+
+    def _check_after(self, op: Op, strategy: Strategy, late: set[str]) -> None:
+        """What waits for the last micro-batch cannot also read one micro-batch at a time."""
+        parts = [name for name, entry in zip(op.reads, strategy.reads, strict=True) if isinstance(entry, Split)]
+        if parts and not all(name in self.index.whole for name in parts):
+            sums = [name for name in op.reads if name in late or isinstance(self.have[name], Pending)]
+            raise PlanError(
+                f"{op.kind} reads %{parts[0]}, which axis {self.axis.name!r} splits in time, and %{sums[0]}, which is a sum over all "
+                f"of {self.axis.name!r}",
+                where=op.describe(),
+                fix=f"do not micro-batch this model over {self.axis.name!r}: this needs all micro-batches before any goes on",
+            )
+
+    def _inputs(self) -> None:
+        """Entries of inputs: as the plan splits them, and for parameters as the first decided operator needs them."""
+        splits = {split.path: split for split in self.plan.inputs if self.axis.name in split.axes}
+        for item in self.graph.inputs:
+            split = splits.get(item.path) if item.role is Role.INPUT else None
+            self.have[item.value.name] = None
+            if split is not None:
+                layout = Layout.block(self.plan.mesh, item.value.type.shape, {split.dim: split.axes})
+                self.have[item.value.name] = layout.entry(self.axis.name)
+        producers = self.index.producers
+        parameters = {item.value.name for item in self.graph.inputs if item.role is Role.PARAM}
+        for made, strategy in self.decided.items():
+            for name, entry in zip(self.index.reads[made], strategy.reads, strict=True):
+                root, at_root = self._root(producers, name, entry)
+                if root in parameters and self.have[root] is None and isinstance(at_root, Split):
+                    entries = {**self.values[root], self.axis.name: at_root}
+                    if self.index.is_layout(self.types[root].shape, entries):
+                        self.have[root] = at_root
+
+    def _root(self, producers: Mapping[str, Op], name: str, entry: Entry | None) -> tuple[str, Entry | None]:
+        while name in producers and is_relabelling(producers[name]):
+            op = producers[name]
+            try:
+                entry = through_view(op, self.types, self.axis.size, entry)
+            except LookupError:
+                return name, None
+            name = op.reads[0]
+        return name, entry
+
+    def _choose(self, op: Op) -> Strategy:
+        names = self.index.reads[op.name]
+        have = tuple(self.have[name] for name in names)
+        if not any(have):
+            return self._piece_of_gradient(op) or self._replicated(op)
+        pending = next((entry for entry in have if entry == Pending(Reduction.SUM)), None)
+        if pending is not None and not self.is_time and _adds_gradients(op):
+            # one reduction after several sums, not one for each: what is whole joins as a part, the others being zero
+            have = tuple(pending if entry is None else entry for entry in have)
+        if pending is not None:  # zeros are added to a sum as parts that are zero
+            have = tuple(
+                pending if name in self.index.zeros else entry for name, entry in zip(names, have, strict=True)
+            )
+        others = tuple((axis, strategy) for axis, strategy in self.strategies[op.name].items())
+        early = tuple(name in self.index.whole for name in names) if self.is_time else ()
+        hint = self.hints.get(op.name) if any(isinstance(entry, Pending) for entry in have) else None
+        early += tuple(name in self.resolved for name in names)
+        key = (self.index.book.signature(op), have, others, early, hint)
+        if key not in self.chosen:
+            self.chosen[key] = self._cheapest(op, have, hint)
+        return self.chosen[key]
+
+    def _piece_of_gradient(self, op: Op) -> Strategy | None:
+        """A gradient that is made of whole values, for a parameter that is split: only the parameter's piece of it is needed."""
+        entry = self.gradients.get(op.name)
+        strategy = (
+            making(op, self.types, self.axis.size, 0, entry, self.index.book.rule(op)) if entry is not None else None
+        )
+        return strategy if strategy is not None and self._fits(op, strategy) else None
+
+    def _gradients(self) -> dict[str, Entry]:
+        """How the parameter lies that a value is the gradient of."""
+        inputs = {item.path: item.value.name for item in self.graph.inputs}
+        found: dict[str, Entry] = {}
+        for output in () if self.is_time else self.graph.outputs:
+            if output.kind is OutputKind.GRADIENT:
+                root, entry = self._root(self.index.producers, output.name, self.have[inputs[output.path]])
+                if isinstance(entry, Split):
+                    found.setdefault(root, entry)
+        return found
+
+    def _hints(self) -> dict[str, Entry]:
+        """How the first decided reader of a value wants it: a pending sum is scattered to there, rather than reduced and cut."""
+        hints: dict[str, Entry] = {}
+        for made, strategy in () if self.is_time else self.decided.items():
+            for name, entry in zip(self.index.reads[made], strategy.reads, strict=True):
+                root, at_root = self._root(self.index.producers, name, entry)
+                if isinstance(at_root, Split):
+                    hints.setdefault(root, at_root)
+        return hints
+
+    def _cheapest(self, op: Op, have: tuple[Entry | None, ...], hint: Entry | None) -> Strategy:
+        size, rule = self.axis.size, self.index.book.rule(op)
+        best: tuple[tuple[float, float, float], Strategy] | None = None
+        hinted = making(op, self.types, size, 0, hint, rule) if hint is not None else None
+        for strategy in (*propose(op, self.types, size, have, rule), *((hinted,) if hinted is not None else ())):
+            passes = any(
+                isinstance(entry, Pending) and entry == need for entry, need in zip(have, strategy.reads, strict=True)
+            )
+            if passes and not self.is_time and not carries_pending(rule):
+                continue
+            if not self._fits(op, strategy):
+                continue
+            moved = sum(self._moved(*read) for read in zip(op.reads, have, strategy.reads, strict=True))
+            cost = (moved, _left(op, strategy), _work(op, self.types, strategy, size))
+            if moved < float("inf") and (best is None or cost < best[0]):
+                best = (cost, strategy)
+        if best is None:
+            names = [name for name, entry in zip(op.reads, have, strict=True) if entry is not None]
+            raise PlanError(
+                f"{op.kind} needs the whole of %{names[0]}, which axis {self.axis.name!r} splits in time",
+                where=op.describe(),
+                fix=f"do not micro-batch this model over {self.axis.name!r}, or keep the operator out of the training step",
+            )
+        return best[1]
+
+    def _moved(self, name: str, have: Entry | None, need: Entry | None) -> float:
+        """Bytes that a device sends to turn one entry into another; infinite where that is impossible."""
+        if (
+            have == need
+            or (need is None and name in self.resolved)
+            or (self.is_time and name in self.index.whole and not isinstance(need, Pending))
+        ):
+            return 0.0
+        size, total = self.axis.size, float(self.types[name].bytes)
+        match have, need:
+            case (None, Pending()) if self.is_time:
+                return float("inf")
+            case (None, _):
+                return 0.0
+            case _ if self.is_time:
+                return float("inf")
+            case (Split(), None):
+                return total * (size - 1) / size
+            case (Split(), Split()):
+                return total / size * (size - 1) / size
+            case (Pending(), None):
+                return 2 * total * (size - 1) / size
+            case (Pending(), Split()):
+                return total * (size - 1) / size
+            case _:
+                return float("inf")
+
+
+def _adds_gradients(op: Op) -> bool:
+    """Whether it is one of the sums that autograd makes where a value has several readers."""
+    return op.kind == "aten.add.Tensor" and op.phase is Phase.BACKWARD and op.seq is None
+
+
+def _letter(product: Op, strategy: Strategy) -> tuple[str, int] | None:
+    """The letter, and the stride, that a product is split on; None where it is not."""
+    x, w = strategy.reads[-2:]
+    names = ("b", "m", "k") if product.kind == "aten.bmm.default" else ("m", "k")
+    if isinstance(x, Split):
+        return names[x.dim], x.stride
+    return ("n", w.stride) if isinstance(w, Split) else None
+
+
+def _left(op: Op, strategy: Strategy) -> float:
+    """Bytes of results that are left pending: to be reduced later, by whoever needs them."""
+    results = zip(op.results, strategy.results, strict=True)
+    return float(sum(value.type.bytes for value, entry in results if isinstance(entry, Pending)))
+
+
+def _work(op: Op, types: Mapping[str, TensorType], strategy: Strategy, size: int) -> float:
+    """Bytes touched per device: the measure between strategies that move equally much and leave equally much."""
+    pairs = [(types[name].bytes, entry) for name, entry in zip(op.reads, strategy.reads, strict=True)]
+    pairs += [(value.type.bytes, entry) for value, entry in zip(op.results, strategy.results, strict=True)]
+    return sum(total / size if isinstance(entry, Split) else total for total, entry in pairs)

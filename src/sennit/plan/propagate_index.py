@@ -1,0 +1,90 @@
+"""Look-ups on a plan's graph that the passes of all axes share, and the words in which they say what they decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from sennit.capture.rules import Letters, RuleBook, is_relabelling
+from sennit.errors import LayoutError
+from sennit.ir.graph import Graph, Op, Phase, Role
+from sennit.ir.layout import Entry, Layout
+from sennit.plan.plan import Plan
+
+__all__ = ["Entries", "Moment", "PlanIndex", "is_product"]
+
+Entries = Mapping[str, Entry | None]  # axis -> entry
+
+
+class Moment(Enum):
+    BEFORE = "before"
+    DURING = "during"
+    AFTER = "after"
+
+
+class PlanIndex:
+    """Look-ups on a plan's graph that all axes share."""
+
+    def __init__(self, plan: Plan, book: RuleBook) -> None:
+        self.plan, self.book = plan, book
+        self.graph, self.types, self.mesh = plan.graph, book.types, plan.stages[0]
+        self.producers = plan.graph.producers()
+        self.reads = {op.name: op.reads for op in plan.graph.ops}
+        self.whole = _whole(plan.graph)  # values that can be had whole before any micro-batch
+        self.sources = _sources(plan.graph)
+        self.products = {
+            op.seq: op for op in plan.graph.ops if op.phase is Phase.FORWARD and op.seq is not None and is_product(op)
+        }
+        self.readers: dict[str, list[Op]] = {}
+        for op in plan.graph.ops:
+            for name in dict.fromkeys(op.reads):
+                self.readers.setdefault(name, []).append(op)
+        self.zeros = {
+            op.name
+            for op in plan.graph.ops
+            if not op.reads and isinstance(rule := book.rule(op), Letters) and () in rule.linear
+        }
+        self._layouts: dict[tuple[object, ...], bool] = {}
+
+    def root(self, name: str) -> str:
+        """The value that a chain of relabellings and copies starts from."""
+        while name in self.producers and (is_relabelling(self.producers[name]) or self.producers[name].kind in _COPIES):
+            name = self.producers[name].reads[0]
+        return name
+
+    def is_layout(self, shape: tuple[int, ...], entries: Entries) -> bool:
+        """Whether these entries can lie on one array together, evenly."""
+        key = (shape, *((axis, entry) for axis, entry in entries.items() if entry is not None))
+        if key not in self._layouts:
+            try:
+                self._layouts[key] = Layout.make(self.mesh, shape, entries).is_even
+            except LayoutError:
+                self._layouts[key] = False
+        return self._layouts[key]
+
+
+_COPIES = ("aten.expand.default", "aten.clone.default", "aten._to_copy.default")
+
+
+def _whole(graph: Graph) -> set[str]:
+    """Values that no parameter flows into: they can be computed on the whole batch before the first micro-batch."""
+    whole = {item.value.name for item in graph.inputs if item.role is not Role.PARAM}
+    for op in graph.ops:
+        if all(name in whole for name in op.reads):
+            whole.update(value.name for value in op.results)
+    return whole
+
+
+def _sources(graph: Graph) -> set[str]:
+    """The operators that read nothing but the seed, or what such operators make: by name."""
+    free = {item.value.name for item in graph.inputs if item.role is Role.SEED}
+    found: set[str] = set()
+    for op in graph.ops:
+        if all(name in free for name in op.reads):
+            found.add(op.name)
+            free.update(value.name for value in op.results)
+    return found
+
+
+def is_product(op: Op) -> bool:
+    return op.kind in ("aten.mm.default", "aten.addmm.default", "aten.bmm.default")
