@@ -89,7 +89,7 @@ def accumulate(rank: int, plan: str) -> dict[str, Tensor]:
 def message(work: Callable[[], object]) -> str:
     try:
         work()
-    except sennit.SennitError as error:
+    except (sennit.SennitError, ZeroDivisionError) as error:
         return str(error)
     return "no error"
 
@@ -124,12 +124,16 @@ def refused(rank: int) -> dict[str, str]:
             transform(Plan("wrong", graph, mesh), graph.inputs[:1], dim=99, axis="dp")
         return data_parallel(graph, mesh)
 
+    def has_a_bug(graph: Graph, mesh: Mesh) -> Plan:
+        return Plan(f"bug {1 // (3 - rank)}", graph, mesh) if rank == 3 else data_parallel(graph, mesh)
+
     half = gpt()
     half.head.to("meta")
     return {
         "world": message(lambda: sennit.parallelize(gpt(), sample, plan=data_parallel, mesh="dp=8")),
         "differs": message(lambda: sennit.parallelize(gpt(), sample, plan=differs)),
         "fails": message(lambda: sennit.parallelize(gpt(), sample, plan=fails)),
+        "bug": message(lambda: sennit.parallelize(gpt(), sample, plan=has_a_bug)),
         "devices": message(lambda: sennit.parallelize(half, sample, plan=data_parallel)),
         "result": message(lambda: sennit.parallelize(gpt(), sample, plan=data_parallel, results=["logits"])),
     }

@@ -70,8 +70,12 @@ def test_what_parallelize_refuses(four: GlooRanks) -> None:
     for rank, said in enumerate(four.call(work.refused)):
         assert said["world"].startswith("mesh dp=8 has 8 devices (0-7), and there are 4 ranks")
         assert said["differs"].startswith("the ranks did not compile the model alike: ranks 2-3 differ from rank 0")
-        expected = "input 'tokens.weight' of shape" if rank == 1 else "rank 1 could not compile the model: input"
+        failed = "input 'tokens.weight' of shape"
+        expected = failed if rank == 1 else f"rank 1 could not compile the model: PlanError: {failed}"
         assert said["fails"].startswith(expected)
+        divided = "integer division or modulo by zero"
+        expected = divided if rank == 3 else f"rank 3 could not compile the model: ZeroDivisionError: {divided}"
+        assert said["bug"].startswith(expected)
         assert said["devices"].startswith("the model is on 2 devices: cpu, meta")
         assert said["result"].startswith("the model returns no 'logits'")
 

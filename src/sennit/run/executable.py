@@ -14,7 +14,6 @@ from sennit.capture import Signature
 from sennit.errors import RunError
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Output, OutputKind, Role
-from sennit.ir.program import LaneInput
 from sennit.plan import Plan
 from sennit.run.compile import Compiled
 from sennit.run.distributed import ProcessCommunicator
@@ -107,9 +106,6 @@ class Executable:
             for path, kind in signature.arguments.items()
         }
         return replace(signature, arguments=arguments)
-
-    def reads(self, *roles: Role) -> tuple[LaneInput, ...]:
-        return tuple(item for item in self.lane.inputs if item.role in roles)
 
     # ---- running it --------------------------------------------------------------------------------------------------
 

@@ -11,13 +11,12 @@ import hashlib
 from collections.abc import Callable
 from typing import TypeVar
 
-import torch
 import torch.distributed as dist
 
-from sennit.errors import RunError, SennitError
+from sennit.errors import RunError
 from sennit.ir.mesh import Mesh, print_ranges
 
-__all__ = ["broadcast_device", "check_mesh", "join", "together"]
+__all__ = ["check_mesh", "join", "together"]
 
 T = TypeVar("T")
 
@@ -35,12 +34,12 @@ def join() -> None:
 def together(work: Callable[[], T], text: Callable[[T], str], what: str) -> T:
     """`work()` on every rank; an error on all where one failed or where `text` of the results differs."""
     answer: T | None = None
-    error: SennitError | None = None
+    error: Exception | None = None
     try:
         answer = work()
-    except SennitError as caught:  # raised again below, once the other ranks know
+    except Exception as caught:  # of a user's plan or model, too: raised again below, once the other ranks know
         error = caught
-    said = ("error", str(error)) if answer is None else ("made", _digest(text(answer)))
+    said = ("error", f"{type(error).__name__}: {error}") if answer is None else ("made", _digest(text(answer)))
     heard: list[tuple[str, str]] = [said] * dist.get_world_size()
     dist.all_gather_object(heard, said)
     failed = [rank for rank, (kind, _) in enumerate(heard) if kind == "error"]
@@ -72,11 +71,6 @@ def check_mesh(mesh: Mesh) -> None:
             fix=f"start {len(mesh.devices)} ranks (torchrun --nproc-per-node {len(mesh.devices)}), "
             f"or use a mesh of {world} devices",
         )
-
-
-def broadcast_device(device: torch.device) -> torch.device:
-    """Where a tensor must be to be sent: NCCL sends from the GPU alone."""
-    return device if dist.get_backend() == "nccl" else torch.device("cpu") if device.type == "cpu" else device
 
 
 def _digest(text: str) -> str:

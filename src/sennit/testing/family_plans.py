@@ -63,8 +63,9 @@ def splits() -> Mapping[str, Splits]:
         "timm resnet": Splits(
             ("model.layer1", "model.layer2"), out_channels="*.conv1", in_channels="*.conv2", microbatches=False
         ),
+        # its blocks run several times, each pass on the result of the one before: a cut between them would go back and forth
         "evoformer": Splits(
-            ("blocks.0.row", "blocks.0.pair_transition"), "*.up|*.query|*.key|*.value|*.gate", "*.down|*.attention.out"
+            ("blocks.0", "residue_head"), "*.up|*.query|*.key|*.value|*.gate", "*.down|*.attention.out"
         ),
     }
 
