@@ -4,8 +4,8 @@
     executor = Executor(timing=calibrate(shared=maker), shared=maker)    # memory that the ranks of one host share
 
 All ranks of the default process group call it together. Every rank exchanges messages with all others at once, as redistributions do;
-small ones give the seconds per message, large ones the seconds per byte, strided copies the seconds per byte copied. Where messages go
-through the backend, each kind of collective is measured too, as messages and through the default group: `Executor` takes the
+small ones give the seconds per message, large ones the seconds per byte, strided copies the seconds per byte copied; of shared memory,
+where all time is copying, they give the seconds per run of bytes. Where messages go through the backend, each kind of collective is measured too, as messages and through the default group: `Executor` takes the
 cheaper way of each step. Each figure is the median of a few rounds on the slowest rank, so all ranks end with the same
 figures and make the same choices.
 """
@@ -30,7 +30,7 @@ from sennit.reshard.redistribution import StepKind
 from sennit.reshard.selection_torch import Selection
 from sennit.reshard.shared import SharedMaker
 from sennit.reshard.shared_torch import SharedWire
-from sennit.reshard.timing import CollectiveCost, LinkCost
+from sennit.reshard.timing import CollectiveCost, LinkCost, SharedCost
 from sennit.reshard.wire_torch import Wire, traffic_of
 
 __all__ = ["calibrate"]
@@ -53,24 +53,40 @@ def calibrate(
     timeout: float = 120.0,
     device: torch.device | str = "cpu",
     shared: SharedMaker | None = None,
-) -> LinkCost:
+) -> LinkCost | SharedCost:
     """The costs between the ranks of the default process group, the same figures on every rank. With `shared`, those of shared memory
     where all ranks can have it."""
     rank, count = dist.get_rank(), dist.get_world_size()
     if count == 1:
         return LinkCost()
-    wire: Wire | SharedWire = Wire(timeout)
+    each = 4 * _LARGE * (count - 1)
     if shared is not None and torch.device(device).type == "cpu":
         memory = SharedWire(rank, partial(shared, rank, count, _STAGING), timeout)
-        wire = memory if memory.reaches(tuple(range(count)), Wire(timeout)) else wire
+        if memory.reaches(tuple(range(count)), Wire(timeout)):
+            small, large = (_exchange_seconds(memory, size, rounds, device) for size in (_SMALL, _LARGE))
+            gamma = max(large - small, 1e-9) / (2 * each)  # into staging, and out of it
+            return SharedCost(alpha=small / (count - 1), gamma=gamma, delta=_run_seconds(rounds))
+    wire = Wire(timeout)
     small, large = (_exchange_seconds(wire, size, rounds, device) for size in (_SMALL, _LARGE))
     piece = torch.zeros(_LARGE, device=device)
     copying = _median(rounds, lambda: piece.view(512, -1).t().contiguous(), device)
-    alpha, each, gamma = small / (count - 1), 4 * _LARGE * (count - 1), copying / (4 * _LARGE)
     collectives: tuple[CollectiveCost, ...] = ()
-    if isinstance(wire, Wire) and torch.device(device).type == "cpu":
+    if torch.device(device).type == "cpu":
         collectives = tuple(_collective_cost(kind, rounds, timeout) for kind in _COLLECTIVES)
-    return LinkCost(alpha=alpha, beta=max(large - small, 1e-9) / each, gamma=gamma, collectives=collectives)
+    return LinkCost(
+        alpha=small / (count - 1),
+        beta=max(large - small, 1e-9) / each,
+        gamma=copying / (4 * _LARGE),
+        collectives=collectives,
+    )
+
+
+def _run_seconds(rounds: int) -> float:
+    """What each run of four elements takes, beyond the time of its bytes."""
+    piece, output = torch.zeros(2 * _LARGE), torch.empty(_LARGE)
+    in_runs, dense = piece.view(-1, 8)[:, :4], piece[:_LARGE]
+    strided = _median(rounds, lambda: output.view(-1, 4).copy_(in_runs), "cpu")
+    return max(strided - _median(rounds, lambda: output.copy_(dense), "cpu"), 0.0) / (_LARGE // 4)
 
 
 def _exchange_seconds(wire: Wire | SharedWire, size: int, rounds: int, device: torch.device | str) -> float:
