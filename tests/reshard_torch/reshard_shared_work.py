@@ -213,7 +213,7 @@ def public_face(rank: int, world: int) -> list[str]:
 
 def calibrated(rank: int) -> tuple[Timing, Timing]:
     """The figures of shared memory and of messages."""
-    return calibrate(rounds=1, shared=HostMemory), calibrate(rounds=1)
+    return calibrate(rounds=1, shared=HostMemory, large=1 << 12), calibrate(rounds=1, large=1 << 12)
 
 
 def through_the_cheaper(rank: int, world: int) -> list[str]:
