@@ -276,7 +276,7 @@ def rank_main(rank: int, arguments: argparse.Namespace, store: str) -> None:
     if rank == 0:
         summary = summarise(found)
         costs = {"shared memory": costs_of(timing), "messages": costs_of(by_messages)}
-        print(f"\ncalibrated: {json.dumps(costs, indent=1)}")
+        print(f"\ncalibrated: {json.dumps(costs)}")
         print_summary(summary, arguments)
         if arguments.json:
             text = json.dumps(
@@ -288,12 +288,12 @@ def rank_main(rank: int, arguments: argparse.Namespace, store: str) -> None:
 
 
 def costs_of(timing: Any) -> dict[str, Any]:
-    """Microseconds and GB/s; of collectives those through a group, then those by messages."""
-    found: dict[str, Any] = {
-        "alpha_us": timing.alpha * 1e6,
-        "beta_GBps": 1e-9 / timing.beta,
-        "gamma_GBps": 1e-9 / timing.gamma,
-    }
+    """The figures of a `LinkCost` or a `SharedCost`, in microseconds, nanoseconds and GB/s; of collectives those through a group, then
+    those by messages."""
+    found: dict[str, Any] = {"alpha_us": timing.alpha * 1e6, "gamma_GBps": 1e-9 / timing.gamma}
+    if hasattr(timing, "delta"):
+        return {**found, "delta_ns": timing.delta * 1e9}
+    found["beta_GBps"] = 1e-9 / timing.beta
     for cost in timing.collectives:
         ways = ((cost.group_alpha, cost.group_beta), (cost.messages_alpha, cost.messages_beta))
         found[cost.kind.value] = [[round(alpha * 1e6, 1), round(1e-9 / beta, 3)] for alpha, beta in ways]

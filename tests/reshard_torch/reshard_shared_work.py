@@ -27,7 +27,7 @@ from sennit.reshard.execute_torch import Executor
 from sennit.reshard.lower_torch import Together
 from sennit.reshard.planner import Mode, plan
 from sennit.reshard.redistribution import StepKind
-from sennit.reshard.timing import CollectiveCost, LinkCost
+from sennit.reshard.timing import CollectiveCost, LinkCost, Timing
 
 
 def shared_executor(*, staging: int = 8 << 20, timeout: float = 20.0, check: bool = False) -> Executor:
@@ -211,9 +211,9 @@ def public_face(rank: int, world: int) -> list[str]:
     return wrong
 
 
-def calibrated(rank: int) -> tuple[LinkCost, LinkCost]:
+def calibrated(rank: int) -> tuple[Timing, Timing]:
     """The figures of shared memory and of messages."""
-    return calibrate(rounds=1, shared=HostMemory), calibrate(rounds=1)
+    return calibrate(rounds=1, shared=HostMemory, large=1 << 12), calibrate(rounds=1, large=1 << 12)
 
 
 def through_the_cheaper(rank: int, world: int) -> list[str]:

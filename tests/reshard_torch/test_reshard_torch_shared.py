@@ -10,7 +10,10 @@ import reshard_shared_work as work
 from sennit.cluster.ranks_torch import GlooRanks
 from sennit.collective.runtime.shm_abi import load_core
 from sennit.errors import RunError
-from sennit.reshard.planner import Mode
+from sennit.ir.layout import Layout
+from sennit.ir.mesh import Mesh
+from sennit.reshard.planner import Mode, plan
+from sennit.reshard.timing import LinkCost, SharedCost
 
 pytestmark = pytest.mark.skipif(load_core() is None, reason="the compiled core is missing: no C compiler at install")
 
@@ -49,9 +52,26 @@ def test_both_transports_are_calibrated_alike_on_all_ranks(ranks: GlooRanks) -> 
     found = ranks.call(work.calibrated)
     assert len(set(found)) == 1
     shared, messages = found[0]
-    assert min(shared.alpha, shared.beta, shared.gamma, messages.alpha, messages.beta) > 0
-    assert shared.collectives == ()
+    assert isinstance(shared, SharedCost)
+    assert isinstance(messages, LinkCost)
+    assert min(shared.alpha, shared.gamma, messages.alpha, messages.beta, messages.gamma) > 0
     assert len({cost.kind for cost in messages.collectives}) == 4
+
+
+def test_in_shared_memory_small_runs_cost_more_and_a_part_for_all_is_packed_once() -> None:
+    mesh = Mesh.make({"x": 4})
+    cost = SharedCost(alpha=0.0, gamma=1.0, delta=0.0)
+    texts = ["[64{x},64]", "[64,64]", "[64,64{x}]"]
+    rows, whole, columns = (Layout.parse(text, mesh) for text in texts)
+    seconds = {
+        name: plan(a, b, itemsize=1, mode=Mode.COLLECTIVE, timing=cost).certificate.seconds
+        for name, a, b in (("gather", rows, whole), ("exchange", rows, columns), ("slice", whole, rows))
+    }
+    # a quarter is packed and the whole placed; three quarters of a quarter packed and a quarter placed; a quarter placed
+    assert seconds == {"gather": 1024 + 4096, "exchange": 768 + 1024, "slice": 1024}
+    runs = SharedCost(alpha=0.0, gamma=0.0, delta=1.0)
+    by_rows, by_columns = (plan(whole, to, itemsize=1, timing=runs).certificate.seconds for to in (rows, columns))
+    assert (by_rows, by_columns) == (1, 64)
 
 
 def test_a_step_goes_through_a_group_or_as_messages_as_is_cheaper(ranks: GlooRanks) -> None:

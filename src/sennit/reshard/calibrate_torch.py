@@ -4,8 +4,8 @@
     executor = Executor(timing=calibrate(shared=maker), shared=maker)    # memory that the ranks of one host share
 
 All ranks of the default process group call it together. Every rank exchanges messages with all others at once, as redistributions do;
-small ones give the seconds per message, large ones the seconds per byte, strided copies the seconds per byte copied. Where messages go
-through the backend, each kind of collective is measured too, as messages and through the default group: `Executor` takes the
+small ones give the seconds per message, large ones the seconds per byte, strided copies the seconds per byte copied; of shared memory,
+where all time is copying, they give the seconds per run of bytes. Where messages go through the backend, each kind of collective is measured too, as messages and through the default group: `Executor` takes the
 cheaper way of each step. Each figure is the median of a few rounds on the slowest rank, so all ranks end with the same
 figures and make the same choices.
 """
@@ -30,12 +30,12 @@ from sennit.reshard.redistribution import StepKind
 from sennit.reshard.selection_torch import Selection
 from sennit.reshard.shared import SharedMaker
 from sennit.reshard.shared_torch import SharedWire
-from sennit.reshard.timing import CollectiveCost, LinkCost
+from sennit.reshard.timing import CollectiveCost, LinkCost, SharedCost
 from sennit.reshard.wire_torch import Wire, traffic_of
 
 __all__ = ["calibrate"]
 
-_SMALL, _LARGE = 16, 1 << 18  # elements of float32: 64 bytes, 1 MiB
+_SMALL, _LARGE = 16, 1 << 18  # elements of float32: 64 bytes, 1 MiB; of a message
 _STAGING = 8 << 20
 
 # source and target on one axis "x" of n ranks; a dim is n times a length
@@ -53,24 +53,41 @@ def calibrate(
     timeout: float = 120.0,
     device: torch.device | str = "cpu",
     shared: SharedMaker | None = None,
-) -> LinkCost:
+    large: int = _LARGE,
+) -> LinkCost | SharedCost:
     """The costs between the ranks of the default process group, the same figures on every rank. With `shared`, those of shared memory
-    where all ranks can have it."""
+    where all ranks can have it. A large message has `large` elements of 4 bytes."""
     rank, count = dist.get_rank(), dist.get_world_size()
     if count == 1:
         return LinkCost()
-    wire: Wire | SharedWire = Wire(timeout)
+    each = 4 * large * (count - 1)
     if shared is not None and torch.device(device).type == "cpu":
         memory = SharedWire(rank, partial(shared, rank, count, _STAGING), timeout)
-        wire = memory if memory.reaches(tuple(range(count)), Wire(timeout)) else wire
-    small, large = (_exchange_seconds(wire, size, rounds, device) for size in (_SMALL, _LARGE))
-    piece = torch.zeros(_LARGE, device=device)
+        if memory.reaches(tuple(range(count)), Wire(timeout)):
+            little, much = (_exchange_seconds(memory, size, rounds, device) for size in (_SMALL, large))
+            gamma = max(much - little, 1e-9) / (2 * each)  # into staging, and out of it
+            return SharedCost(alpha=little / (count - 1), gamma=gamma, delta=_run_seconds(rounds, large))
+    wire = Wire(timeout)
+    little, much = (_exchange_seconds(wire, size, rounds, device) for size in (_SMALL, large))
+    piece = torch.zeros(large, device=device)
     copying = _median(rounds, lambda: piece.view(512, -1).t().contiguous(), device)
-    alpha, each, gamma = small / (count - 1), 4 * _LARGE * (count - 1), copying / (4 * _LARGE)
     collectives: tuple[CollectiveCost, ...] = ()
-    if isinstance(wire, Wire) and torch.device(device).type == "cpu":
-        collectives = tuple(_collective_cost(kind, rounds, timeout) for kind in _COLLECTIVES)
-    return LinkCost(alpha=alpha, beta=max(large - small, 1e-9) / each, gamma=gamma, collectives=collectives)
+    if torch.device(device).type == "cpu":
+        collectives = tuple(_collective_cost(kind, rounds, timeout, large) for kind in _COLLECTIVES)
+    return LinkCost(
+        alpha=little / (count - 1),
+        beta=max(much - little, 1e-9) / each,
+        gamma=copying / (4 * large),
+        collectives=collectives,
+    )
+
+
+def _run_seconds(rounds: int, elements: int) -> float:
+    """What each run of four elements takes, beyond the time of its bytes."""
+    piece, output = torch.zeros(2 * elements), torch.empty(elements)
+    in_runs, dense = piece.view(-1, 8)[:, :4], piece[:elements]
+    strided = _median(rounds, lambda: output.view(-1, 4).copy_(in_runs), "cpu")
+    return max(strided - _median(rounds, lambda: output.copy_(dense), "cpu"), 0.0) / (elements // 4)
 
 
 def _exchange_seconds(wire: Wire | SharedWire, size: int, rounds: int, device: torch.device | str) -> float:
@@ -106,14 +123,13 @@ def _finished(running: Generator[None, None, Tensor]) -> Tensor:
             return result
 
 
-def _collective_cost(kind: StepKind, rounds: int, timeout: float) -> CollectiveCost:
+def _collective_cost(kind: StepKind, rounds: int, timeout: float, elements: int) -> CollectiveCost:
     count = dist.get_world_size()
     constants: list[float] = []
     for transport in (Transport.GROUPS, Transport.POINT_TO_POINT):
         executor = Executor(timeout=timeout, transport=transport, check=False)
-        (small, little), (large, much) = (_collective_seconds(executor, kind, n, rounds) for n in (_SMALL, _LARGE))
-        alpha = small / (count - 1)
-        constants += [alpha, max(large - small, 1e-9) / (much - little)]
+        (short, few), (long, many) = (_collective_seconds(executor, kind, n, rounds) for n in (_SMALL, elements))
+        constants += [short / (count - 1), max(long - short, 1e-9) / (many - few)]
     return CollectiveCost(kind, *constants)
 
 

@@ -6,6 +6,14 @@
 transfers of an exchange, on the wires of a cluster at once (`cost/transfer.py`), so that a step which crosses nodes is paid
 for where it crosses.
 
+`SharedCost` is that of memory which the ranks of one host share (`shared_torch.py`). There nothing is sent: every byte is copied by a core, into
+staging and out of it, and small runs of bytes take longer than long ones. Of L elements before and M after a step,
+
+    seconds(step) = alpha * messages + gamma * bytes (packed + placed) + delta * (packed / run before + placed / run after)
+
+where packed is what goes to others, once for all of them; placed is what is written to the result, or added to it; and a run is how
+many elements of a part lie side by side in the piece that it is cut from, or put into (`_run`).
+
 A step that is a collective can go through a group of the backend or as messages. `CollectiveCost` has the measured seconds of both, for one
 kind: `alpha * (n - 1) + beta * bytes received per device` in a group of n.
 """
@@ -22,7 +30,7 @@ from sennit.reshard.exchange import transfers
 from sennit.reshard.redistribution import Step, StepKind
 from sennit.reshard.step_cost import StepCost, held
 
-__all__ = ["ClusterCost", "CollectiveCost", "LinkCost", "Timing"]
+__all__ = ["ClusterCost", "CollectiveCost", "LinkCost", "SharedCost", "Timing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,54 @@ class LinkCost:
     def seconds(self, parts: Sequence[Step], cost: StepCost, itemsize: int) -> float:
         """Of one step, or of the steps that fill one result."""
         return self.alpha * cost.messages + (self.beta * cost.busiest + self.gamma * cost.copied) * itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCost:
+    """Seconds per message, per byte copied, per run copied; as `calibrate` measures them."""
+
+    alpha: float
+    gamma: float
+    delta: float
+
+    def seconds(self, parts: Sequence[Step], cost: StepCost, itemsize: int) -> float:
+        """Of one step, or of the steps that fill one result."""
+        step = parts[0]
+        packed, placed = _copies(step, cost)
+        before, after = step.source.local_shape(), step.result.local_shape()
+        part = [min(mine, its) for mine, its in zip(before, after, strict=True)]
+        cut, put = _run(part, before), _run(part, after)
+        if step.kind is StepKind.ALL_REDUCE:  # works on flat chunks
+            cut = put = max(1, step.source.local_elements())
+        moved = min(placed, cost.busiest)  # the rest is copied from the input straight to the output
+        runs = packed / cut + moved / put + (placed - moved) / min(cut, put)
+        return self.alpha * cost.messages + self.gamma * (packed + placed) * itemsize + self.delta * runs
+
+
+def _copies(step: Step, cost: StepCost) -> tuple[float, float]:
+    """The elements that a device packs and places."""
+    before, after = step.source.local_elements(), step.result.local_elements()
+    match step.kind:
+        case StepKind.ALL_GATHER:
+            return before, after
+        case StepKind.ALL_REDUCE:
+            return before, 2 * before
+        case StepKind.REDUCE_SCATTER:
+            return cost.busiest, before
+        case StepKind.EXCHANGE | StepKind.PERMUTE:
+            return cost.copied / 2, after  # about half of the copies of `step_cost` are sends
+        case _:
+            return cost.busiest, after
+
+
+def _run(part: Sequence[int], piece: Sequence[int]) -> int:
+    """The elements of a part that lie side by side in a piece: all dims from the last one up to the first that is cut."""
+    length = 1
+    for mine, its in zip(reversed(part), reversed(piece), strict=True):
+        length *= mine
+        if mine < its:
+            break
+    return max(1, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,4 +170,4 @@ class ClusterCost:
         return max((size / self.topology.wires[wire].bandwidth for wire, size in load.items()), default=0.0)
 
 
-Timing = LinkCost | ClusterCost
+Timing = LinkCost | ClusterCost | SharedCost

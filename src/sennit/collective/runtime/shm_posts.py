@@ -119,6 +119,7 @@ class HostMemory:
         self._descriptor, self._area = descriptor, _Area.map(descriptor, ranks, self.capacity)
         self._peers: dict[int, _Peer] = {}
         self._sent, self._taken = [0] * ranks, [0] * ranks  # posts
+        self._seen = [0] * ranks  # what peers have taken, when last looked
         self._staged: deque[_Staged] = deque()
         self._ring = range(first, first + self.capacity)
         self._next, self._used = first, 0
@@ -187,7 +188,7 @@ class HostMemory:
         return self._ring.start if oldest is None or self._ring.start + nbytes <= oldest else None
 
     def may_post(self, peers: Iterable[int]) -> bool:
-        return all(self._taken_by(peer) > self._sent[peer] - _POSTS for peer in peers)
+        return all(self._has_taken(peer, self._sent[peer] - _POSTS) for peer in peers)
 
     def post(self, peers: Iterable[int], place: int, nbytes: int) -> None:
         staged = self._reserved
@@ -204,11 +205,14 @@ class HostMemory:
         self._used += staged.end - staged.begin
         self._next, self._reserved = staged.end, None
 
-    def _taken_by(self, peer: int) -> int:
-        return int(self._look(self._peers[peer].area.taken(self.rank)))
+    def _has_taken(self, peer: int, number: int) -> bool:
+        """Whether a peer has taken a post. Its counter is read when what was last seen of it is not enough."""
+        if self._seen[peer] <= number:
+            self._seen[peer] = self._look(self._peers[peer].area.taken(self.rank))
+        return self._seen[peer] > number
 
     def _reclaim(self) -> None:
-        while self._staged and all(self._taken_by(peer) > number for peer, number in self._staged[0].readers):
+        while self._staged and all(self._has_taken(*reader) for reader in self._staged[0].readers):
             staged = self._staged.popleft()
             self._used -= staged.end - staged.begin
 
@@ -236,7 +240,7 @@ class HostMemory:
         if room:
             needed = [(peer, self._sent[peer] - _POSTS) for peer in room]
             needed += self._staged[0].readers if self._staged else []
-            waiting = [(peer, number) for peer, number in needed if self._taken_by(peer) <= number]
+            waiting = [(peer, number) for peer, number in needed if not self._has_taken(peer, number)]
             if not waiting:
                 return True
             watches += [WatchRecord(self._peers[peer].area.taken(self.rank), number + 1) for peer, number in waiting]
