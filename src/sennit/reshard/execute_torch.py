@@ -127,13 +127,18 @@ class Executor:
         self.wire = Wire(timeout)
         self.groups = Groups(timeout, transport, timing)
         self.shared: SharedWire | None = None
-        if shared is not None and transport is Transport.AUTO:
-            make = partial(shared, self.rank, dist.get_world_size(), staging)
-            self.shared = SharedWire(self.rank, make, timeout)
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
         self._agreed: set[bytes] = set()
         self._under_way: list[Running] = []
         self._lock = threading.RLock()  # backward passes may run on threads of autograd's
+        if shared is not None:
+            self.share(shared)
+
+    def share(self, make: SharedMaker) -> None:
+        """Use shared memory from the next redistribution on, unless that was ruled out. All ranks call it at the same place."""
+        if self.shared is None and self.groups.transport is Transport.AUTO:
+            made = partial(make, self.rank, dist.get_world_size(), self.staging)
+            self.shared = SharedWire(self.rank, made, self.wire.timeout)
 
     # ---- running -------------------------------------------------------------------------------------------------------
 
@@ -364,7 +369,9 @@ class Executors:
             return Executor()  # raises, with the remedy
         executor = self._of.get(world)
         if executor is None:
-            executor = self._of[world] = Executor(shared=self.shared)
+            executor = self._of[world] = Executor()
+        if self.shared is not None:
+            executor.share(self.shared)  # also where it was made before the public face was used
         return executor
 
 
