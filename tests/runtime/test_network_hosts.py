@@ -34,7 +34,9 @@ x = torch.full((1 << 20,), 1.0)
 dist.all_reduce(x, group=group)
 dist.barrier()
 before = int(counter.read_text())
+dist.barrier()  # nobody sends before all have read, and all have sent before anybody reads again
 dist.all_reduce(x, group=group)
+dist.barrier()
 sent = int(counter.read_text()) - before
 wrong = int((x != dist.get_world_size() ** 2).sum())
 dist.barrier()

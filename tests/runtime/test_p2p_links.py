@@ -180,6 +180,7 @@ def test_a_stranger_is_turned_away() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*os.fork:RuntimeWarning")  # of JAX, where another test has loaded it
 def test_a_forked_child_neither_uses_nor_keeps_the_connections() -> None:
     with linked(2) as (a, b):
         a.send(1, WORD, view(b"x"))
@@ -218,12 +219,20 @@ def test_what_was_sent_before_leaving_arrives_wherever_the_receiver_stands() -> 
 
 def test_a_message_that_is_cut_off_fails() -> None:
     """The header came, and then the end: with the receive posted before, and after."""
-    for before in (True, False):
+    with linked(2) as (a, b):
+        a.send(1, WORD, view(bytes(64 << 20)))  # more than sockets hold
+        a.close("the test")
+        with pytest.raises(PeerError, match="rank 0 is gone"):
+            b.receive(0, WORD, view(bytearray(64 << 20))).wait(LIMIT)
+    said = ""
+    for _ in range(20):  # a receiver that takes it all at once may be done before the end comes
         with linked(2) as (a, b):
-            got = bytearray(64 << 20)  # more than sockets hold
-            ticket = b.receive(0, WORD, view(got)) if before else None
+            ticket = b.receive(0, WORD, view(bytearray(64 << 20)))
             a.send(1, WORD, view(bytes(64 << 20)))
             a.close("the test")
-            ticket = ticket or b.receive(0, WORD, view(got))
-            with pytest.raises(PeerError, match="rank 0 is gone"):
+            try:
                 ticket.wait(LIMIT)
+            except PeerError as error:
+                said = str(error)
+                break
+    assert "rank 0 is gone" in said
