@@ -80,6 +80,8 @@ class DataParallel(nn.Module):
             )
         self.module = model
         self.optimizer = optimizer
+        # once: to walk the modules takes longer than an update of a small bucket
+        self._trained = {path: p for path, p in model.named_parameters() if p.requires_grad}
         self.graph = capture(model, sample)
         self.group = group or serial_group()
         self._broadcast()
@@ -91,7 +93,7 @@ class DataParallel(nn.Module):
         self._program = _Program(self.graph, strategy, sample_device(model), compile_kernels=compile_kernels)
         self._channel = GradientChannel(
             strategy.buckets,
-            {path: (parameter.shape, parameter.dtype) for path, parameter in self._trained().items()},
+            {path: (parameter.shape, parameter.dtype) for path, parameter in self._trained.items()},
             sample_device(model),
             self.group,
         )
@@ -109,9 +111,6 @@ class DataParallel(nn.Module):
             optimizer.step = MethodType(lambda _, closure=None: self._deferred_step(closure), optimizer)  # type: ignore[method-assign]
 
     # ---- set-up ----------------------------------------------------------------------------------------------------------
-
-    def _trained(self) -> dict[str, nn.Parameter]:
-        return {path: p for path, p in self.module.named_parameters() if p.requires_grad}
 
     def _found(self, sample: tuple[Any, ...], *, across_steps: bool) -> Strategy:
         """The first rank's choice, on measurements of this machine and this group."""
@@ -188,15 +187,16 @@ class DataParallel(nn.Module):
         else:
             self._sums[path] = gradient.clone()
 
-    def _arrive(self, number: int) -> None:
-        """A bucket is there: its gradients are the parameters' now."""
+    def _arrive(self, number: int) -> list[str]:
+        """A bucket is there: the gradients that it completes are the parameters' now. Their paths."""
         self._channel.wait(number)
         del self._owed[number]
-        parameters = self._trained()
+        complete: list[str] = []
         for part in self.strategy.buckets[number].parts:
-            where = {bucket for bucket, _ in self._channel.places[part.path]}
-            if not where & set(self._owed):
-                parameters[part.path].grad = self._channel.gradient(part.path)
+            if not any(bucket in self._owed for bucket, _ in self._channel.places[part.path]):
+                self._trained[part.path].grad = self._channel.gradient(part.path)
+                complete.append(part.path)
+        return complete
 
     # ---- the optimizer -----------------------------------------------------------------------------------------------------
 
@@ -204,12 +204,12 @@ class DataParallel(nn.Module):
         if closure is not None:
             raise RunError("optimizer.step takes no closure here", fix="call model, backward, step in this order")
         self._settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        self._update([path for path, p in self._trained().items() if p.grad is not None])
+        self._update([path for path, p in self._trained.items() if p.grad is not None])
 
     def _update(self, paths: Sequence[str]) -> None:
         """Step the optimizer for these parameters only, with the settings of when the step was asked for."""
         assert self._settings is not None
-        chosen = {id(p) for path, p in self._trained().items() if path in set(paths)}
+        chosen = {id(self._trained[path]) for path in paths}
         groups = self.optimizer.param_groups
         held = [dict(group) for group in groups]
         for group, settings in zip(groups, self._settings, strict=True):
@@ -220,18 +220,14 @@ class DataParallel(nn.Module):
         finally:
             for group, before in zip(groups, held, strict=True):
                 group.update(before)
-        for p in self._trained().values():
-            if id(p) in chosen:
-                p.grad = None
+        for path in paths:
+            self._trained[path].grad = None
 
     def _settle(self, number: int) -> None:
         """Wait for a late bucket, and update what it completes if the step was asked for."""
-        before = {path for path, p in self._trained().items() if p.grad is not None}
-        self._arrive(number)
-        if self._settings is not None:
-            ready = [path for path, p in self._trained().items() if p.grad is not None and path not in before]
-            if ready:
-                self._update(ready)
+        complete = self._arrive(number)
+        if self._settings is not None and complete:
+            self._update(complete)
 
     def flush(self) -> None:
         """Wait for every gradient that is on its way, and do the updates that were asked for."""

@@ -132,10 +132,12 @@ class SennitGroup(CallingGroup):
     ) -> SennitWork:
         sizes = [self._piece_bytes(item, splits) for item, splits in ((output, output_splits), (input, input_splits))]
         timeout = self._limit(opts)
+        even = not output_splits and not input_splits  # on all ranks, or the first of them to differ is told so
 
         def job() -> None:
             whole = flat_of(output)
-            self._communicator.all_to_all(whole.bytes, flat_of(input).bytes, sizes[0], sizes[1], timeout)
+            received, sent = (None, None) if even else (sizes[0], sizes[1])
+            self._communicator.all_to_all(whole.bytes, flat_of(input).bytes, received, sent, timeout)
             whole.give_back()
 
         return self._call(job, [output], opts)

@@ -39,8 +39,16 @@ class Communicator(Protocol):
     def all_gather(self, output: Tensor, input: Tensor, timeout: float) -> None: ...
     def reduce_scatter(self, output: Tensor, input: Tensor, reduction: str, timeout: float) -> None: ...
     def all_to_all(
-        self, output: Tensor, input: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], timeout: float
-    ) -> None: ...
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_sizes: Sequence[int] | None,
+        input_sizes: Sequence[int] | None,
+        timeout: float,
+    ) -> None:
+        """Without sizes the pieces are equal, and all ranks know it."""
+        ...
+
     def broadcast(self, tensor: Tensor, root: int, timeout: float) -> None: ...
     def reduce(self, tensor: Tensor, root: int, reduction: str, timeout: float) -> None: ...
     def gather(self, output: Tensor | None, input: Tensor, root: int, timeout: float) -> None: ...
@@ -67,7 +75,12 @@ class Solo:
         output.copy_(input)
 
     def all_to_all(
-        self, output: Tensor, input: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], timeout: float
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_sizes: Sequence[int] | None,
+        input_sizes: Sequence[int] | None,
+        timeout: float,
     ) -> None:
         output.copy_(input)
 

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from sennit.collective.runtime.communicator_torch import Communicator
-from sennit.collective.runtime.linked_torch import Linked, cut
+from sennit.collective.runtime.linked_torch import Linked, cut, equal
 from sennit.collective.runtime.p2p_links import Links
 
 __all__ = ["Hosts", "tile_edges"]
@@ -130,8 +130,15 @@ class Hosts:
             self.column.reduce(total, host, reduction, _longer(timeout))
 
     def all_to_all(
-        self, output: Tensor, input: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], timeout: float
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_sizes: Sequence[int] | None,
+        input_sizes: Sequence[int] | None,
+        timeout: float,
     ) -> None:
+        input_sizes = input_sizes or equal(input, self.size)
+        output_sizes = output_sizes or equal(output, self.size)
         mine = self.hosts[self.here]
         away = [rank for rank in range(self.size) if rank not in mine]
         pieces, places = cut(input, input_sizes), cut(output, output_sizes)

@@ -31,7 +31,7 @@ from sennit.collective.runtime.p2p_torch import Messages, start_rounds
 from sennit.collective.runtime.shm_algorithms import build
 from sennit.ir.collective import Algorithm, CollectiveName, CollectiveSpec
 
-__all__ = ["Finish", "Linked", "bytes_of", "cut"]
+__all__ = ["Finish", "Linked", "bytes_of", "cut", "equal"]
 
 SMALL = 64 << 10
 
@@ -103,8 +103,15 @@ class Linked:
         self._post(note, self._next_label(), sends, [], timeout)()
 
     def all_to_all(
-        self, output: Tensor, input: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], timeout: float
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_sizes: Sequence[int] | None,
+        input_sizes: Sequence[int] | None,
+        timeout: float,
     ) -> None:
+        input_sizes = input_sizes or equal(input, self.size)
+        output_sizes = output_sizes or equal(output, self.size)
         pieces, places = cut(input, input_sizes), cut(output, output_sizes)
         places[self.rank].copy_(pieces[self.rank])
         others = [peer for peer in range(self.size) if peer != self.rank]
@@ -152,6 +159,11 @@ class Linked:
             schedule = compile_algorithm(_algorithm(name, self.size, root))
             found = self._plans[name, root] = plan_p2p(schedule, self.rank)
         return found
+
+
+def equal(tensor: Tensor, count: int) -> list[int]:
+    """The sizes of so many equal pieces."""
+    return [tensor.numel() // count] * count
 
 
 def cut(tensor: Tensor, sizes: Sequence[int]) -> list[Tensor]:

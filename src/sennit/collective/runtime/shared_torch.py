@@ -94,8 +94,16 @@ class Shared:
         self._run(CollectiveName.SCATTER, input, output, output.numel(), None, root, timeout)
 
     def all_to_all(
-        self, output: Tensor, input: Tensor, output_sizes: Sequence[int], input_sizes: Sequence[int], timeout: float
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_sizes: Sequence[int] | None,
+        input_sizes: Sequence[int] | None,
+        timeout: float,
     ) -> None:
+        if output_sizes is None or input_sizes is None:
+            self._run(CollectiveName.ALL_TO_ALL, input, output, input.numel() // self.size, None, None, timeout)
+            return
         # not by equality of this rank's sizes: ranks must agree on the code, and each knows only its own
         sends, receives = (
             [_buffer(piece) for piece in cut(*pair)] for pair in ((input, input_sizes), (output, output_sizes))
@@ -104,10 +112,6 @@ class Shared:
             self.group.exchange(sends, receives, what="all_to_all", timeout=timeout)
         except RuntimeFailure as failure:
             raise self._named(failure) from None
-
-    def even_all_to_all(self, output: Tensor, input: Tensor, timeout: float) -> None:
-        """Where all ranks know that all pieces are of one size."""
-        self._run(CollectiveName.ALL_TO_ALL, input, output, input.numel() // self.size, None, None, timeout)
 
     def barrier(self, timeout: float) -> None:
         try:
