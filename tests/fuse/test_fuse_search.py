@@ -12,9 +12,9 @@ from sennit.cluster import load
 from sennit.errors import PlanError
 from sennit.fuse.kernel_cost import Roofline
 from sennit.fuse.model import Channel, Grouping, StepModel
-from sennit.fuse.moves import Limits, fused_greedily, random_move
+from sennit.fuse.moves import Limits, fused_greedily, has_detour, random_move
 from sennit.fuse.search import SearchOptions, search
-from sennit.ir.graph import OutputKind, Phase
+from sennit.ir.graph import Graph, OutputKind, Phase
 from sennit.ir.strategy import Bucket, Group, Part, Reduce, Strategy, WaitAt
 from sennit.ir.strategy_check import check_strategy, kernels
 
@@ -67,6 +67,27 @@ def test_random_moves_give_strategies_that_the_checker_accepts(model, seed: int)
     assert order is not None
     ours = [frozenset(model.ops[place].name for place in kernel) for kernel in order]
     assert ours == [frozenset(op.name for op in kernel.ops) for kernel in kernels(strategy, model.graph)]
+
+
+def test_a_detour_behind_both_kernels_is_found() -> None:
+    """%a and %b may not be one kernel: %between waits for it, the kernel of %late waits for %between, and %b for that kernel."""
+    text = """graph "detour" {
+      input %x : f32[4] "x"
+      forward %early : f32[4] = aten.neg.default(%x)
+      forward %a : f32[4] = aten.exp.default(%x)
+      forward %b : f32[4] = aten.add.Tensor(%a, %early)
+      forward %between : f32[4] = aten.neg.default(%a)
+      forward %late : f32[4] = aten.exp.default(%between)
+      result "b" %b
+      result "late" %late
+    }"""
+    graph = Graph.parse(text)
+    device = load("dgx-a100").device
+    model = StepModel(graph, Roofline.of(graph, device), Channel(0.0, 0.0))
+    kernel = frozenset((0, 4))  # %early and %late
+    home = dict.fromkeys(kernel, kernel)
+    assert has_detour(model, home, frozenset((1,)), frozenset((2,)))
+    assert not has_detour(model, {}, frozenset((1,)), frozenset((2,)))
 
 
 def test_the_search_is_deterministic_and_beats_its_seeds(model) -> None:

@@ -44,7 +44,8 @@ def is_legal(model: StepModel, group: Numbers, limits: Limits) -> bool:
 def has_detour(model: StepModel, home: Mapping[int, Numbers], first: Numbers, second: Numbers) -> bool:
     """Whether a path leads out of the union of two kernels and back: then they cannot be one."""
     union = first | second
-    last = max(union)
+    # readers stand behind what they read, so only a kernel with an earlier operator leads back: nothing behind the last of those matters
+    last = max(max(union), max(home, default=0))
     waiting = [reader for place in union for reader in model.readers[place] if reader not in union]
     seen: set[int] = set()
     while waiting:
@@ -57,14 +58,9 @@ def has_detour(model: StepModel, home: Mapping[int, Numbers], first: Numbers, se
             for reader in model.readers[member]:
                 if reader in union:
                     return True
-                if reader not in kernel and _can_reach(home, reader, last):
+                if reader not in kernel and reader <= last:
                     waiting.append(reader)
     return False
-
-
-def _can_reach(home: Mapping[int, Numbers], place: int, last: int) -> bool:
-    """Readers stand behind what they read, but a kernel reaches back to its first operator."""
-    return place <= last or place in home
 
 
 def _homes(grouping: Grouping) -> dict[int, Numbers]:
