@@ -138,7 +138,8 @@ def measure(variants: dict[str, tuple[Any, Any]], batch: tuple[Any, ...], argume
 
 def report(results: dict[str, Any]) -> None:
     for name, times in results.items():
-        print(f"\n{name}")
+        model, _ = build(name, 0)
+        print(f"\n{name}: {sum(p.numel() for p in model.parameters()) * 4 / 1e6:.0f} MB of gradients")
         medians = {title: statistics.median(values) for title, values in times.items()}
         best = min(value for title, value in medians.items() if title.startswith("DDP"))
         for title, value in sorted(medians.items(), key=lambda item: item[1]):
