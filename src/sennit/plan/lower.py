@@ -39,7 +39,7 @@ from sennit.ir.program import (
     defines,
     reads,
 )
-from sennit.plan.pattern import Pattern, one_forward_one_backward
+from sennit.plan.pattern import Pattern, Work, one_forward_one_backward
 from sennit.plan.plan import Plan
 from sennit.plan.propagate import Decisions, Entries, Moment
 from sennit.reshard.moves import MoveKind, moves
@@ -156,8 +156,9 @@ class _LaneBuilder:
         moments = {moment: [op for op in mine if decisions.moment[op.name] is moment] for moment in Moment}
         yield from self._emit_all(moments[Moment.BEFORE], None)
         split_in_time = any(axis.size > 1 for axis in self.plan.mesh.time)
-        for task in _pattern(self.plan).stages[self.stage]:
-            ops = [op for op in moments[Moment.DURING] if op.phase is task.phase]
+        for task in _pattern(self.plan).rows[self.stage]:
+            phase = Phase.FORWARD if task.work is Work.FORWARD else Phase.BACKWARD
+            ops = [op for op in moments[Moment.DURING] if op.phase is phase]
             yield from self._emit_all(ops, task.microbatch if split_in_time else None)
         yield from self._emit_all(moments[Moment.AFTER], None)
         yield from self._emit_outputs()

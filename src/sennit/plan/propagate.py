@@ -92,10 +92,9 @@ def _by_freedom(plan: Plan) -> list[Axis]:
 
 
 def _stages(plan: Plan) -> dict[str, int]:
-    numbers = {mesh: number for number, mesh in enumerate(plan.stages)}
-    placed = {name: numbers[mesh] for name, mesh in plan.places}
+    placed = dict(plan.places)
     graph = plan.graph
-    if len(numbers) == 1:
+    if len(plan.stages) == 1:
         return {op.name: 0 for op in graph.ops}
     producers = graph.producers()
     stage: dict[str, int] = {}
