@@ -23,7 +23,7 @@ import numpy as np
 from sennit.ir.layout import Entry, Layout, Pending, Split
 from sennit.ir.mesh import AxisKind, Point
 
-__all__ = ["Crossing", "Way", "cross"]
+__all__ = ["Crossing", "Way", "cross", "is_here"]
 
 
 class Way(Enum):
@@ -47,7 +47,7 @@ def cross(source: Layout, need: Layout, *, pairwise: bool) -> Crossing:
         return Crossing(Way.SEND, need.on(source.mesh), need)
     landed = _without_pending(need)
     whole = _without_pending(source)
-    if _is_here(whole, landed):
+    if is_here(whole, landed):
         return Crossing(Way.TAKE, whole, landed)
     return Crossing(Way.EXCHANGE, _scattered(source), _spread(landed))
 
@@ -91,7 +91,7 @@ def _with_block(layout: Layout, axis: str) -> Layout:
     return layout
 
 
-def _is_here(source: Layout, target: Layout) -> bool:
+def is_here(source: Layout, target: Layout) -> bool:
     """Whether each device of the target holds its piece of it in its piece of the source."""
     if not set(target.mesh.devices) <= set(source.mesh.devices):
         return False
@@ -111,6 +111,4 @@ def _is_here(source: Layout, target: Layout) -> bool:
 
 def _digits(layout: Layout, point: Point) -> Point:
     """The point with zeros on the axes that split nothing: devices that differ only there hold the same."""
-    return tuple(
-        digit if layout.split(axis.name) else 0 for axis, digit in zip(layout.mesh.axes, point, strict=True)
-    )
+    return tuple(digit if layout.split(axis.name) else 0 for axis, digit in zip(layout.mesh.axes, point, strict=True))

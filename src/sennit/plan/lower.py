@@ -50,6 +50,7 @@ from sennit.plan.crossing import Way
 from sennit.plan.lower_index import LowerIndex
 from sennit.plan.plan import Plan
 from sennit.plan.propagate import Decisions, Entries, Moment
+from sennit.plan.propagate_index import is_copy
 from sennit.reshard.moves import MoveKind, moves
 
 __all__ = ["lower"]
@@ -126,7 +127,7 @@ class _LaneBuilder:
     native: dict[tuple[str, int, int | None], Buffer] = field(default_factory=dict)  # by tensor, site and micro-batch
     sums: dict[str, _Sums] = field(default_factory=dict)
     mail: dict[int, deque[_Letter]] = field(default_factory=dict)  # by the lane that gave
-    gathered: list[_Key] = field(default_factory=list)  # wholes of parameters that live in pieces
+    gathered: set[_Key] = field(default_factory=set)  # wholes of parameters that live in pieces
     names: set[str] = field(default_factory=set)
     progress: int = 0
     waiting_for: str = ""
@@ -158,7 +159,9 @@ class _LaneBuilder:
 
     def _check_work(self, during: dict[int, list[Op]]) -> None:
         for stage, ops in during.items():
-            tasks = [task for task in self.index.pattern.rows[self.lane] if task.stage == stage and task.microbatch == 0]
+            tasks = [
+                task for task in self.index.pattern.rows[self.lane] if task.stage == stage and task.microbatch == 0
+            ]
             covered = {op.name for task in tasks for op in self.index.ops_of(ops, task)}
             left = [op for op in ops if op.name not in covered]
             if left:
@@ -213,12 +216,14 @@ class _LaneBuilder:
 
     def _emit(self, op: Op, microbatch: int | None) -> None:
         site = self.index.site[op.name]
+        needs = [self.decisions.need(op, i) for i in range(len(op.reads))]
+        makes = [self.decisions.makes(op, i) for i in range(len(op.results))]
+        if self.plan.reduce_early and op.name in self.index.early and op.reads[0] in self.index.early and is_copy(op):
+            needs, makes = [self.index.early[op.reads[0]]], [self.index.early[op.name]]
         sources = iter(
-            [self.obtain(name, self.decisions.need(op, i), microbatch, site).name for i, name in enumerate(op.reads)]
+            [self.obtain(name, need, microbatch, site).name for name, need in zip(op.reads, needs, strict=True)]
         )
-        layouts = [
-            self._layout(value.type.shape, self.decisions.makes(op, i), site) for i, value in enumerate(op.results)
-        ]
+        layouts = [self._layout(value.type.shape, made, site) for value, made in zip(op.results, makes, strict=True)]
         results = tuple(
             self._new(value.name, value.name, value.type.dtype, layout, microbatch)
             for value, layout in zip(op.results, layouts, strict=True)
@@ -305,7 +310,7 @@ class _LaneBuilder:
 
     def _remember(self, key: _Key, buffer: Buffer) -> None:
         if self.buffers.setdefault(key, buffer) is buffer and key.tensor in self.index.cut:
-            self.gathered.append(key)
+            self.gathered.add(key)
 
     def _let_go(self) -> None:
         """Forget the wholes of parameters that live in pieces: the next task gathers them again."""
@@ -323,7 +328,11 @@ class _LaneBuilder:
         value = item.value
         layout = self._layout(value.type.shape, self.index.home(value.name, site), site)
         buffer = Buffer(self._unique(value.name), value.name, value.type.dtype, layout)
-        self.inputs[value.name] = LaneInput(item.role, buffer, item.path)
+        if (value.name, site) in self.index.shared:
+            held = self._native(value.name, None, self.index.shared[value.name, site])
+            self.steps.append(Compute("sennit.take", (Ref(held.name),), (), (buffer,), Phase.FORWARD, "", value.name))
+        else:
+            self.inputs[buffer.name] = LaneInput(item.role, buffer, item.path)
         self._keep(buffer, None, site)
         return buffer
 
@@ -370,7 +379,9 @@ class _LaneBuilder:
             result = Buffer(self._unique(label), source.tensor, source.dtype, move.result, times)
             self.steps.append(_step(move.kind, move.axis, current, result, self._phase(source.tensor)))
             current = result
-            self._remember(replace(key, entries=move.result.entries, microbatch=key.microbatch if times else None), result)
+            self._remember(
+                replace(key, entries=move.result.entries, microbatch=key.microbatch if times else None), result
+            )
         self._remember(key, current)
         return current
 
@@ -436,7 +447,9 @@ class _LaneBuilder:
             for site, need in wanted.items():
                 if self.lane not in self.index.sites[site]:
                     continue
-                yield from self._await(output.name, None, f"the {output.kind.value} of {output.path or 'the model'}", site)
+                yield from self._await(
+                    output.name, None, f"the {output.kind.value} of {output.path or 'the model'}", site
+                )
                 buffer = self._concat(output.name, need, site) or self.obtain(output.name, need, None, site)
                 self.outputs.append(Output(output.kind, buffer.name, output.path))
                 self.progress += 1

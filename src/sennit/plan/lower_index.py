@@ -6,13 +6,14 @@ stages.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from sennit.capture.rules import through_view
 from sennit.errors import PlanError
 from sennit.ir.graph import Graph, Op, Output, OutputKind, Phase, Role
 from sennit.ir.layout import Layout
-from sennit.plan.crossing import Crossing, cross
+from sennit.plan.crossing import Crossing, cross, is_here
 from sennit.plan.pattern import Pattern, Task, Work, one_forward_one_backward
 from sennit.plan.plan import Plan
 from sennit.plan.propagate import Decisions, Entries
@@ -40,6 +41,7 @@ class LowerIndex:
         plain = all(lane.stages == (number,) for number, lane in enumerate(self.lanes))
         self.lane_names = tuple(f"{'stage' if plain else 'lane'}{number}" for number in range(len(self.lanes)))
         self.site = {op.name: self.site_of_stage[decisions.stage[op.name]] for op in graph.ops}
+        self.reads = Counter(name for op in graph.ops for name in op.reads)
         self.holders: dict[str, set[int]] = {item.path: set() for item in graph.inputs}  # sites that hold an input
         self.readers: dict[str, dict[int, Entries]] = {}  # value -> site -> how its first reader there needs it
         for op in graph.ops:
@@ -48,28 +50,46 @@ class LowerIndex:
                 self.readers.setdefault(name, {}).setdefault(site, decisions.need(op, position))
                 if name in self.inputs:
                     self.holders[self.inputs[name].path].add(site)
-        self._check_holders()
+        self.shared: dict[tuple[str, int], int] = {}  # an input on a site -> the site that it is taken from
+        self._share_homes()
         self._outputs(graph)
         self.cut = self._cut()
-        self.weights = weight_work(graph) if any(Work.WEIGHTS in self.pattern.work(s) for s in range(len(self.meshes))) else set()
+        self.weights = (
+            weight_work(graph) if any(Work.WEIGHTS in self.pattern.work(s) for s in range(len(self.meshes))) else set()
+        )
         self._crossings: dict[tuple[object, ...], Crossing] = {}
 
-    def _check_holders(self) -> None:
-        """A device holds an input once: on one mesh."""
-        for path, sites in self.holders.items():
-            for one in sorted(sites):
-                for other in sorted(sites):
-                    if one < other and set(self.sites[one]) & set(self.sites[other]):
-                        raise PlanError(
-                            f"input {path!r} is read on {self.meshes[one]} and on {self.meshes[other]}, which share devices",
-                            fix="place its readers on one mesh, or on meshes of different devices",
-                        )
+    def _share_homes(self) -> None:
+        """A device holds a parameter once. Where two sites that share lanes read it, the one with more devices is its home, and the
+        other takes its pieces from there."""
+        for item in self.plan.graph.inputs:
+            sites = self.holders[item.path]
+            if item.role not in (Role.PARAM, Role.BUFFER) or len(sites) < 2:
+                continue
+            homes: list[int] = []
+            for site in sorted(sites, key=lambda site: (-len(self.meshes[site].devices), site)):
+                shared = [home for home in homes if set(self.sites[home]) & set(self.sites[site])]
+                if not shared:
+                    homes.append(site)
+                    continue
+                layouts = [
+                    Layout.make(mesh, item.value.type.shape, {a: e for a, e in entries.items() if a in mesh})
+                    for mesh, entries in ((self.meshes[at], self.home(item.value.name, at)) for at in (shared[0], site))
+                ]
+                if len(shared) > 1 or not is_here(*layouts):
+                    raise PlanError(
+                        f"{item.role.value} {item.path!r} is read on {self.meshes[shared[0]]} as {layouts[0]} and on "
+                        f"{self.meshes[site]} as {layouts[1]}, which share devices",
+                        fix="place its readers on one mesh, or on meshes of different devices",
+                    )
+                self.shared[item.value.name, site] = shared[0]
+            self.holders[item.path] = set(homes)
 
     def _outputs(self, graph: Graph) -> None:
         by_path = {item.path: item.value.name for item in graph.inputs}
         # value -> outputs, and the layout they come in on each site that returns them
         self.outputs: dict[str, list[tuple[Output, Mapping[int, Entries]]]] = {}
-        self.early: dict[str, Entries] = {}  # a sum that only a gradient is made of -> its part in the parameter's pieces
+        self.early: dict[str, Entries] = {}  # what only a gradient is made of -> how it lies in the parameter's pieces
         for output in graph.outputs:
             wanted: dict[int, Entries]
             if output.kind is OutputKind.GRADIENT:
@@ -88,17 +108,22 @@ class LowerIndex:
         return next(self.decisions.inputs[name, stage] for stage in stages if (name, stage) in self.decisions.inputs)
 
     def _note_early(self, output: Output, wanted: Mapping[int, Entries]) -> None:
-        name, need = output.name, wanted.get(self.site[self.producers[output.name].name])
-        while need is not None and name in self.producers and is_copy(self.producers[name]):
-            op = self.producers[name]
-            mesh = self.meshes[self.site[op.name]]
+        """How a gradient lies in its parameter's pieces, back through views and casts of what is a sum over micro-batches."""
+        site = self.site[self.producers[output.name].name]
+        name, need = output.name, wanted.get(site)
+        while need is not None:
+            self.early.setdefault(name, need)
+            op = self.producers.get(name)
+            if op is None or not is_copy(op) or self.site[op.name] != site or self.reads[op.reads[0]] > 1:
+                return
+            mesh = self.meshes[site]
             try:
-                need = {axis: through_view(op, self.types, mesh.size(axis), entry) for axis, entry in need.items()}
+                need = {
+                    axis: through_view(op, self.types, mesh.size(axis), need[axis]) for axis in need if axis in mesh
+                }
             except LookupError:
                 return
             name = op.reads[0]
-        if need is not None:
-            self.early.setdefault(name, need)
 
     def _cut(self) -> frozenset[str]:
         """Parameters that the plan cuts where they live, and what is only a view or a cast of them."""
@@ -149,25 +174,22 @@ def pattern_of(plan: Plan) -> Pattern:
 
 
 def weight_work(graph: Graph) -> set[str]:
-    """The backward operators that nothing but the gradients of their own module's parameters waits for.
+    """The backward operators that nothing but the gradient of one parameter waits for.
 
-    Backwards over the operators: which gradients each one leads to. The product that makes a weight's gradient leads to that one;
+    Backwards over the operators: which outputs each one leads to. The product that makes a weight's gradient leads to that one;
     the product that makes an input's gradient leads to those of all modules before."""
+    several = "several"  # all that counts beyond one, and a set a model long would be slow to carry
     leads: dict[str, set[str]] = {}
     for output in graph.outputs:
-        if output.kind is OutputKind.GRADIENT:
-            leads.setdefault(output.name, set()).add(output.path.rpartition(".")[0])
-        else:
-            leads.setdefault(output.name, set()).add("")
+        key = output.path if output.kind is OutputKind.GRADIENT else several
+        leads.setdefault(output.name, set()).add(key)
     found: set[str] = set()
     for op in reversed(graph.ops):
-        modules = set().union(*(leads.get(value.name, set()) for value in op.results))
-        if len(modules) > 1:
-            modules = {"", *list(modules)[:1]}  # several: only that counts, and a set a model long would be slow to carry
+        outputs = set().union(*(leads.get(value.name, set()) for value in op.results))
+        if len(outputs) > 1:
+            outputs = {several}
         for name in op.reads:
-            leads.setdefault(name, set()).update(modules)
-        if op.phase is Phase.BACKWARD and len(modules) == 1 and "" not in modules:
-            (module,) = modules
-            if op.module == module or op.module.startswith(f"{module}.") or not op.module:
-                found.add(op.name)
+            leads.setdefault(name, set()).update(outputs)
+        if op.phase is Phase.BACKWARD and outputs and several not in outputs:
+            found.add(op.name)
     return found

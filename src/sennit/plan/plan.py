@@ -68,7 +68,9 @@ class Plan:
     parts: tuple[Mesh, ...] = ()  # of each stage
     places: tuple[tuple[str, int], ...] = ()  # operator, stage
     pattern: Pattern | None = None
-    regather: bool = False  # gather parameters that live in pieces for each task anew, and let go of the wholes after it
+    regather: bool = (
+        False  # gather parameters that live in pieces for each task anew, and let go of the wholes after it
+    )
     reduce_early: bool = False  # reduce gradients to their parameters' pieces at each micro-batch, not once at the end
 
     def __post_init__(self) -> None:

@@ -46,9 +46,7 @@ class PlanIndex:
             if not op.reads and isinstance(rule := book.rule(op), Letters) and () in rule.linear
         }
         self.holders: dict[str, tuple[int, ...]] = {  # the stages that read an input
-            item.value.name: tuple(
-                sorted({stage[reader.name] for reader in self.readers.get(item.value.name, ())})
-            )
+            item.value.name: tuple(sorted({stage[reader.name] for reader in self.readers.get(item.value.name, ())}))
             for item in plan.graph.inputs
         }
         self._layouts: dict[tuple[object, ...], bool] = {}
