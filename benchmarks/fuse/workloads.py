@@ -18,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
+
 def models() -> dict[str, Any]:
     """Builders of (model, sample kwargs) whose result has a scalar loss."""
     return {
@@ -96,7 +97,15 @@ def models() -> dict[str, Any]:
         "lstm": lambda: recurrent(batch=64, width=1024, steps=8, vocabulary=8192),
         "lstm small": lambda: recurrent(batch=20, width=650, steps=8, vocabulary=10000),
         "gpt2 small": lambda: language(
-            "GPT2", "GPT2LMHeadModel", batch=2, tokens=256, n_layer=2, n_embd=384, n_head=6, n_positions=256, vocab_size=4096
+            "GPT2",
+            "GPT2LMHeadModel",
+            batch=2,
+            tokens=256,
+            n_layer=2,
+            n_embd=384,
+            n_head=6,
+            n_positions=256,
+            vocab_size=4096,
         ),
         "bert small": lambda: language(
             "Bert",
