@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from sennit.errors import CaptureError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from sennit.demo.models import Module
 
 __all__ = ["ModelSource", "Sample", "load_model", "parse_model"]
 
@@ -47,7 +47,7 @@ class ModelSource:
     dtype: str | None = None
 
 
-def load_model(text: str, *, memory: bool = True) -> tuple[nn.Module, Sample]:
+def load_model(text: str, *, memory: bool = True) -> tuple[Module, Sample]:
     """The model that the text names, and a sample call of it."""
     from sennit.demo.models import Sizes, accept, cast, named_model
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sennit.demo.gpt import GPT, GPTConfig
 from sennit.errors import CaptureError
 
-__all__ = ["Entry", "Sizes", "accept", "cast", "catalogue", "named_model"]
+__all__ = ["Entry", "Module", "Sizes", "accept", "cast", "catalogue", "named_model"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Sizes:
     tokens: int | None = None
 
 
+Module = nn.Module
 Built = tuple[nn.Module, dict[str, Any]]
 
 
