@@ -31,7 +31,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from label_groups import held, timed_on_cpu, timed_on_gpu
+from label_groups import held, placed, timed_on_cpu, timed_on_gpu
 from workloads import stored_graphs
 
 from sennit.fuse.known_cost import KnownCost, Question
@@ -94,7 +94,7 @@ def worker(jobs: Any, answers: Any, lock: str, device: str) -> None:
         if job is None:
             return
         try:
-            module, _, _ = kernel_module(job.kernel, job.written)
+            module = placed(kernel_module(job.kernel, job.written)[0], device)
             with held(lock):
                 inputs = [made(layout, device) for layout in job.inputs]
             call = compile_kernel(module, inputs) if is_compiled(job.kernel) else module.forward
@@ -230,7 +230,7 @@ class Subject:
         artifacts: dict[Any, Any] = {}
         for kernel, written in self.questions(strategy):
             module, reads, writes = kernel_module(kernel, written)
-            call: Any = module.forward
+            call: Any = placed(module, self.device).forward
             if compiled and is_compiled(kernel):
                 lie = tuple(self.layouts[name] for name in reads)
                 key = (signature(kernel, written, self.types), lie)
@@ -374,7 +374,7 @@ def study(subject: Subject, pool: Pool, arguments: Any, deadline: float) -> None
 
     job = subject.whole()
     module, reads, writes = kernel_module(job.kernel, job.written)
-    call = compile_kernel(module, [subject.inputs[name] for name in reads])
+    call = compile_kernel(placed(module, subject.device), [subject.inputs[name] for name in reads])
     variants["Inductor"] = with_ends([(call, reads, writes)], {output.name for output in graph.outputs})
     print(
         f"  compiled in {time.monotonic() - start:.0f} s {'' if whole or not arguments.prepare else '(Inductor anew)'}",

@@ -62,6 +62,16 @@ def inputs_of(reads: tuple[str, ...], drawn: Drawn, device: str) -> list[Any]:
     return made
 
 
+def placed(module: Any, device: str) -> Any:
+    """The module with the device named where a tensor is made from numbers: a graph does not say it."""
+    for node in module.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and any(argument.name == "device" for argument in schema.arguments):
+            node.kwargs = {**node.kwargs, "device": device}
+    module.recompile()
+    return module
+
+
 def worker(jobs: Any, answers: Any, lock: str, device: str) -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch
@@ -80,7 +90,7 @@ def worker(jobs: Any, answers: Any, lock: str, device: str) -> None:
             with held(lock):
                 inputs = inputs_of(reads, drawn, device)
             start = time.perf_counter()
-            call = compile_kernel(module, inputs)
+            call = compile_kernel(placed(module, device), inputs)
             compiling = time.perf_counter() - start
             with held(lock), torch.no_grad():
                 call(*inputs)  # tunes what it launches
