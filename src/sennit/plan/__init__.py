@@ -1,7 +1,7 @@
 """Transform, place, order, preserve dependencies; the plan zoo."""
 
 from sennit.plan.lower import lower
-from sennit.plan.pattern import Pattern, Task, one_forward_one_backward
+from sennit.plan.pattern import Pattern, Task, Work, one_forward_one_backward
 from sennit.plan.plan import Plan, data_inputs, order, place, transform
 from sennit.plan.propagate import Decisions, Moment, propagate
 from sennit.plan.recompute import recompute
@@ -13,6 +13,7 @@ __all__ = [
     "Pattern",
     "Plan",
     "Task",
+    "Work",
     "data_inputs",
     "data_parallel",
     "lower",
