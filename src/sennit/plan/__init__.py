@@ -5,7 +5,7 @@ from sennit.plan.pattern import Pattern, Task, Work, one_forward_one_backward
 from sennit.plan.plan import Plan, data_inputs, order, place, transform
 from sennit.plan.propagate import Decisions, Moment, propagate
 from sennit.plan.recompute import recompute
-from sennit.plan.zoo import data_parallel, pipeline, tensor_parallel
+from sennit.plan.zoo import context_parallel, data_parallel, expert_parallel, pipeline, tensor_parallel
 
 __all__ = [
     "Decisions",
@@ -14,8 +14,10 @@ __all__ = [
     "Plan",
     "Task",
     "Work",
+    "context_parallel",
     "data_inputs",
     "data_parallel",
+    "expert_parallel",
     "lower",
     "one_forward_one_backward",
     "order",

@@ -1,0 +1,9 @@
+"""The plans that people know, each a short function to read and copy: from a graph and a mesh to a `Plan`."""
+
+from sennit.plan.zoo.batch import data_parallel
+from sennit.plan.zoo.experts import expert_parallel
+from sennit.plan.zoo.sequence import context_parallel
+from sennit.plan.zoo.stages import pipeline
+from sennit.plan.zoo.tensor import tensor_parallel
+
+__all__ = ["context_parallel", "data_parallel", "expert_parallel", "pipeline", "tensor_parallel"]
