@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from stage_plans import STAGE_PLANS
 from torch import Tensor
 
 import sennit
@@ -45,6 +46,7 @@ PLANS: dict[str, tuple[Callable[[Graph, Mesh], Plan], str]] = {
     "pipeline": (staged, "pp=2,dp=2;mb=4"),
     "two devices, tensor": (megatron, "tp=2"),
     "two devices, pipeline": (staged, "pp=2;mb=2"),
+    **STAGE_PLANS,
 }
 
 

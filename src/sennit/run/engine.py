@@ -123,7 +123,7 @@ class Engine:
         if self.homes is None:
             shapes = {path: tuple(tensor.shape) for path, tensor in self._skeleton_tensors().items()}
             self.homes = homes_of(compiled.program, self.slots, shapes)
-            device_meshes(compiled.program, self.groups)
+            device_meshes(self.homes, self.groups)
         moves = self._moves(compiled)
         if key.training and moves:
             raise PlanError(

@@ -29,7 +29,7 @@ from sennit.ir.program import Lane, Program
 from sennit.ir.region import Region
 from sennit.reshard.dtensor_torch import redistribute
 from sennit.reshard.private_torch import local_of
-from sennit.run.groups import ProcessGroups, spread
+from sennit.run.groups import ProcessGroups
 from sennit.run.pieces import piece_of
 from sennit.run.skeleton import Slot
 
@@ -132,15 +132,24 @@ def in_space(layout: Layout) -> Layout:
     return replace(layout, mesh=layout.mesh.in_space())
 
 
-def device_meshes(program: Program, groups: ProcessGroups) -> None:
-    """Make the groups of every lane's mesh; all ranks call this alike."""
-    for mesh in dict.fromkeys(mesh.in_space() for mesh in program.meshes()):
-        groups.make(spread(mesh))
+def device_meshes(homes: Homes, groups: ProcessGroups) -> None:
+    """Make the groups of every home's mesh; all ranks call this alike."""
+    for mesh in dict.fromkeys(_shown(home.layout).mesh for path in homes.of for home in homes.of[path]):
+        groups.make_mesh(mesh)
+
+
+def _shown(layout: Layout) -> Layout:
+    """The layout as torch is told it. Torch likes the ranks of a mesh to ascend, and where nothing is split their order means
+    nothing."""
+    mesh = layout.mesh
+    if layout.entries or list(mesh.devices) == sorted(mesh.devices):
+        return layout
+    return replace(layout, mesh=replace(mesh, devices=tuple(sorted(mesh.devices))))
 
 
 def place(whole: Tensor, home: Home, rank: int, device: torch.device, groups: ProcessGroups) -> DTensor:
     """This rank's piece of a whole tensor, as a DTensor. A tensor on `meta` gives a piece of memory without values."""
-    layout = home.layout
+    layout = _shown(home.layout)
     mesh = layout.mesh
     point = mesh.coordinate(rank)
     if whole.device.type == "meta":
