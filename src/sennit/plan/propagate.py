@@ -54,7 +54,7 @@ from sennit.plan.plan import Plan
 from sennit.plan.propagate_axis import AxisPass
 from sennit.plan.propagate_index import Entries, Moment, PlanIndex
 
-__all__ = ["Decisions", "Entries", "Moment", "propagate"]
+__all__ = ["Decisions", "Entries", "Moment", "propagate", "stages_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Decisions:
 def propagate(plan: Plan, sources: Sequence[Source] = ()) -> Decisions:
     """Decide what the plan leaves open. `sources` give rules for operators that neither users nor our table know."""
     graph = plan.graph
-    stage = _stages(plan)
+    stage = stages_of(plan)
     index = PlanIndex(plan, RuleBook(graph.types(), sources), stage)
     strategies: dict[str, dict[str, Strategy]] = {op.name: {} for op in graph.ops}
     values: dict[str, dict[str, Entry | None]] = {value.name: {} for op in graph.ops for value in op.results}
@@ -107,7 +107,8 @@ def _by_freedom(plan: Plan) -> list[Axis]:
 # ---- stages ----------------------------------------------------------------------------------------------------------
 
 
-def _stages(plan: Plan) -> dict[str, int]:
+def stages_of(plan: Plan) -> dict[str, int]:
+    """The stage of every operator: where the plan placed it, or as the rules above say."""
     placed = dict(plan.places)
     graph = plan.graph
     if len(plan.stages) == 1:

@@ -16,17 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import prod
+from math import inf
 
 from sennit.capture.rewrite import take_apart
 from sennit.errors import PlanError
-from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Graph, Op, Phase, Role
 from sennit.ir.mesh import Axis, Mesh
 from sennit.plan import schedules
+from sennit.plan.flops import flops_of
 from sennit.plan.pattern import Pattern
 from sennit.plan.plan import Plan, data_inputs, order, place, transform
 from sennit.plan.propagate_index import is_product
+from sennit.plan.scheduled import scheduled
 from sennit.plan.zoo.batch import split_batch
 from sennit.plan.zoo.find import weights_of
 
@@ -92,11 +93,12 @@ def interlaced(
     plan = place(plan, heads, mesh, lanes + 1)
     plan = transform(plan, tables, dim="v", axis=axis)
     plan = transform(plan, heads, dim="n", axis=axis)
-    cap = in_flight if in_flight is not None else lanes + 1
-    return order(plan, schedules.interlaced(lanes, plan.microbatches, in_flight=cap))
+    return order(plan, scheduled(plan, in_flight=in_flight if in_flight is not None else lanes + 1))
 
 
-def recycled(graph: Graph, mesh: Mesh, *, layers: Sequence[str] = (), axis: str = "pp") -> Plan:
+def recycled(
+    graph: Graph, mesh: Mesh, *, layers: Sequence[str] = (), axis: str = "pp", in_flight: int | None = None
+) -> Plan:
     """Models that run their blocks several times on their own results and train the last pass (AlphaFold 2: three forward, one backward).
     Pass r of block i is stage r S + i: data goes around the devices, and other micro-batches fill the way."""
     lanes = mesh.size(axis)
@@ -113,7 +115,7 @@ def recycled(graph: Graph, mesh: Mesh, *, layers: Sequence[str] = (), axis: str 
                     fix="name layers= that every pass runs, or use pipeline",
                 )
             plan = place(plan, mine, mesh.at(**{axis: lane}), turn * lanes + lane)
-    return order(plan, schedules.several_forward_one_backward(lanes, plan.microbatches, passes))
+    return order(plan, scheduled(plan, in_flight=in_flight if in_flight is not None else inf))
 
 
 # ---- what is cut -----------------------------------------------------------------------------------------------------
@@ -142,7 +144,7 @@ def runs_of(graph: Graph, layers: Sequence[str], stages: int) -> list[tuple[str,
     if len(named) < stages:
         raise PlanError(f"{len(named)} layers for {stages} stages", fix=f"use at most {len(named)} stages")
     types = graph.types()
-    cost = [sum(_flops(op, types) for op in _inside(graph, (layer,))) for layer in named]
+    cost = [sum(flops_of(op, types) for op in _inside(graph, (layer,))) for layer in named]
     ends = _balanced(cost, stages)
     return [named[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -173,16 +175,6 @@ def _balanced(cost: Sequence[float], parts: int) -> list[int]:
         ends.append(end)
         end = best[part][end][2]
     return ends[::-1]
-
-
-def _flops(op: Op, types: Mapping[str, TensorType]) -> float:
-    """Of products and convolutions; what is left of an operator counts as its bytes would."""
-    made = prod(op.results[0].type.shape)
-    if is_product(op):
-        return 2.0 * made * types[op.reads[-1]].shape[-2]
-    if op.kind == "aten.convolution.default":
-        return 2.0 * made * prod(types[op.reads[1]].shape[1:])
-    return float(made)
 
 
 def _inside(graph: Graph, layers: Sequence[str]) -> tuple[Op, ...]:
