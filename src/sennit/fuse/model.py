@@ -9,30 +9,20 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 
 from sennit.fuse.buckets import Gradient
 from sennit.fuse.clock import BucketTime, Sharing, StepTime, Timing, steady_state
 from sennit.fuse.kernel_cost import Estimate, KernelCost
-from sennit.ir.dtype import TensorType
+from sennit.fuse.known_cost import ManyKernels, Question
+from sennit.fuse.operator_class import Class, classify
 from sennit.ir.graph import Graph, Op, OutputKind, Role
-from sennit.ir.operators import is_view
 from sennit.ir.strategy import Bucket, Group, Strategy, WaitAt
 from sennit.ir.strategy_check import Kernel
 
 __all__ = ["Channel", "Class", "Grouping", "Numbers", "StepModel", "classify"]
 
 Numbers = frozenset[int]
-
-
-class Class(Enum):
-    """What decides whether an operator may share a kernel."""
-
-    VIEW = "view"
-    POINTWISE = "pointwise"
-    REDUCTION = "reduction"
-    PRODUCT = "product"
-    OTHER = "other"
+_NONE: Numbers = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +63,16 @@ class StepModel:
         for place, before in enumerate(self.reads):
             for other in before:
                 self.readers[other].append(place)
-        self.kind = [classify(op, graph.types()) for op in graph.ops]
+        types = graph.types()
+        self.kind = [classify(op, types) for op in graph.ops]
         self.phase = [op.phase for op in graph.ops]
         self.outputs = frozenset(number[output.name] for output in graph.outputs if output.name in number)
         self.gradients = self._gradients(number)
         self.first_use = self._first_uses()
-        types = graph.types()
         self.elements = {
             output.path: types[output.name].elements for output in graph.outputs if output.kind is OutputKind.GRADIENT
         }
-        self._costs: dict[tuple[Numbers, Numbers, frozenset[str]], Estimate] = {}
+        self._costs: dict[tuple[Numbers, Numbers], Estimate] = {}
 
     def _gradients(self, number: dict[str, int]) -> tuple[tuple[str, int, int], ...]:
         """(path, operator that makes it, bytes), in the order in which they come."""
@@ -135,23 +125,38 @@ class StepModel:
                     heapq.heappush(free, (max(other_kernel), other_kernel))
         return found if len(found) == len(kernels) else None
 
-    def estimate(self, kernel: Numbers, repeated: Numbers = frozenset()) -> Estimate:
+    def question(self, kernel: Numbers, repeated: Numbers = frozenset()) -> Question:
+        """The kernel of these operators, and its values that something outside reads."""
         written = frozenset(
             value.name
             for place in kernel
             if place in self.outputs or any(reader not in kernel for reader in self.readers[place])
             for value in self.ops[place].results
         )
-        key = (kernel, repeated, written)
-        if key not in self._costs:
-            body = tuple(self.ops[place] for place in sorted(kernel | repeated))
-            names = frozenset(self.ops[place].name for place in repeated)
-            self._costs[key] = self.cost.estimate(Kernel(body, names), written)
-        return self._costs[key]
+        body = tuple(self.ops[place] for place in sorted(kernel | repeated))
+        return Kernel(body, frozenset(self.ops[place].name for place in repeated)), written
+
+    def estimate(self, kernel: Numbers, repeated: Numbers = frozenset()) -> Estimate:
+        return self._estimates([(kernel, repeated)])[0]
+
+    def _estimates(self, asked: Sequence[tuple[Numbers, Numbers]]) -> list[Estimate]:
+        new = [key for key in asked if key not in self._costs]
+        if new:
+            questions = [self.question(*key) for key in new]
+            if isinstance(self.cost, ManyKernels):
+                found = self.cost.estimate_all(questions)
+            else:
+                found = [self.cost.estimate(*question) for question in questions]
+            self._costs.update(zip(new, found, strict=True))
+        return [self._costs[key] for key in asked]
 
     def kernel_seconds(self, order: Iterable[Numbers], grouping: Grouping) -> list[float]:
         repeats = grouping.repeats()
-        return [self.estimate(kernel, repeats.get(kernel, frozenset())).seconds for kernel in order]
+        return [item.seconds for item in self._estimates([(kernel, repeats.get(kernel, _NONE)) for kernel in order])]
+
+    def forget(self) -> None:
+        """Ask the costs again: something was measured since."""
+        self._costs.clear()
 
     # ---- steps ---------------------------------------------------------------------------------------------------------
 
@@ -215,62 +220,3 @@ class StepModel:
 
         groups = [Group(names(group), names(repeats.get(group, ()))) for group in sorted(grouping.groups, key=min)]
         return Strategy(name, tuple(groups), tuple(buckets))
-
-
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "linear", "mv", "addmv")
-_REDUCTIONS = (
-    "sum",
-    "mean",
-    "amax",
-    "amin",
-    "var",
-    "var_mean",
-    "_softmax",
-    "_log_softmax",
-    "_softmax_backward_data",
-    "_log_softmax_backward_data",
-    "native_layer_norm",
-    "native_layer_norm_backward",
-    "_fused_rms_norm",
-    "_fused_rms_norm_backward",
-)
-_OPAQUE = (
-    "embedding_dense_backward",
-    "index_put",
-    "scatter",
-    "scatter_add",
-    "sort",
-    "topk",
-    "cumsum",
-    "nonzero",
-    "native_batch_norm",
-    "native_batch_norm_backward",
-    "max_pool2d_with_indices",
-    "max_pool2d_with_indices_backward",
-)
-
-
-def classify(op: Op, types: dict[str, TensorType]) -> Class:
-    """By what the operator does to its elements. Anything that is not known to be pointwise or a reduction is left alone."""
-    if is_view(op.kind):
-        return Class.VIEW
-    if not op.kind.startswith("aten."):
-        return Class.OTHER
-    name = op.kind.split(".")[1]
-    if name in _PRODUCTS or name.startswith("_scaled_dot_product"):
-        return Class.PRODUCT
-    if name in _REDUCTIONS:
-        return Class.REDUCTION
-    if name in _OPAQUE or len(op.results) > 1:
-        return Class.OTHER
-    shape = op.results[0].type.shape
-    broadcast = all(_fits(types[read].shape, shape) for read in op.reads)
-    return Class.POINTWISE if broadcast else Class.OTHER
-
-
-def _fits(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
-    """Whether a shape broadcasts to the result's."""
-    if len(shape) > len(result):
-        return False
-    tail = result[len(result) - len(shape) :]
-    return all(size in (1, whole) for size, whole in zip(shape, tail, strict=True))

@@ -2,7 +2,7 @@
 
 from sennit.plan.co_shard import Cut, co_shard
 from sennit.plan.lower import lower
-from sennit.plan.pattern import Pattern, Task, one_forward_one_backward
+from sennit.plan.pattern import Pattern, Task, Work, one_forward_one_backward
 from sennit.plan.plan import Plan, data_inputs, order, place, transform
 from sennit.plan.propagate import Decisions, Moment, propagate
 from sennit.plan.recompute import recompute
@@ -15,6 +15,7 @@ __all__ = [
     "Pattern",
     "Plan",
     "Task",
+    "Work",
     "co_shard",
     "context_parallel",
     "data_inputs",

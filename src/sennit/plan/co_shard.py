@@ -63,7 +63,7 @@ def co_shard(plan: Plan, cuts: Iterable[Cut], pieces: int, *, again: bool = True
     strategies = {name: found[_AXIS] for name, found in decisions.strategies.items() if _AXIS in found}
     unrolled = unroll(plan.graph, strategies, pieces)
     splits = [replace(split, op=name) for split in plan.splits for name in unrolled.pieces.get(split.op, (split.op,))]
-    placed = [(part, mesh) for name, mesh in plan.places for part in unrolled.pieces.get(name, (name,))]
+    placed = [(part, stage) for name, stage in plan.places for part in unrolled.pieces.get(name, (name,))]
     splits += _slice_splits(plan.graph, decisions, unrolled, pieces)
     result = replace(plan, graph=unrolled.graph, splits=tuple(splits), places=tuple(placed))
     if not again:
@@ -89,7 +89,7 @@ def _slice_splits(graph: Graph, decisions: Decisions, unrolled: Unrolled, pieces
     found: list[OpSplit] = []
     for sliced in unrolled.slices:
         shape = parameters.get(sliced.value)
-        entries = decisions.values[sliced.value] if shape is not None else {}
+        entries = decisions.inputs[sliced.value, 0] if shape is not None else {}
         for axis, entry in entries.items():
             if shape is not None and axis != _AXIS and isinstance(entry, Split):
                 size = decisions.plan.mesh.size(axis)

@@ -29,6 +29,13 @@ micro-batches are in flight. Three moments make it work:
 
 An operator that needs the whole of something that depends on parameters (batch statistics, say) cannot be split in time.
 
+**Meshes.** Each operator lies on the mesh of its stage. An axis that a stage does not have makes one piece there, and one of another
+size as many as that: where a value comes from such a stage, its split counts with the stride of as many blocks, and a pending sum as the whole,
+since it is reduced before it leaves.
+
+**Homes of parameters.** A plan may cut a parameter where it lives (ZeRO) without saying anything of its readers: views and casts follow the
+cut, and any other reader gets the whole.
+
 **Stages.** Operators placed by the plan stay; a backward operator goes with its forward one; a sum of gradients goes to the
 least stage of its terms; anything else to the greatest stage that it reads from, or the least that reads it.
 """
@@ -51,11 +58,13 @@ __all__ = ["Decisions", "Entries", "Moment", "propagate"]
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """A complete plan. `values` gives the entries that each value has where it is made (or comes in)."""
+    """A complete plan. `values` gives the entries that each value has where it is made, `inputs` those that an input of the
+    graph has on a stage that reads it."""
 
     plan: Plan
     strategies: Mapping[str, Mapping[str, Strategy]]  # operator -> axis -> strategy; absent axes are replicated
     values: Mapping[str, Entries]
+    inputs: Mapping[tuple[str, int], Entries]
     stage: Mapping[str, int]
     moment: Mapping[str, Moment]
 
@@ -70,32 +79,37 @@ class Decisions:
 def propagate(plan: Plan, sources: Sequence[Source] = ()) -> Decisions:
     """Decide what the plan leaves open. `sources` give rules for operators that neither users nor our table know."""
     graph = plan.graph
+    stage = _stages(plan)
+    index = PlanIndex(plan, RuleBook(graph.types(), sources), stage)
     strategies: dict[str, dict[str, Strategy]] = {op.name: {} for op in graph.ops}
-    values: dict[str, dict[str, Entry | None]] = {value.name: {} for value in graph.values()}
+    values: dict[str, dict[str, Entry | None]] = {value.name: {} for op in graph.ops for value in op.results}
+    inputs: dict[tuple[str, int], dict[str, Entry | None]] = {
+        (name, holder): {} for name, holders in index.holders.items() for holder in holders
+    }
     moment = {op.name: Moment.BEFORE for op in graph.ops}
-    index = PlanIndex(plan, RuleBook(graph.types(), sources))
     for axis in _by_freedom(plan):
-        if axis.size > 1:
-            AxisPass(index, axis, strategies, values).run(moment)
+        AxisPass(index, axis.name, axis.kind is AxisKind.TIME, strategies, values, inputs).run(moment)
     if not any(axis.size > 1 for axis in plan.mesh.time):
         moment = {op.name: Moment.DURING for op in graph.ops}
-    return Decisions(plan, strategies, values, _stages(plan), moment)
+    return Decisions(plan, strategies, values, inputs, stage, moment)
 
 
 def _by_freedom(plan: Plan) -> list[Axis]:
     """The axes with the least choice first: in time nothing can be moved, and the batch is cut as the plan says."""
-    inputs = {axis for split in plan.inputs for axis in split.axes}
-    return sorted(plan.stages[0].axes, key=lambda axis: (axis.kind is not AxisKind.TIME, axis.name not in inputs))
+    cut = {axis for split in plan.inputs for axis in split.axes}
+    axes: dict[str, Axis] = {}
+    for mesh in plan.stages:
+        axes.update({axis.name: axis for axis in mesh.axes if axis.size > 1 and axis.name not in axes})
+    return sorted(axes.values(), key=lambda axis: (axis.kind is not AxisKind.TIME, axis.name not in cut))
 
 
 # ---- stages ----------------------------------------------------------------------------------------------------------
 
 
 def _stages(plan: Plan) -> dict[str, int]:
-    numbers = {mesh: number for number, mesh in enumerate(plan.stages)}
-    placed = {name: numbers[mesh] for name, mesh in plan.places}
+    placed = dict(plan.places)
     graph = plan.graph
-    if len(numbers) == 1:
+    if len(plan.stages) == 1:
         return {op.name: 0 for op in graph.ops}
     producers = graph.producers()
     stage: dict[str, int] = {}

@@ -49,7 +49,7 @@ def recompute(plan: Plan, ops: Iterable[Op]) -> Plan:
     graph = _Cloner(plan.graph, chosen).graph()
     clones = {op.name for op in graph.ops} - known
     splits = [replace(split, op=split.op + _SUFFIX) for split in plan.splits if split.op + _SUFFIX in clones]
-    places = [(name + _SUFFIX, mesh) for name, mesh in plan.places if name + _SUFFIX in clones]
+    places = [(name + _SUFFIX, stage) for name, stage in plan.places if name + _SUFFIX in clones]
     return replace(plan, graph=graph, splits=(*plan.splits, *splits), places=(*plan.places, *places))
 
 

@@ -6,7 +6,8 @@ ascending rank; a group of a program by their coordinates on a mesh. `ProcessGro
 
 **Transfers.** On NCCL the messages of one communicator run on one stream, in the order in which they were posted. Two stages that
 send to each other would wait for each other there, each with its receive behind its send. So each direction between two ranks gets a
-communicator of its own. Gloo matches messages by their tags and needs none of this.
+communicator of its own, and so do the exchanges from the same ranks to the same ranks, which all of them run in one order (a
+rule of `ir/program_exchange.py`). Gloo and our own backend match messages by their tags and need none of this.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from sennit.ir.mesh import Mesh
-from sennit.ir.program import Program, Send
-from sennit.run.rank import Group, groups_of
+from sennit.ir.program import Exchange, Program, Send
+from sennit.ir.program_exchange import exchange_meetings
+from sennit.run.rank import Channel, Group, groups_of
+from sennit.run.routes import channel_of
 
 __all__ = ["ProcessGroups", "spread"]
 
@@ -31,6 +34,7 @@ class ProcessGroups:
     def __init__(self) -> None:
         self.made: dict[Group, dist.ProcessGroup] = {}
         self.directed: dict[tuple[int, int], dist.ProcessGroup] = {}
+        self.channels: dict[Channel, dist.ProcessGroup] = {}
         self.meshes: dict[tuple[Mesh, str], DeviceMesh] = {}
 
     def make(self, groups: Iterable[Group]) -> None:
@@ -51,6 +55,13 @@ class ProcessGroups:
             for pair in _transfers(program):
                 if pair not in self.directed:
                     self.directed[pair] = dist.new_group(sorted(pair))
+            for channel, ranks in _channels(program).items():
+                if channel not in self.channels:
+                    self.channels[channel] = dist.new_group(list(ranks))
+                    if dist.get_rank() in ranks:
+                        # NCCL joins a communicator at its first call, and not every rank has a message in every exchange
+                        here = torch.device("cuda", torch.cuda.current_device())
+                        dist.all_reduce(torch.zeros(1, device=here), group=self.channels[channel])
 
     def of(self, group: Group) -> dist.ProcessGroup:
         return self.made[tuple(sorted(group))]
@@ -58,6 +69,10 @@ class ProcessGroups:
     def between(self, source: int, target: int) -> dist.ProcessGroup | None:
         """The group that carries messages this way; None is the world."""
         return self.directed.get((source, target))
+
+    def channel(self, channel: Channel) -> dist.ProcessGroup | None:
+        """The group that carries the exchanges from these ranks to those; None is the world."""
+        return self.channels.get(channel)
 
     def device_mesh(self, mesh: Mesh, device_type: str) -> DeviceMesh:
         """The space axes of a mesh that this rank is in, as torch's DeviceMesh; axes of size 1 stay, in groups of one."""
@@ -95,3 +110,13 @@ def _transfers(program: Program) -> tuple[tuple[int, int], ...]:
             for pair in zip(lane.devices, program.lane(name).devices, strict=True):
                 pairs.setdefault(pair)
     return tuple(pairs)
+
+
+def _channels(program: Program) -> dict[Channel, Group]:
+    """The ranks of each channel that a program's exchanges use, in an order that all ranks share."""
+    found: dict[Channel, Group] = {}
+    if any(isinstance(step, Exchange) for lane in program.lanes for step in lane.steps):
+        for meeting in exchange_meetings(program).values():
+            channel = channel_of(meeting)
+            found.setdefault(channel, tuple(sorted({*channel[0], *channel[1]})))
+    return found

@@ -1,9 +1,11 @@
 """Where parameters and buffers live: as the training program reads them, in DTensors.
 
-A tensor's *homes* are the lanes that read it: one, or for a tied weight every stage that uses it; the first is its *owner*, which
-speaks for it where it must count once. What no operator reads (a pooler that the loss does not see) lives replicated on the first
-lane. On a lane the piece of each device follows from the layout, and the same is said to torch as placements on a `DeviceMesh`
-of the lane, so that optimizers, norms and checkpoints see the whole tensor.
+A tensor's *homes* are the lanes that read it. Lanes that hold it under one layout hold it together, as one DTensor over the mesh of
+that layout: an embedding split over all devices is one tensor, though the devices run several lanes. A tied weight of two stages
+with meshes of their own has a home on each; the first is its *owner*, which speaks for it where it must count once. What no
+operator reads (a pooler that the loss does not see) lives replicated on the first mesh of the first lane. The piece of each
+device follows from the layout, and the same is said to torch as placements on a `DeviceMesh`, so that optimizers, norms and
+checkpoints see the whole tensor.
 
 A digit that is not the major one of its dim (a fused query, key and value weight split inside each of its three parts) is a
 `_StridedShard`. `torch.distributed.checkpoint` has no such chunks: `plain` is the same tensor in blocks, for saving.
@@ -66,13 +68,13 @@ class Homes:
     """Every tensor of the model by path, its owner first."""
 
     of: Mapping[str, tuple[Home, ...]]
-    program: Program
 
     def here(self, path: str, lane: Lane) -> Home | None:
         return next((home for home in self.of[path] if home.lane == lane.name), None)
 
-    def owner(self, path: str) -> Lane:
-        return self.program.lane(self.of[path][0].lane)
+    def owners(self, path: str) -> tuple[int, ...]:
+        """The devices that hold the owner's tensor together."""
+        return self.of[path][0].layout.mesh.devices
 
     def speaks(self, path: str, device: int) -> bool:
         """Whether this device is the one among its replicas that counts."""
@@ -91,11 +93,13 @@ def homes_of(program: Program, slots: tuple[Slot, ...], shapes: Mapping[str, tup
         for item in lane.inputs:
             if item.role in (Role.PARAM, Role.BUFFER) and item.path in found:  # else a constant of the model's code
                 found[item.path].append(Home(lane.name, item.buffer.layout))
-    first = program.lanes[0]
-    mesh = next(iter(first.buffers().values())).layout.mesh
+    mesh = next(iter(program.lanes[0].buffers().values())).layout.mesh
+    unread = [lane.name for lane in program.lanes if set(lane.devices) <= set(mesh.devices)]
     return Homes(
-        {path: tuple(homes) or (Home(first.name, Layout(mesh, shapes[path])),) for path, homes in found.items()},
-        program,
+        {
+            path: tuple(homes) or tuple(Home(name, Layout(mesh, shapes[path])) for name in unread)
+            for path, homes in found.items()
+        },
     )
 
 

@@ -69,15 +69,9 @@ def random_decisions(graph: Graph, rng: random.Random, *, devices: int = 8) -> D
 
 def _without_time(plan: Plan) -> Plan:
     once = Mesh.make({axis.name: axis.size for axis in plan.mesh.space}, {axis.name: 1 for axis in plan.mesh.time})
-    moved = {old: once.at(**_coordinates(plan.mesh, old)) for old in plan.stages} if plan.places else {}
-    bare = replace(plan, mesh=once, places=tuple((name, moved[mesh]) for name, mesh in plan.places), pattern=None)
+    parts = tuple(Mesh((*part.space, *once.time), part.devices) for part in plan.parts)
+    bare = replace(plan, mesh=once, parts=parts, pattern=None)
     return order(bare, one_forward_one_backward(len(bare.stages), 1)) if bare.places else bare
-
-
-def _coordinates(mesh: Mesh, part: Mesh) -> dict[str, int]:
-    kept = {axis.name for axis in part.space}
-    point = mesh.coordinate(part.devices[0])
-    return {axis.name: at for axis, at in zip(mesh.space, point, strict=True) if axis.name not in kept}
 
 
 def _random_plan(graph: Graph, rng: random.Random, devices: int) -> Plan:
