@@ -77,6 +77,13 @@ def fresh(plan: str) -> sennit.ParallelModule:
     return model
 
 
+def train_shared(rank: int, plan: str) -> tuple[Record, list[str], str]:
+    """Three steps of the shared model."""
+    model = fresh(plan)
+    record = train_parallel(model, batches(), adamw(model))
+    return record, [name for name, _ in model.named_parameters()], model.source()
+
+
 def accumulate(rank: int, plan: str) -> dict[str, Tensor]:
     """Two halves of the loss, with a `zero_grad` of both kinds before."""
     model = fresh(plan)

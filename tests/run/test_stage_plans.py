@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import parallelize_models as models
 import parallelize_work as work
 import pytest
 import torch
@@ -26,7 +27,7 @@ def reference() -> Record:
 @pytest.mark.parametrize("plan", STAGE_PLANS)
 def test_three_steps(plan: str, four: GlooRanks) -> None:
     """Losses, norms, gradients and parameters of three steps with clipping equal those of the unsplit model."""
-    answers = four.call(work.train_gpt, plan, "adamw")
+    answers = four.call(work.train_shared, plan)
     for record, _, _ in answers:
         assert record.difference(reference()) <= ROUNDING
     first = answers[0][0]
@@ -73,3 +74,10 @@ def test_memory(four: GlooRanks) -> None:
     for _, predicted, measured, parameters in four.call(work.memory, "interlaced"):
         assert parameters > 0
         assert 0.7 * predicted <= measured <= 1.3 * predicted
+
+
+@pytest.mark.parametrize("mesh", ["pp=2;mb=2", "dp=2;mb=2"])
+def test_results_of_micro_batches_come_whole(mesh: str, two: GlooRanks) -> None:
+    expected = models.two_losses()(models.batch())["prediction"]
+    for found in two.call(models.results_of_microbatches, mesh):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
