@@ -93,6 +93,20 @@ class KernelSet:
         repeating = frozenset((self.members[number], again) for number, again in self.again.items())
         return Grouping(groups | {kernel for kernel, _ in repeating}, repeating)
 
+    def kernel(self, place: int) -> tuple[Numbers, Numbers]:
+        """The kernel of an operator, and what it repeats."""
+        number = self.home[place]
+        return self.members[number], self.again.get(number, _NONE)
+
+    def union(self, first: int, second: int) -> tuple[Numbers, Numbers] | None:
+        """What the kernels of two operators would be as one; None where its operators may not be one kernel. Whether the order allows it is for `fuse` to say."""
+        (one, once), (other, twice) = self.kernel(first), self.kernel(second)
+        union = one | other
+        again = (once | twice) - union
+        if len(again) > self.limits.repeats or not is_legal(self.model, union, self.limits):
+            return None
+        return union, again
+
     # ---- moves -----------------------------------------------------------------------------------------------------------
 
     def fuse(self, first: int, second: int) -> bool:
@@ -102,18 +116,15 @@ class KernelSet:
             return False
         if self.place_in_line[one] > self.place_in_line[other]:
             one, other = other, one
-        union = self.members[one] | self.members[other]
-        again = (self.again.get(one, _NONE) | self.again.get(other, _NONE)) - union
-        if len(again) > self.limits.repeats or not is_legal(self.model, union, self.limits):
-            return False
-        behind = self._reached(one, other)
-        if behind is None:
+        found = self.union(first, second)
+        behind = self._reached(one, other) if found is not None else None
+        if found is None or behind is None:
             return False
         start, end = self.place_in_line[one], self.place_in_line[other]
         between = self.line[start + 1 : end]
         self._remove(one)
         self._remove(other)
-        number = self._add(union, again)
+        number = self._add(*found)
         self.line[start : end + 1] = [
             *(kernel for kernel in between if kernel not in behind),
             number,

@@ -161,6 +161,10 @@ class StepModel:
         """Of kernels with what they repeat, one after another."""
         return sum(item.seconds for item in self._estimates(list(kernels)))
 
+    def is_known(self, kernel: tuple[Numbers, Numbers]) -> bool:
+        """Whether its time was asked before, so that it is at hand."""
+        return kernel in self._costs
+
     def forget(self) -> None:
         """Ask the costs again: something was measured since."""
         self._costs.clear()

@@ -2,7 +2,7 @@
 
     1. seeds: no fusion, fusion wherever it is legal, fusion wherever one kernel is estimated to take less than two; each with the best of several bucketings
     2. take the candidate with the least step time from a queue; apply up to `beta` random moves to it, some times over
-    3. after every change of operators, time the step with the buckets that it had; where that is promising, solve the buckets again for the new arrival times
+    3. after every change of operators, time the step with the buckets that it had; where that is a gain, solve the buckets again for the new arrival times
     4. keep what takes at most `alpha` times the best; stop when the queue is empty, after `patience` tries without gain, at the deadline, or when told
     5. refine the buckets of the best (`bucket_search.py`)
 
@@ -12,7 +12,7 @@ hash of their kernels, so none is tried twice.
 
 Everything is drawn from one seed: a search that ends by `patience` gives the same strategy again. Whenever it is stopped, it reports the best so far.
 
-**Report.** The step time, the bounds (`full_overlap`, and `tight` for one step), and the gap to them. With `keep`, the next best too: `measured_best` asks a measurement to choose among them.
+**Report.** The step time, the bounds (`full_overlap`, `tight` for waits in the same step, `structural` for these kernels with any buckets), and the gap. With `keep`, the next best too: `measured_best` asks a measurement to choose among them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from sennit.fuse.bounds import structural
 from sennit.fuse.bucket_search import Buckets, judged, refine_buckets, solve_buckets, solved, with_algorithms
 from sennit.fuse.clock import full_overlap, tight
 from sennit.fuse.kernel_set import KernelSet
@@ -42,14 +43,15 @@ class Found:
     seconds: float
     full_overlap: float
     tight: float
+    structural: float
     tried: int
     timed: int = 0
     others: tuple[tuple[Strategy, float], ...] = ()
 
     @property
     def gap(self) -> float:
-        """Over the bound that no step can beat."""
-        return self.seconds / self.full_overlap
+        """Over the bound that no buckets can beat, whatever they wait for and whenever they travel."""
+        return self.seconds / self.structural
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,6 @@ class _Candidate:
 
 Progress = Callable[[int, float], None]
 _NONE: Numbers = frozenset()
-_CLOSE = 1.001  # a candidate this close to the best gets buckets of its own
 
 
 def search(
@@ -160,7 +161,7 @@ class _Search:
         self.timed += 1
         ordered = self._ordered(kernels.grouping())
         buckets, seconds = ((), float("inf")) if parent is None else (parent.buckets, judged(ordered, parent.buckets))
-        if parent is None or seconds < _CLOSE * self.best[0].seconds:
+        if parent is None or seconds < self.best[0].seconds * (1 - 1e-6):
             found, length = solved(ordered, options)
             if length < seconds:
                 buckets, seconds = found, length
@@ -203,4 +204,6 @@ class _Search:
         if self.options.algorithms:
             buckets = with_algorithms(self.model, buckets)
         strategy = self.model.strategy(name, grouping, buckets)
-        return Found(strategy, seconds, full_overlap(timing), tight(timing), self.tried, self.timed)
+        return Found(
+            strategy, seconds, full_overlap(timing), tight(timing), structural(ordered), self.tried, self.timed
+        )
