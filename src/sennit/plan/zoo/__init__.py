@@ -6,5 +6,16 @@ from sennit.plan.zoo.pieces import co_shard
 from sennit.plan.zoo.sequence import context_parallel
 from sennit.plan.zoo.stages import pipeline
 from sennit.plan.zoo.tensor import tensor_parallel
+from sennit.plan.zoo.zero import kept_whole, sharded, zero
 
-__all__ = ["co_shard", "context_parallel", "data_parallel", "expert_parallel", "pipeline", "tensor_parallel"]
+__all__ = [
+    "co_shard",
+    "context_parallel",
+    "data_parallel",
+    "expert_parallel",
+    "kept_whole",
+    "pipeline",
+    "sharded",
+    "tensor_parallel",
+    "zero",
+]
