@@ -7,6 +7,7 @@ from exchange_programs import chain, chain_state, interlaced, interlaced_state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sennit.ir.program import Program
 from sennit.ir.program_check import check_program
 from sennit.ir.program_numpy import run_program
 from sennit.run import LocalRanks, emit_lane, run_in_process
@@ -53,3 +54,25 @@ def test_the_source_is_readable() -> None:
     assert "rank.exchange('u at mb=1', u1)" in first
     # what is taken is waited for where it is first read, not where it is started
     assert first.index("y0 = rank.exchange('y at mb=0')") < first.index("u1 = aten.mm") < first.index("y0 = y0.wait()")
+
+
+def test_a_lane_may_hold_two_pieces_of_one_input() -> None:
+    """Two stages on the same devices in opposite order, as in Chimera: device 0 has the first half of the batch of one and the
+    second half of that of the other."""
+    text = """
+    program "both ways" {
+      mesh s0 = dp=2@0-1
+      mesh s1 = dp=2@1,0
+      lane both on 0-1 {
+        input %x0 : f64[4{dp},3] of %x on s0 "x"
+        input %x1 : f64[4{dp},3] of %x on s1 "x"
+        exchange "there" %y0 : f64[4{dp},3] of %x on s1 = %x0 among both
+        forward %z : f64[4{dp},3] of %z on s1 = aten.add.Tensor(%x1, %y0)
+        result "z" %z
+      }
+    }"""
+    program = Program.parse(text)
+    check_program(program)
+    assert "x1 = inputs['x as x1']" in emit_lane(program, program.lanes[0])
+    x = torch.arange(12.0, dtype=torch.float64).reshape(4, 3)
+    assert torch.equal(run_in_process(program, {"x": x}, timeout=30)["z"], 2 * x)

@@ -32,6 +32,7 @@ from sennit.ir.mesh import Mesh, print_ranges
 from sennit.ir.operators import is_local_form, is_local_move, is_view
 from sennit.ir.program import Buffer, Collective, Compute, Exchange, Free, Lane, Program, Receive, Send, Step, reads
 from sennit.run.local_forms import emit_form
+from sennit.run.pieces import input_keys
 from sennit.run.rank import meshes_of
 
 __all__ = ["emit_lane", "inner_size"]
@@ -84,12 +85,14 @@ class _Emitter:
             self.lines += ["", "    # this rank on each mesh"]
             for number, (mesh, name) in enumerate(self.places.items()):
                 self._line(f"{name} = rank.on({number})", str(mesh))
+        keys = input_keys(lane)
         for role in Role:
             items = [item for item in lane.inputs if item.role is role]
             if items:
                 self.lines += ["", f"    # {_ROLES[role]}"]
             for item in items:
-                self._line(f"{self._variable(item.buffer.name)} = inputs[{item.path!r}]", _type(item.buffer))
+                key = keys[item.buffer.name]
+                self._line(f"{self._variable(item.buffer.name)} = inputs[{key!r}]", _type(item.buffer))
         dead: list[str] = []  # freed one after another: one line
         for step in lane.steps:
             if isinstance(step, Free):

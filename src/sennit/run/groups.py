@@ -2,7 +2,8 @@
 
 `torch.distributed.new_group` must be called by all ranks of the world, in one order. So groups are asked for by lists that all
 ranks compute alike (from the program, which they share), before anything runs. A group of torch numbers its members by
-ascending rank; a group of a program by their coordinates on a mesh. `ProcessGroups.order` translates.
+ascending rank; a group of a program by their coordinates on a mesh. `run/distributed.py` translates. A DeviceMesh cannot: where
+its ranks do not ascend along an axis, it gets groups in its own order.
 
 **Transfers.** On NCCL the messages of one communicator run on one stream, in the order in which they were posted. Two stages that
 send to each other would wait for each other there, each with its receive behind its send. So each direction between two ranks gets a
@@ -12,6 +13,7 @@ rule of `ir/program_exchange.py`). Gloo and our own backend match messages by th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from math import prod
 
@@ -19,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from sennit.errors import RunError
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Exchange, Program, Send
 from sennit.ir.program_exchange import exchange_meetings
@@ -35,6 +38,7 @@ class ProcessGroups:
         self.made: dict[Group, dist.ProcessGroup] = {}
         self.directed: dict[tuple[int, int], dist.ProcessGroup] = {}
         self.channels: dict[Channel, dist.ProcessGroup] = {}
+        self.ordered: dict[Group, dist.ProcessGroup] = {}  # those whose members do not ascend
         self.meshes: dict[tuple[Mesh, str], DeviceMesh] = {}
 
     def make(self, groups: Iterable[Group]) -> None:
@@ -47,6 +51,23 @@ class ProcessGroups:
                 made = world if ranks == everyone else dist.new_group(list(ranks))
                 assert made is not None  # torch gives None only where there is no world
                 self.made[ranks] = made
+
+    def make_mesh(self, mesh: Mesh) -> None:
+        """What a DeviceMesh of this mesh needs."""
+        groups = spread(mesh.in_space())
+        self.make(group for group in groups if list(group) == sorted(group))
+        for group in groups:
+            if list(group) != sorted(group) and group not in self.ordered:
+                if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
+                    raise RunError(
+                        f"a tensor is split over ranks {list(group)} in this order, and torch {torch.__version__} has groups in "
+                        "ascending order only",
+                        where=f"mesh {mesh}",
+                        fix="list the devices of the stage in ascending order, or use torch 2.13",
+                    )
+                made = dist.new_group(list(group), sort_ranks=False)
+                assert made is not None  # as in `make`
+                self.ordered[group] = made
 
     def make_for(self, program: Program) -> None:
         """What a program's collectives and transfers need."""
@@ -82,7 +103,8 @@ class ProcessGroups:
             rank = dist.get_rank()
             names = mesh.names or ("device",)
             shape = [axis.size for axis in mesh.axes] or [1]
-            groups = [self.of(mesh.group(rank, (axis,))) for axis in mesh.names] or [self.of((rank,))]
+            lines = [mesh.group(rank, (axis,)) for axis in mesh.names] or [(rank,)]
+            groups = [self.ordered.get(line) or self.of(line) for line in lines]
             ranks = torch.tensor(mesh.devices, dtype=torch.int).reshape(shape)
             self.meshes[key] = DeviceMesh.from_group(
                 groups if len(groups) > 1 else groups[0], device_type, ranks, mesh_dim_names=names
