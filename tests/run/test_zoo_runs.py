@@ -20,7 +20,7 @@ ROUNDING = 1e-12
     importlib.util.find_spec("transformers") is None, reason="needs transformers: pip install sennit[hf]"
 )
 @pytest.mark.filterwarnings("default")  # those of the libraries
-@pytest.mark.parametrize(("name", "how"), [("gpt2", "co-shard"), ("gpt2", "context"), ("mixtral batch", "experts")])
+@pytest.mark.parametrize(("name", "how"), [("gpt2", "co-shard"), ("mixtral batch", "experts")])
 def test_three_steps_of_families(name: str, how: str, two: GlooRanks) -> None:
     reference = family_reference(name)
     for run in two.call(family_run, name, how):
@@ -33,7 +33,7 @@ def reference() -> Record:
     return train_eager(model, batches(), adamw(model))
 
 
-@pytest.mark.parametrize("plan", ["ZeRO-1", "ZeRO-3", "pipeline, ZeRO-2", "tensor, ZeRO-3"])
+@pytest.mark.parametrize("plan", ["ZeRO-1", "pipeline, ZeRO-2", "tensor, ZeRO-3"])
 def test_three_steps_with_adamw(plan: str, four: GlooRanks) -> None:
     for record in four.call(work.train, plan):
         assert record.difference(reference()) <= ROUNDING
