@@ -328,7 +328,7 @@ def study(subject: Subject, pool: Pool, arguments: Any, deadline: float) -> None
     greedy = model.strategy("greedy", fused_greedily(model, Limits()), ())
     none = model.strategy("none", Grouping(), ())
     options = SearchOptions(seconds=arguments.search_seconds, tensors=False, across_steps=False, patience=100_000)
-    whole = pool.run([subject.whole()], deadline) if arguments.prepare else {}
+    pool.jobs.put(subject.whole())  # into the cache, while the search goes on
     known: set[str] = set()
     found = search(model, options, name="search")
     print(f"  by the estimator: {1e3 * found.seconds:.3f} ms, {found.tried} candidates", flush=True)
@@ -376,10 +376,7 @@ def study(subject: Subject, pool: Pool, arguments: Any, deadline: float) -> None
     module, reads, writes = kernel_module(job.kernel, job.written)
     call = compile_kernel(placed(module, subject.device), [subject.inputs[name] for name in reads])
     variants["Inductor"] = with_ends([(call, reads, writes)], {output.name for output in graph.outputs})
-    print(
-        f"  compiled in {time.monotonic() - start:.0f} s {'' if whole or not arguments.prepare else '(Inductor anew)'}",
-        flush=True,
-    )
+    print(f"  compiled in {time.monotonic() - start:.0f} s", flush=True)
     times, off = replayed(subject, variants, arguments.replays)
     best = times["Inductor"]
     for name, seconds in times.items():
@@ -395,14 +392,13 @@ def main() -> None:
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--only", nargs="+", default=["llama bfloat16", "gpt2 bfloat16", "vit bfloat16"])
     parser.add_argument("--seconds", type=float, default=230.0, help="no further graph is begun after this")
-    parser.add_argument("--search-seconds", type=float, default=12.0)
-    parser.add_argument("--measure-seconds", type=float, default=40.0)
+    parser.add_argument("--search-seconds", type=float, default=6.0)
+    parser.add_argument("--measure-seconds", type=float, default=30.0)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--replays", type=int, default=30)
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--cluster", default="h200x8", help="the cluster description whose device this is")
-    parser.add_argument("--prepare", action="store_true", help="compile Inductor's variant in a worker first")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.seconds
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,6 @@ as `loss`, with the keyword arguments of one call. Weights are random. Those wit
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from sennit.demo.gpt import GPT, GPTConfig
 from sennit.errors import CaptureError
+from sennit.testing.families_torch import families, transformers_module
 
 __all__ = ["Entry", "Module", "Sizes", "accept", "cast", "catalogue", "named_model"]
 
@@ -61,8 +61,6 @@ def named_model(name: str, sizes: Sizes, *, memory: bool = True) -> Built:
     """A model of the catalogue, of the test suite (`family.NAME`), or of a folder (`hf.FOLDER`); without `memory` on the meta device."""
     with torch.device("cpu" if memory else "meta"):
         if name.startswith("family."):
-            from sennit.testing.families_torch import families
-
             found = families()
             if (family := found.get(name.removeprefix("family."))) is None:
                 raise CaptureError(f"there is no family {name!r}", fix=f"use one of {', '.join(found)}")
@@ -171,7 +169,7 @@ def _rnnlm(sizes: Sizes) -> Built:
 
 def _transformers() -> Any:
     try:
-        return importlib.import_module("transformers")
+        return transformers_module()
     except ImportError as error:
         raise CaptureError("this model needs the package transformers", fix='pip install "sennit[hf]"') from error
 

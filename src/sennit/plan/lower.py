@@ -425,7 +425,8 @@ class _LaneBuilder:
         self.progress += 1
 
     def _among(self, site: int, to: int) -> tuple[str, ...]:
-        lanes = sorted({*self.index.sites[site], *self.index.sites[to]})
+        # givers first: exchanges from other lanes get a stream of their own, so that takers need not agree on their order
+        lanes = dict.fromkeys((*self.index.sites[site], *self.index.sites[to]))
         return tuple(self.index.lane_names[lane] for lane in lanes)
 
     def _receive(self, letter: _Letter) -> None:

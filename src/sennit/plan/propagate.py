@@ -36,8 +36,9 @@ since it is reduced before it leaves.
 **Homes of parameters.** A plan may cut a parameter where it lives (ZeRO) without saying anything of its readers: views and casts follow the
 cut, and any other reader gets the whole.
 
-**Stages.** Operators placed by the plan stay; a backward operator goes with its forward one; a sum of gradients goes to the
-least stage of its terms; anything else to the greatest stage that it reads from, or the least that reads it.
+**Stages.** Operators placed by the plan stay; a backward operator goes with its forward one, or to the least stage that it has gradients
+from, if that is less; a sum of gradients goes to the least stage of its terms; anything else to the greatest stage that it reads from, or the
+least that reads it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from sennit.plan.plan import Plan
 from sennit.plan.propagate_axis import AxisPass
 from sennit.plan.propagate_index import Entries, Moment, PlanIndex
 
-__all__ = ["Decisions", "Entries", "Moment", "propagate"]
+__all__ = ["Decisions", "Entries", "Moment", "propagate", "stages_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Decisions:
 def propagate(plan: Plan, sources: Sequence[Source] = ()) -> Decisions:
     """Decide what the plan leaves open. `sources` give rules for operators that neither users nor our table know."""
     graph = plan.graph
-    stage = _stages(plan)
+    stage = stages_of(plan)
     index = PlanIndex(plan, RuleBook(graph.types(), sources), stage)
     strategies: dict[str, dict[str, Strategy]] = {op.name: {} for op in graph.ops}
     values: dict[str, dict[str, Entry | None]] = {value.name: {} for op in graph.ops for value in op.results}
@@ -106,7 +107,8 @@ def _by_freedom(plan: Plan) -> list[Axis]:
 # ---- stages ----------------------------------------------------------------------------------------------------------
 
 
-def _stages(plan: Plan) -> dict[str, int]:
+def stages_of(plan: Plan) -> dict[str, int]:
+    """The stage of every operator: where the plan placed it, or as the rules above say."""
     placed = dict(plan.places)
     graph = plan.graph
     if len(plan.stages) == 1:
@@ -124,13 +126,17 @@ def _stages(plan: Plan) -> dict[str, int]:
             by_seq[op.seq] = max(by_seq.get(op.seq, 0), stage[op.name])
     for op in graph.ops:
         if op.phase is Phase.BACKWARD:
-            terms = [stage[producers[name].name] for name in op.reads if name in producers]
+            above = [producers[name] for name in op.reads if name in producers]
+            # gradients flow from late stages to early ones: nothing waits for the gradients of a stage before its own
+            latest = min((stage[maker.name] for maker in above if maker.phase is Phase.BACKWARD), default=None)
             if op.name in placed:
                 stage[op.name] = placed[op.name]
-            elif op.seq is None:
-                stage[op.name] = min(terms, default=0)
-            else:
-                stage[op.name] = by_seq.get(op.seq, max(terms, default=0))
+                continue
+            home = by_seq.get(op.seq) if op.seq is not None else None
+            if home is None:
+                terms = [stage[maker.name] for maker in above]
+                home = (min if op.seq is None else max)(terms, default=0)
+            stage[op.name] = home if latest is None else min(home, latest)
     return stage
 
 

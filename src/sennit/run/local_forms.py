@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sennit.ir.graph import Arg, refs
 from sennit.ir.program import Buffer, Compute
+from sennit.ir.random_numpy import Steps
 from sennit.run.random import uniform
 
 __all__ = ["Indices", "LocalForms", "emit_form"]
@@ -108,13 +109,23 @@ class LocalForms:
         return (places.all(self.torch_device) * step + start).to(dtype)
 
     def uniform(
-        self, seed: Tensor, number: int, shape: Sequence[int], dtype: torch.dtype, *, places: Sequence[Indices]
+        self,
+        seed: Tensor,
+        number: int,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        steps: Steps | None = None,
+        first: int = 0,
+        *,
+        places: Sequence[Indices],
     ) -> Tensor:
         return uniform(
             seed,
             number,
             shape,
             dtype,
+            steps,
+            first,
             indices=[part.all(self.torch_device) for part in places],
             device=self.torch_device,
         )

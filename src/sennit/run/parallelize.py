@@ -72,7 +72,7 @@ def parallelize(
     - `sample`: the arguments of one call, for the whole batch: a tuple (positional), a dict (keywords), a tensor, or a `Sample`.
     - `plan`: a function from a graph and a mesh to a plan: of `sennit.plan.zoo`, or one's own.
     - `mesh`: the ranks as a mesh (`"dp=2,tp=2;mb=4"`: a time axis is micro-batches). Left out: all ranks along the axis of a plan
-      of the zoo (`dp`, `tp`, `pp` with twice as many micro-batches), or along `dp`.
+      of the zoo (`dp`, `tp`, `cp`, `ep`, `pp` with twice as many micro-batches), or along `dp`.
     - `inputs`: each call gets the whole batch on every rank, and each rank takes its part; or `"local"`: only this rank's part.
     - `results`: what a training call returns beside the losses (`["logits"]`); the rest is None there. Evaluation returns all.
     - `losses`: which of several losses are differentiated; all where left out.
@@ -125,6 +125,10 @@ def _mesh(plan: Planner, mesh: Mesh | str | None) -> Mesh:
         inner = inner.func
     if inner is zoo.tensor_parallel:
         return Mesh.make({"tp": ranks})
+    if inner is zoo.context_parallel:
+        return Mesh.make({"cp": ranks})
+    if inner is zoo.expert_parallel:
+        return Mesh.make({"ep": ranks})
     if inner is zoo.pipeline:
         return Mesh.make({"pp": ranks}, {"mb": 2 * ranks})
     return Mesh.make({"dp": ranks})

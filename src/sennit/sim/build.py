@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from sennit.sim.lane import Job, LaneCode, compile_lane
 from sennit.sim.local import LocalTypes, Machine, StepCosts, Types
 from sennit.sim.optimizer import Optimizer
 from sennit.sim.transfers import Bundle, Party, Transfers, alike
+from sennit.sim.turns import Turn
 from sennit.sim.what_if import machines_of
 
 __all__ = ["Actor", "Built", "build"]
@@ -129,8 +131,9 @@ class _Builder:
         self.costs = costs
         self.types = [self.local.of(actor.code, actor.devices[0]) for actor in actors]
         self.lanes = {actor.code.lane.name: actor.code.lane for actor in actors}
-        uses_cores = cluster.host is not None and cluster.host.transfers_use_cores
-        self.transfer_workers = self._workers if uses_cores else _nobody
+        host = cluster.host
+        self.transfer_workers = self._transfer_workers if host is not None and host.transfers_use_cores else _nobody
+        self.take_turns = host is not None and host.take_turns
 
     # ---- folding -------------------------------------------------------------------------------------------------------
 
@@ -196,6 +199,8 @@ class _Builder:
         for actor, row in zip(self.actors, task_of, strict=True):
             self.tasks.before += row[actor.code.waits_before].tolist()
             self.tasks.after += row[actor.code.waits_after].tolist()
+        if self.take_turns:
+            self._set_turns(task_of)
         return Built(
             tuple(self.actors),
             self.tasks,
@@ -206,6 +211,23 @@ class _Builder:
             self.costs,
             self.machines,
         )
+
+    def _set_turns(self, task_of: list[NDArray[np.int64]]) -> None:
+        """Of the transfers between ranks: which can hold each other up."""
+        connections: dict[tuple[int, int], int] = {}
+        for task, members in self.joint.items():
+            (sender, sent), (receiver, received) = members[0], members[-1]
+            code = self.actors[receiver].code
+            if not isinstance(code.jobs[received].step, Receive) or not self.tasks.load[task]:
+                continue
+            ends = (min(sender, receiver), max(sender, receiver))
+            self.tasks.turns[task] = Turn(
+                connections.setdefault(ends, len(connections)),
+                sender < receiver,
+                tuple(task_of[receiver][list(code.jobs[received].waits)].tolist()),
+                sent,
+                received,
+            )
 
     def _check_partners(self) -> None:
         for task in self.lacking:
@@ -307,6 +329,13 @@ class _Builder:
             node = self.cluster.node_of(device)
             counts[node] = counts.get(node, 0) + 1
         return tuple(counts.items())
+
+    def _transfer_workers(self, devices: Sequence[int]) -> Workers:
+        """What a transfer keeps busy, in parts of a core that add up exactly."""
+        assert self.cluster.host is not None
+        figure = self.cluster.host.transfer_cores
+        part = ceil(min(1.0, figure.value) * 1024) / 1024 if figure is not None else 1
+        return tuple([(node, number * part) for node, number in self._workers(devices)])
 
     # ---- transfers -----------------------------------------------------------------------------------------------------
 
