@@ -1,0 +1,182 @@
+"""A strategy for the machine at hand: measured, searched for, and the best few tried.
+
+    1. measure every operator of the step, the group's collectives alone and beside computing, and the optimizer's update
+    2. search by the clock, with several bucket sizes: some of the strategies that come out wait across steps, some do not
+    3. run them for some steps each, in turns; after every turn the slower half goes; the least median of the slowest rank wins
+
+The clock knows what it was told. What it was not told decides between strategies that it puts close together: how the threads of the network share a core with the model's, what else runs on
+the machine. So the last word has the real step. A trial computes and communicates and updates nothing: parameters, buffers, gradients and the generator's state are as before when it ends.
+
+The first rank searches; all ranks try the same strategies and agree on the winner, since their times are compared as the slowest rank's.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sennit.fuse.buckets import by_size
+from sennit.fuse.model import Grouping, StepModel
+from sennit.fuse.profile_torch import measure_channel, measure_operators
+from sennit.fuse.search import SearchOptions, search, solve_buckets
+from sennit.ir.graph import Graph
+from sennit.ir.strategy import Bucket, Part, Strategy
+
+if TYPE_CHECKING:
+    from sennit.fuse.data_parallel_torch import DataParallel
+
+__all__ = ["Trial", "Tuning", "tune"]
+
+_MEBI = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How long to look: `turns` of `steps` steps for each strategy, of which `sizes` (bytes of a bucket) gives two each. With no turns the clock's word is taken."""
+
+    turns: int = 4
+    steps: int = 3
+    sizes: tuple[int, ...] = (_MEBI, 2 * _MEBI, 4 * _MEBI, 8 * _MEBI)
+    sample_bytes: int = 16 * _MEBI  # parameters whose update is timed, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A strategy with its simulated and its measured seconds a step (0 where it was not run)."""
+
+    strategy: Strategy
+    simulated: float
+    measured: float = 0.0
+
+
+def tune(
+    owner: DataParallel, inputs: Mapping[str, Tensor], *, across_steps: bool, tuning: Tuning | None
+) -> tuple[Trial, ...]:
+    """What was tried, the best first. The same on every rank."""
+    tuning = tuning or Tuning()
+    with _untouched(owner):
+        model = measured_model(owner, inputs, tuning)
+        found: list[Any] = [None]
+        if owner.group.rank() == 0:
+            found = [[(str(item.strategy), item.simulated) for item in candidates(model, across_steps, tuning)]]
+        dist.broadcast_object_list(found, dist.get_global_rank(owner.group, 0), group=owner.group)
+        trials = [Trial(Strategy.parse(text), simulated) for text, simulated in found[0]]
+        return tuple(_run(owner, inputs, trials, tuning)) if tuning.turns else tuple(trials)
+
+
+def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tuning) -> StepModel:
+    """The step as the clock sees it, on this machine and this group."""
+    graph: Graph = owner.graph
+    cost = measure_operators(graph, owner.module, {**inputs, **owner.constants})
+    channel = measure_channel(owner.group, device=owner.device)
+    update = _update_per_byte(owner.optimizer, tuning.sample_bytes) if owner.optimizer is not None else 0.0
+    return StepModel(graph, cost, replace(channel, update_per_byte=update))
+
+
+def candidates(model: StepModel, across_steps: bool, tuning: Tuning) -> list[Trial]:
+    """Strategies worth trying, with their simulated times, the best by the clock first."""
+    order = model.order(Grouping())
+    assert order is not None
+    seconds = model.kernel_seconds(order, Grouping())
+    found: dict[tuple[Bucket, ...], str] = {}
+    for across in (True, False) if across_steps else (False,):
+        where = "across steps" if across else "in the step"
+        best = search(model, SearchOptions(operators=False, across_steps=across), name=where)
+        found.setdefault(best.strategy.buckets, f"searched, {where}")
+        for size in tuning.sizes:
+            buckets, _ = solve_buckets(model, order, seconds, SearchOptions(across_steps=across, sizes=(size,)))
+            found.setdefault(buckets, f"{size / _MEBI:g} MiB, {where}")
+    gradients = model.arrivals(order, seconds)
+    for size in tuning.sizes:
+        ends = by_size(gradients, size)
+        cut = zip([0, *ends[:-1]], ends, strict=True)
+        buckets = tuple(Bucket(tuple(Part(item.path) for item in gradients[start:end])) for start, end in cut)
+        found.setdefault(buckets, f"{size / _MEBI:g} MiB, as ready")
+    trials = [
+        Trial(model.strategy(name, Grouping(), buckets), model.step_time(Grouping(), buckets).seconds)
+        for buckets, name in found.items()
+    ]
+    return sorted(trials, key=lambda trial: trial.simulated)
+
+
+def _run(owner: DataParallel, inputs: Mapping[str, Tensor], trials: list[Trial], tuning: Tuning) -> list[Trial]:
+    """The trials with measured times, those that lasted longest first, the fastest of them first."""
+    times: dict[int, list[float]] = defaultdict(list)
+    left = list(range(len(trials)))
+    lasted: list[int] = []
+    for turn in range(tuning.turns):
+        for number in left:
+            times[number] += _steps(owner, inputs, trials[number].strategy, tuning.steps)
+        ranked = sorted(left, key=lambda number: median(times[number]))
+        keep = max(2, len(ranked) // 2) if turn + 1 < tuning.turns else len(ranked)
+        left, lasted = ranked[:keep], ranked[keep:] + lasted
+    return [replace(trials[number], measured=median(times[number])) for number in (*left, *lasted)]
+
+
+def _steps(owner: DataParallel, inputs: Mapping[str, Tensor], strategy: Strategy, count: int) -> list[float]:
+    """Seconds of steady steps, the slowest rank's. The first step only fills the pipeline."""
+    owner.use(strategy)
+    dist.barrier(owner.group)
+    spent: list[float] = []
+    for _ in range(count + 1):
+        start = time.perf_counter()
+        values = owner.run_forward(inputs)
+        for parameter in owner.trained.values():
+            parameter.grad = None  # no optimizer takes it
+        owner.run_backward(values, torch.ones((), device=owner.device))
+        spent.append(time.perf_counter() - start)
+    owner.flush()
+    for parameter in owner.trained.values():
+        parameter.grad = None
+    seconds = torch.tensor(spent[1:], dtype=torch.float64, device=owner.device)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX, group=owner.group)
+    found: list[float] = seconds.tolist()
+    return found
+
+
+@contextmanager
+def _untouched(owner: DataParallel) -> Iterator[None]:
+    """Gradients and the generators' states as before."""
+    held = [(parameter, parameter.grad) for parameter in owner.trained.values()]
+    devices = [owner.device] if owner.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.no_grad():
+        for parameter, _ in held:
+            parameter.grad = None
+        yield
+    for parameter, gradient in held:
+        parameter.grad = gradient
+
+
+def _update_per_byte(optimizer: torch.optim.Optimizer, most: int) -> float:
+    """Seconds of the optimizer's step per byte of parameters, timed on copies of some of them. Zero for optimizers that are not torch's own: what else they would touch is not known."""
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return 0.0
+    copied = copy.copy(optimizer)
+    copied.state = defaultdict(dict)
+    copied.param_groups, size = [], 0
+    for group in optimizer.param_groups:
+        some: list[Tensor] = []
+        for parameter in group["params"]:
+            if size < most and parameter.requires_grad:
+                some.append(parameter.detach().clone())
+                some[-1].grad = torch.zeros_like(parameter)
+                size += parameter.nbytes
+        copied.param_groups.append({**group, "params": some})
+    if size == 0:
+        return 0.0
+    spent: list[float] = []
+    for _ in range(4):
+        start = time.perf_counter()
+        type(optimizer).step(copied)
+        spent.append(time.perf_counter() - start)
+    return min(spent) / size
