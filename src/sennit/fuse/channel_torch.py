@@ -24,18 +24,19 @@ from sennit.ir.strategy import Bucket, Reduce
 __all__ = ["GradientChannel", "serial_group"]
 
 
-def serial_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
-    """A process group whose collectives run one after another, in the order in which they are issued."""
-    if dist.get_backend() == "gloo":
+def serial_group(ranks: Sequence[int] | None = None, device: torch.device | str = "cpu") -> dist.ProcessGroup:
+    """A process group whose collectives on the device run one after another, in the order in which they are issued."""
+    default = dist.group.WORLD
+    assert default is not None
+    theirs = default._get_backend(torch.device(device))
+    if isinstance(theirs, dist.ProcessGroupGloo):  # its threads would run two collectives at once
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._threads = 1
-        default = dist.group.WORLD
-        assert default is not None
         options._devices = [dist.ProcessGroupGloo.create_default_device()]
-        options._timeout = default._get_backend(torch.device("cpu")).options._timeout
-        group = dist.new_group(ranks, pg_options=options)
+        options._timeout = theirs.options._timeout
+        group = dist.new_group(ranks, backend="gloo", pg_options=options)
     else:
-        group = dist.new_group(ranks)  # a stream per group: in order already
+        group = dist.new_group(ranks)  # a stream or a thread per group: in order already
     assert isinstance(group, dist.ProcessGroup)
     return group
 

@@ -81,10 +81,10 @@ class DataParallel(nn.Module):
         self.module = model
         self.optimizer = optimizer
         self.broadcast_buffers = broadcast_buffers
-        self.group = group or serial_group()
+        self.device = device_of(model)
+        self.group = group or serial_group(device=self.device)
         # buffers travel beside the gradients: in one queue they would wait for all that are on their way
         self._buffer_group = dist.new_group() if broadcast_buffers and any(True for _ in model.buffers()) else None
-        self.device = device_of(model)
         self._broadcast((*model.parameters(), *model.buffers()), self.group)
         arguments, keywords = (sample, {}) if isinstance(sample, tuple) else ((), dict(sample))
         captured = capture_call(model, arguments, keywords)
@@ -188,6 +188,9 @@ class DataParallel(nn.Module):
     def _flush_before_reads(self) -> None:
         """What reads parameters or the optimizer's state from outside sees them complete."""
         self.module.register_state_dict_pre_hook(lambda *_: self.flush())  # type: ignore[no-untyped-call]
+        self.module.register_load_state_dict_pre_hook(
+            lambda *_: self.flush()
+        )  # else the updates would change what was loaded
         self.module.register_forward_pre_hook(lambda *_: self.flush())
         if self.optimizer is not None:
             self.optimizer.register_state_dict_pre_hook(lambda _: self.flush())

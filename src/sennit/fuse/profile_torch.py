@@ -1,7 +1,7 @@
 """Measuring a training step on the machine at hand: what each kernel takes, and what the process group's collectives take.
 
-**Kernels.** A step is run kernel by kernel, on real values, `rounds` times; a kernel's time is the least of its rounds. On a CPU that is wall-clock time of the thread,
-on a GPU the time between two events. `MeasuredCost` then answers for groups of operators: a group that runs its operators as they are takes the sum of them; a group that is
+**Kernels.** A step is run kernel by kernel, on real values, `rounds` times; a kernel's time is the least of its rounds. On a CPU that is the thread's own time,
+on a GPU the time until the device is done. `MeasuredCost` then answers for groups of operators: a group that runs its operators as they are takes the sum of them; a group that is
 compiled is asked of an estimator.
 
 **Collectives.** All-reduces of several sizes run on the group itself, one at a time and queued behind each other. The least squares line through the slowest ranks' times gives
@@ -81,7 +81,8 @@ def measure_operators(graph: Graph, model: nn.Module, sample: Mapping[str, Tenso
 def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter()
+        return time.perf_counter()
+    return time.thread_time()  # what else runs on the machine does not count
 
 
 def measure_channel(
