@@ -98,10 +98,17 @@ class DataParallel(nn.Module):
         self._synchronise = True
         self._buffers_differ = False
         self._anchor = torch.zeros((), requires_grad=True)
+        self._artifacts: dict[str, Any] = {}  # compiled kernels by signature
         self.tried: tuple[Trial, ...] = ()
         if strategy is None:
             across = across_steps and optimizer is not None
-            self.tried = tune(self, self.signature.flatten(arguments, keywords), across_steps=across, tuning=tuning)
+            self.tried = tune(
+                self,
+                self.signature.flatten(arguments, keywords),
+                across_steps=across,
+                compile_kernels=compile_kernels,
+                tuning=tuning,
+            )
             strategy = self.tried[0].strategy
         self.use(strategy, compile_kernels=compile_kernels)
         self._agree()
@@ -119,7 +126,9 @@ class DataParallel(nn.Module):
                 f"{len(late)} buckets of the strategy wait in the next step, and there is no optimizer to do the updates there",
                 fix="pass the optimizer, or a strategy whose buckets all have wait=step",
             )
-        self._program = StepProgram(self.graph, strategy, self.device, compile_kernels=compile_kernels)
+        self._program = StepProgram(
+            self.graph, strategy, self.device, artifacts=self._artifacts if compile_kernels else None
+        )
         shapes = {path: (parameter.shape, parameter.dtype) for path, parameter in self.trained.items()}
         self._channel = GradientChannel(strategy.buckets, shapes, self.device, self.group)
         self._state = list(self._places())
@@ -188,9 +197,8 @@ class DataParallel(nn.Module):
     def _flush_before_reads(self) -> None:
         """What reads parameters or the optimizer's state from outside sees them complete."""
         self.module.register_state_dict_pre_hook(lambda *_: self.flush())  # type: ignore[no-untyped-call]
-        self.module.register_load_state_dict_pre_hook(
-            lambda *_: self.flush()
-        )  # else the updates would change what was loaded
+        # else the updates would change what was loaded
+        self.module.register_load_state_dict_pre_hook(lambda *_: self.flush())  # type: ignore[no-untyped-call]
         self.module.register_forward_pre_hook(lambda *_: self.flush())
         if self.optimizer is not None:
             self.optimizer.register_state_dict_pre_hook(lambda _: self.flush())

@@ -29,7 +29,7 @@ from sennit.ir.graph import Graph, Role
 from sennit.ir.strategy import Strategy
 from sennit.ir.strategy_check import Kernel, kernels
 
-__all__ = ["MeasuredCost", "measure_channel", "measure_operators"]
+__all__ = ["MeasuredCost", "measure_channel", "measure_operators", "now"]
 
 _SIZES = (1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23)
 _BUSY = {1 << 19: 8, 1 << 21: 4}  # bytes of a message -> how many queue, beside computing
@@ -66,9 +66,9 @@ def measure_operators(graph: Graph, model: nn.Module, sample: Mapping[str, Tenso
             values[item.value.name] = torch.ones((), device=device) if is_tangent else state[item.path].detach()
         for place, (module, reads, writes) in enumerate(steps):
             inputs = [values[name] for name in reads]
-            start = _now(device)
+            start = now(device)
             results = module.forward(*inputs)
-            spent = _now(device) - start
+            spent = now(device) - start
             name = graph.ops[place].name
             least[name] = min(least.get(name, float("inf")), spent)
             values.update(zip(writes, results, strict=True))
@@ -78,7 +78,8 @@ def measure_operators(graph: Graph, model: nn.Module, sample: Mapping[str, Tenso
     return MeasuredCost(least)
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
+    """A clock of what this process computes on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return time.perf_counter()

@@ -97,8 +97,9 @@ class StepProgram:
     """What one strategy runs on one rank."""
 
     def __init__(
-        self, graph: Graph, strategy: Strategy, device: torch.device, *, compile_kernels: bool = False
+        self, graph: Graph, strategy: Strategy, device: torch.device, *, artifacts: dict[str, Any] | None = None
     ) -> None:
+        """`artifacts` holds compiled kernels by signature, and takes new ones; with None, operators run as they are."""
         self.graph, self.strategy, self.device = graph, strategy, device
         found = kernels(strategy, graph)
         self._refuse_reordered_draws(found)
@@ -114,8 +115,8 @@ class StepProgram:
             if output.kind is OutputKind.GRADIENT:
                 self._gradients.setdefault(output.name, []).append(output.path)
         self._namespace: dict[str, Any] = {"torch": torch, "inf": inf, "nan": nan}
-        self._artifacts: dict[str, str] = {}  # a kernel's signature -> its name in the namespace
-        self._compile = compile_kernels
+        self._artifacts = artifacts
+        self._named: dict[str, str] = {}  # a kernel's signature -> its name in the namespace
         needs = _needs(found[:count], graph, strategy)
         self._returned = {output.name for output in graph.outputs if output.kind is not OutputKind.GRADIENT}
         later = {name for kernel in found[count:] for name in kernel.reads}
@@ -155,7 +156,7 @@ class StepProgram:
             made = [value.name for op in kernel.ops for value in op.results]
             given = [name for name in made if name in stays or name in self._gradients]
             written = frozenset(name for name in made if read_at.get(name, set()) - {place}) | frozenset(given)
-            if self._compile and is_worth_compiling(kernel):
+            if self._artifacts is not None and is_worth_compiling(kernel):
                 self._write_compiled(writing, kernel, written)
             else:
                 self._write_operators(writing, kernel)
@@ -190,16 +191,18 @@ class StepProgram:
         writing.env.update(outer)
 
     def _write_compiled(self, writing: _Pass, kernel: Kernel, written: frozenset[str]) -> None:
+        assert self._artifacts is not None
         module, reads, writes = kernel_module(kernel, written, self.device)
         types = self.graph.types()
         key = signature(kernel, written, types)
         if key not in self._artifacts:
-            name = self._artifacts[key] = f"kernel_{len(self._artifacts)}"
-            self._namespace[name] = compile_kernel(module, sample_inputs(reads, types, self.device))
+            self._artifacts[key] = compile_kernel(module, sample_inputs(reads, types, self.device))
+        name = self._named.setdefault(key, f"kernel_{len(self._named)}")
+        self._namespace[name] = self._artifacts[key]
         inputs = [writing.read(name) for name in reads]
         variables = [writing.variable() for _ in writes]
         targets = "".join(f"{variable}, " for variable in variables)
-        writing.add(f"{targets}= {self._artifacts[key]}({', '.join(inputs)})", variables, inputs)
+        writing.add(f"{targets}= {name}({', '.join(inputs)})", variables, inputs)
         writing.env.update(zip(writes, variables, strict=True))
 
     def _target(self, op: Op) -> str:
