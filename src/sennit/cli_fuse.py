@@ -20,6 +20,7 @@ from sennit.errors import ClusterError, PlanError, RunError
 
 if TYPE_CHECKING:
     from sennit.cluster import Cluster
+    from sennit.cost.database import Records
     from sennit.fuse.compare import Study, Variant
     from sennit.fuse.model import StepModel
     from sennit.ir.graph import Graph
@@ -56,6 +57,8 @@ class Fuse:
     """Allow waits in the next step."""
     profile: File = None
     """Measured times, as `sennit profile` writes them."""
+    measured_channel: bool = False
+    """Take the all-reduce that the profile has for so many ranks, in place of the cluster's network."""
     strategy: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FILE")] = ()
     """A saved strategy to time beside the others and to start from; may be given several times."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
@@ -167,10 +170,10 @@ def _subject(command: Fuse, say: Progress) -> tuple[Graph, Cluster, int]:
     from sennit.cluster import load
 
     cluster = load(command.cluster)
-    count = len(cluster.devices) if command.devices is None else command.devices
-    if not 1 <= count <= len(cluster.devices):
+    count = cluster.devices if command.devices is None else command.devices
+    if not 1 <= count <= cluster.devices:
         raise ClusterError(
-            f"{count} devices of {command.cluster}, which has {len(cluster.devices)}",
+            f"{count} devices of {command.cluster}, which has {cluster.devices}",
             where="--devices",
             fix="use fewer, or a larger cluster",
         )
@@ -181,21 +184,45 @@ def _subject(command: Fuse, say: Progress) -> tuple[Graph, Cluster, int]:
 
 
 def _step_model(command: Fuse, graph: Graph, cluster: Cluster, count: int) -> tuple[StepModel, str]:
-    from sennit.cost.database import load_database
-    from sennit.fuse.channel import of_cluster
+    from sennit.fuse.channel import Channel, of_cluster
+    from sennit.fuse.clock import Sharing
     from sennit.fuse.costs_torch import choose_cost
     from sennit.fuse.model import StepModel
 
-    measured: dict[str, float] = {}
-    if command.profile is not None:
-        database = load_database(command.profile)
-        measured = database.seconds(database.newest())
     device = cluster.device
-    chosen = choose_cost(graph, device, measured)
     # an update reads and writes the parameter and reads the gradient; momentum and the like are for the optimizer to add
     update = 3.0 / (device.bandwidth.value * device.bandwidth_efficiency.value)
     channel = of_cluster(cluster, range(count), update_per_byte=update)
+    chosen = choose_cost(graph, device)
+    if command.profile is None:
+        if command.measured_channel:
+            raise PlanError("--measured-channel without --profile", fix="name the profile that has the channel")
+        return StepModel(graph, chosen.cost, channel), chosen.source
+    records, measured = _measured(command.profile, StepModel(graph, chosen.cost, channel))
+    chosen = choose_cost(graph, device, measured)
+    if command.measured_channel:
+        found = next((item for item in records.channels if item.ranks == count), None)
+        if found is None:
+            have = ", ".join(str(item.ranks) for item in records.channels) or "none"
+            raise PlanError(
+                f"{command.profile} has no all-reduce of {count} ranks (it has {have})",
+                fix=f"run `torchrun --nproc-per-node {count} --no-python sennit profile`, or say --devices",
+            )
+        sharing = Sharing(found.compute_rate, found.channel_rate, found.queued)
+        channel = Channel(found.latency, found.per_byte, update, sharing)
     return StepModel(graph, chosen.cost, channel), chosen.source
+
+
+def _measured(path: Path, model: StepModel) -> tuple[Records, dict[str, float]]:
+    """The records of the place where most of the model's operators were measured, and their times by signature."""
+    from sennit.cost.database import load_database
+    from sennit.fuse.signature import signature
+
+    database = load_database(path)
+    types = model.graph.types()
+    asked = {signature(*model.question(single), types) for single in model.single}
+    place = database.place_for(asked)
+    return database.records(place), database.seconds(place)
 
 
 def _read(path: Path) -> Strategy:
@@ -234,9 +261,7 @@ def _result(
 
 
 def _summary(item: Variant) -> VariantSummary:
-    return VariantSummary(
-        item.name, item.seconds, item.exposed, item.kernels, len(item.strategy.buckets), item.settled
-    )
+    return VariantSummary(item.name, item.seconds, item.exposed, item.kernels, len(item.strategy.buckets), item.settled)
 
 
 def _write(folder: Path, result: FuseResult, found: Study) -> None:
@@ -257,7 +282,9 @@ def _write(folder: Path, result: FuseResult, found: Study) -> None:
 def _shown(found: Study) -> list[Variant]:
     """What the picture has: the fastest of each sweep, and ours."""
     names = {found.fastest("DDP").name, found.fastest("compiled DDP").name, "no overlap", "DDP, 25 MB"}
-    return [item for item in found.variants if item.name in names or not item.name.startswith(("DDP", "compiled", "no"))]
+    return [
+        item for item in found.variants if item.name in names or not item.name.startswith(("DDP", "compiled", "no"))
+    ]
 
 
 def _print(result: FuseResult, found: Study) -> None:

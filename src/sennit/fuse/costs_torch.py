@@ -15,7 +15,8 @@ from pathlib import Path
 from sennit.cluster import Device
 from sennit.fuse.kernel_cost import Estimate, KernelCost, Staged
 from sennit.fuse.known_cost import KnownCost
-from sennit.ir.graph import Graph
+from sennit.fuse.signature import signature
+from sennit.ir.graph import Graph, Op
 from sennit.ir.strategy_check import Kernel
 
 __all__ = ["Chosen", "Unfused", "choose_cost"]
@@ -28,9 +29,15 @@ class Unfused:
     """Operators as they are, one after another: what a group takes that no compiler makes one."""
 
     staged: Staged
+    measured: Mapping[str, float]
 
     def estimate(self, kernel: Kernel, written: frozenset[str]) -> Estimate:
-        return Estimate(sum(self.staged.alone(op) for op in kernel.body))
+        return Estimate(sum(map(self._alone, kernel.body)))
+
+    def _alone(self, op: Op) -> float:
+        results = frozenset(value.name for value in op.results)
+        known = self.measured.get(signature(Kernel((op,)), results, self.staged.roofline.types))
+        return self.staged.alone(op) if known is None else known
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,7 @@ def choose_cost(graph: Graph, device: Device, measured: Mapping[str, float] | No
         estimator = LearnedCost.load(weights, staged)
         source = f"estimator trained on groups measured on {device.kind}"
     elif device.kind.startswith("CPU"):
-        estimator = Unfused(staged)
+        estimator = Unfused(staged, measured or {})
         source = f"operators one by one, roofline of {device.kind}"
     else:
         source = f"stages with the profile of {device.kind}" if device.profile else f"stages, roofline of {device.kind}"
