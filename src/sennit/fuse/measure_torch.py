@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sennit.capture.element_types import torch_dtype
 from sennit.cost.database import MeasuredKernel, Place
 from sennit.fuse.kernel_cost import Estimate
 from sennit.fuse.kernel_torch import compile_kernel, is_worth_compiling, kernel_module
@@ -78,7 +79,8 @@ class _Walk:
         for item in graph.inputs:
             kind = item.value.type
             tangent = item.role is Role.TANGENT
-            found = torch.ones(kind.shape, device=device) if tangent else state[item.path].detach().to(device)
+            ones = torch.ones(kind.shape, dtype=torch_dtype(kind.dtype), device=device)
+            found = ones if tangent else state[item.path].detach().to(device)
             self.values[item.value.name] = found
         self.found: dict[tuple[str, tuple[tuple[int, ...], ...], bool], MeasuredKernel] = {}
 
@@ -123,7 +125,7 @@ class _Walk:
                 logging.getLogger(__name__).warning("a group of %d operators is left out: %s", len(kernel.body), error)
                 return
         times = self._times(call, inputs)
-        low, middle, high = statistics.quantiles(times, n=4)
+        low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
         self.found[key] = MeasuredKernel(
             key[0], (min(times), low, middle, high, max(times)), len(times), key[1], compiled
         )
