@@ -77,7 +77,7 @@ class ShmEndpoint:
         self._flags_used = 0
         self._broken: RuntimeFailure | None = None
         self._record = self._make_record(segment, cores)
-        self._address = ctypes.addressof(self._record)
+        self.address = ctypes.addressof(self._record)
 
     @classmethod
     def create(
@@ -152,18 +152,26 @@ class ShmEndpoint:
         with self._lock:
             kept: object = None
             apart = source == target or not _overlap(source, target, plan.sizes)
-            if plan.simple and source and target and apart and not self._has(source):
-                staged = 1  # the common case: private memory, and peers only read
+            if plan.staged is not None and source and target and apart and not self.has(source):
+                staged = plan.staged  # the common case: private memory, and peers only read
             else:
                 source, target, staged, kept = self._aim(plan, source, target)
-            status = self.machine.start(self._record, self._address, plan, source, target, staged)
+            status = self.machine.start(self._record, self.address, plan, source, target, staged)
             if status:
-                segment = self._usable()
-                with self._unfinished(segment, plan.text):
-                    self._wait_for_call(segment, plan, status, self.timeout if timeout is None else timeout)
+                self._finish(plan, status, timeout)
             del kept
 
-    def _has(self, address: int) -> bool:
+    def finish_plan(self, plan: Plan, status: int, timeout: float | None = None) -> None:
+        """The rest of a call that `sennit_start` began and did not end, for who calls that itself."""
+        with self._lock:
+            self._finish(plan, status, timeout)
+
+    def _finish(self, plan: Plan, status: int, timeout: float | None) -> None:
+        segment = self._usable()
+        with self._unfinished(segment, plan.text):
+            self._wait_for_call(segment, plan, status, self.timeout if timeout is None else timeout)
+
+    def has(self, address: int) -> bool:
         """Does it lie in memory of `allocate`?"""
         return self._arena.first <= address < self._arena.last
 
@@ -206,7 +214,7 @@ class ShmEndpoint:
 
     def _aim(self, plan: Plan, source: int, target: int) -> tuple[int, int, int, object]:
         """The addresses of a call; what is copied through staging, as bits; and what must live as long as the call."""
-        inward, outward = plan.touched[INPUT] and not self._has(source), plan.touched[OUTPUT] and not self._has(target)
+        inward, outward = plan.touched[INPUT] and not self.has(source), plan.touched[OUTPUT] and not self.has(target)
         loaded = plan.loaded
         kept: NDArray[np.uint8] | None = None
         if not source and loaded.used_at_all(INPUT) and plan.sizes[INPUT]:
@@ -233,7 +241,7 @@ class ShmEndpoint:
                 self._check_calls(segment, plan)
                 self._fail(segment, self._mismatch(segment, plan, [self._record.waiting_for]))
             self._look_around(segment, self._awaited(plan), plan.text, deadline, timeout, plan)
-            status = self.machine.run(self._record, self._address, plan)
+            status = self.machine.run(self._record, self.address, plan)
 
     def _awaited(self, plan: Plan) -> tuple[int, ...]:
         """The ranks whose signals the blocks of this rank stand at."""
@@ -357,7 +365,7 @@ class ShmEndpoint:
         if plan is None:
             return False
         before = plan.record.phase, plan.record.entered, plan.record.at[: plan.record.block_count]
-        status = self.machine.run(self._record, self._address, plan)
+        status = self.machine.run(self._record, self.address, plan)
         after = plan.record.phase, plan.record.entered, plan.record.at[: plan.record.block_count]
         return status == Status.DONE or before != after
 
@@ -403,7 +411,7 @@ class ShmEndpoint:
         if segment is None or os.getpid() != self._pid:
             return
         with self._lock:
-            self._segment, self._address = None, 0
+            self._segment, self.address = None, 0
             segment.leave()
             self._liveness.close()
 

@@ -142,7 +142,7 @@ class ShmMessages(ShmEndpoint):
         deadline = time.monotonic() + limit
         table = (TransferRecord * len(transfers))(*transfers)
         while True:
-            status = self.machine.exchange(self._record, self._address, rings, table, len(transfers))
+            status = self.machine.exchange(self._record, self.address, rings, table, len(transfers))
             if status == Status.WAITING:
                 waiting = {int(t.peer) for t in table if t.stage != 2}
                 with self._unfinished(segment, what):

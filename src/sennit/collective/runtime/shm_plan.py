@@ -121,7 +121,9 @@ class Plan:
     sizes: tuple[int, int]  # bytes of input and output
     part_bytes: int
     touched: tuple[bool, bool]  # as the record says
-    simple: bool  # peers read the input and do not touch the output, and both are used: no choices but where they lie
+    staged: (
+        int | None
+    )  # what is staged, as bits, of private memory that does not overlap or is one array; None: see `_aim`
     kept: tuple[object, ...]
 
     @property
@@ -173,5 +175,6 @@ def make_plan(
     record.words = note.ctypes.data
     record.large = sizes[OUTPUT] >= _LARGE
     touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
-    simple = touched == (True, False) and loaded.used[OUTPUT] and not loaded.in_place
-    return Plan(loaded, record, ctypes.addressof(record), identity, words, sizes, part, touched, simple, (at, note))
+    plain = loaded.used[OUTPUT] and not touched[OUTPUT] and (touched[INPUT] or not loaded.used[INPUT])
+    staged = int(touched[INPUT]) if plain and not loaded.in_place else None
+    return Plan(loaded, record, ctypes.addressof(record), identity, words, sizes, part, touched, staged, (at, note))

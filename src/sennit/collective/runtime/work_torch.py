@@ -98,17 +98,27 @@ class CallQueue:
         self._jobs: queue.SimpleQueue[tuple[Job, Ticket] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
+    def begin(self) -> bool:
+        """Take the turn for a call on this thread, if none is under way. True: `end` must follow."""
+        if not self._running.acquire(False):
+            return False
+        if self._submitted != self._ended:
+            self._running.release()
+            return False
+        return True
+
+    def end(self) -> None:
+        self._running.release()
+
     def run_here(self, job: Job) -> bool:
         """Run a call on this thread if none is under way."""
-        if not self._running.acquire(blocking=False):
+        if not self.begin():
             return False
         try:
-            if self._submitted != self._ended:
-                return False
             job()
             return True
         finally:
-            self._running.release()
+            self.end()
 
     def submit(self, job: Job, ticket: Ticket) -> None:
         with self._counting:
