@@ -142,7 +142,10 @@ class Express:
 
     def _run(self, plan: Plan, source: int, target: int, opts: Any, averaged: Tensor | None) -> bool:
         group, sizes = self._group, plan.sizes
-        if source != target and source < target + sizes[1] and target < source + sizes[0]:
+        if source == target:
+            if not plan.one_array:
+                return False
+        elif source < target + sizes[1] and target < source + sizes[0]:
             return False  # they overlap
         if group.has(source) or not self._queue.begin():
             return False

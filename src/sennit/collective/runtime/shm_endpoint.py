@@ -21,6 +21,7 @@ import ctypes
 import json
 import mmap
 import os
+import secrets
 import threading
 import time
 import weakref
@@ -34,16 +35,18 @@ from numpy.typing import NDArray
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Instruction, Op
 from sennit.collective.runtime.failure import Cause, RuntimeFailure
 from sennit.collective.runtime.liveness import Identity, Liveness, own_identity
-from sennit.collective.runtime.shm_abi import GroupRecord, PlaceRecord, Reduction, Status
+from sennit.collective.runtime.shm_abi import SLOTS, CallRecord, GroupRecord, PlaceRecord, Reduction, Status
 from sennit.collective.runtime.shm_arena import Arena
-from sennit.collective.runtime.shm_machine import Machine, choose_machine
+from sennit.collective.runtime.shm_machine import CompiledMachine, Machine, choose_machine
 from sennit.collective.runtime.shm_plan import LoadedCode, Plan, make_plan
 from sennit.collective.runtime.shm_segment import BROKEN, Capacity, Exchange, Layout, Segment, open_segment
 from sennit.errors import CollectiveError, RunError
 from sennit.ir.dtype import DType
 from sennit.ir.layout import Reduction as LayoutReduction
 
-__all__ = ["ShmEndpoint"]
+__all__ = ["DIRECT_FROM", "ShmEndpoint"]
+
+DIRECT_FROM = 1 << 16  # bytes of a part: below, a call into the kernel for each peer takes longer than a second copy
 
 _PATIENCE = 20_000_000  # nanoseconds: how often a waiting rank looks around
 _SPIN_LIMIT = 2_000  # rounds, some 50 microseconds
@@ -56,13 +59,21 @@ class ShmEndpoint:
     """One rank's end of a group."""
 
     def __init__(
-        self, segment: Segment, identities: Sequence[Identity], machine: Machine, timeout: float, cores: int
+        self,
+        segment: Segment,
+        identities: Sequence[Identity],
+        machine: Machine,
+        timeout: float,
+        cores: int,
+        direct: bool = False,
     ) -> None:
         layout = segment.layout
+        self.direct_from = DIRECT_FROM if direct else None  # bytes of a part; the same on all ranks
         self.rank, self.size, self.timeout = segment.rank, layout.ranks, timeout
         self.cores = cores  # that the ranks may run on, all together
         self.machine = machine
         self._segment: Segment | None = segment
+        self._identities = tuple(identities)
         self._liveness = Liveness(identities)
         weakref.finalize(self, self._liveness.close)  # of a group that was dropped
         self._arena = Arena(segment.address + layout.arena(self.rank), layout.capacity.arena)
@@ -107,16 +118,18 @@ class ShmEndpoint:
         segment = open_segment(rank, layout, exchange)
         identities = [Identity(*said[2:5]) for said in everyone]
         together = {core for said in everyone for core in said[6]}
-        return cls(segment, identities, machine, timeout, len(together))
+        direct = _may_read(identities, machine, rank, exchange)
+        return cls(segment, identities, machine, timeout, len(together), direct)
 
     def _make_record(self, segment: Segment, cores: int) -> GroupRecord:
         layout, base = segment.layout, segment.address
-        self._peers = (PlaceRecord * (2 * layout.ranks))()
+        self._peers = (PlaceRecord * (SLOTS * 2 * layout.ranks))()
         record = GroupRecord()
         record.base = base
         record.doorbells, record.flags = base + layout.doorbells, base + layout.flags
         record.staging, record.rings = base + layout.staging, base + layout.rings
-        record.peers = self._peers
+        self._pids = (ctypes.c_int32 * layout.ranks)(*(identity.pid for identity in self._identities))
+        record.peers, record.pids = self._peers, self._pids
         record.notes, record.calls_begun = segment.own_notes, segment.own_calls_begun
         record.owned, record.broken = ctypes.addressof(ctypes.c_char.from_buffer(self._owned)), base + BROKEN
         record.flags_per_slot, record.staging_step = layout.capacity.flags, layout.staging_step
@@ -151,7 +164,7 @@ class ShmEndpoint:
         """`run`, for who keeps the plan: what is left is one call of the machine, which also looks whether the group may be used."""
         with self._lock:
             kept: object = None
-            apart = source == target or not _overlap(source, target, plan.sizes)
+            apart = plan.one_array if source == target else not _overlap(source, target, plan.sizes)
             if plan.staged is not None and source and target and apart and not self.has(source):
                 staged = plan.staged  # the common case: private memory, and peers only read
             else:
@@ -207,15 +220,22 @@ class ShmEndpoint:
         with self._lock:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
-            plan = make_plan(self.load(code), elements, dtype, reduction, self._layout.capacity.slot, title)
+            loaded = self.load(code)
+            direct = self._goes_directly(loaded, elements * dtype.itemsize)
+            plan = make_plan(loaded, elements, dtype, reduction, self._layout.capacity.slot, title, direct=direct)
             if title is None:
                 self._plans[code.fingerprint, elements, dtype, reduction] = plan
             return plan
 
+    def _goes_directly(self, loaded: LoadedCode, part_bytes: int) -> bool:
+        """The same answer on all ranks."""
+        return self.direct_from is not None and part_bytes >= self.direct_from and loaded.reads_directly
+
     def _aim(self, plan: Plan, source: int, target: int) -> tuple[int, int, int, object]:
         """The addresses of a call; what is copied through staging, as bits; and what must live as long as the call."""
-        inward, outward = plan.touched[INPUT] and not self.has(source), plan.touched[OUTPUT] and not self.has(target)
-        loaded = plan.loaded
+        loaded, direct = plan.loaded, bool(plan.record.direct)
+        inward = plan.touched[INPUT] and not direct and not self.has(source)
+        outward = plan.touched[OUTPUT] and not self.has(target)
         kept: NDArray[np.uint8] | None = None
         if not source and loaded.used_at_all(INPUT) and plan.sizes[INPUT]:
             raise CollectiveError(f"{plan.text} without an input", where=self._where(), fix="pass the address of one")
@@ -226,7 +246,7 @@ class ShmEndpoint:
         if loaded.in_place:
             inward = outward = inward or outward
         elif loaded.used_at_all(INPUT) and _overlap(source, target, plan.sizes):
-            inward |= loaded.touched_anywhere[INPUT]
+            inward |= loaded.touched_anywhere[INPUT] and not direct
             if not inward or (target - source) % max(1, plan.part_bytes):
                 # a slot has no room for it, or a tile of the output would overwrite a later one of the input
                 kept = np.frombuffer(ctypes.string_at(source, plan.sizes[INPUT]), dtype=np.uint8)
@@ -244,16 +264,19 @@ class ShmEndpoint:
             status = self.machine.run(self._record, self.address, plan)
 
     def _awaited(self, plan: Plan) -> tuple[int, ...]:
-        """The ranks whose signals the blocks of this rank stand at."""
-        if plan.record.phase == 0:
+        """The ranks whose signals the blocks of this rank stand at, in the oldest tile that is under way."""
+        record = plan.record
+        if record.begun == record.left:
             return (int(self._record.waiting_for),)
         found: set[int] = set()
         rows = plan.loaded.code.instructions
-        for block in range(plan.record.block_count):
-            at, end = plan.record.at[block], plan.record.blocks[2 * block + 1]
+        for block in range(record.block_count):
+            at = record.at[record.left % SLOTS * record.block_count + block]
+            end = record.blocks[2 * block + 1]
             if at < end:
                 step = Instruction(Op(rows[at][0]), *rows[at][1:].tolist())
-                found |= {step.peer} if step.op is Op.WAIT else set()
+                reads = step.op is Op.GET and record.direct  # what another process has, if it lives
+                found |= {step.peer} if step.op is Op.WAIT or reads else set()
         return tuple(sorted(found - {self.rank}))
 
     def _check_calls(self, segment: Segment, plan: Plan) -> None:
@@ -364,10 +387,9 @@ class ShmEndpoint:
     def _moves_after_all(self, plan: Plan | None) -> bool:
         if plan is None:
             return False
-        before = plan.record.phase, plan.record.entered, plan.record.at[: plan.record.block_count]
+        before = _progress(plan.record)
         status = self.machine.run(self._record, self.address, plan)
-        after = plan.record.phase, plan.record.entered, plan.record.at[: plan.record.block_count]
-        return status == Status.DONE or before != after
+        return status == Status.DONE or before != _progress(plan.record)
 
     def _failure(self, cause: Cause, ranks: tuple[int, ...], did: str, what: str) -> RuntimeFailure:
         names = ", ".join(map(str, ranks))
@@ -420,6 +442,27 @@ class ShmEndpoint:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _may_read(identities: Sequence[Identity], machine: Machine, rank: int, exchange: Exchange) -> bool:
+    """Whether every rank may read the memory of every other: the same answer on all. Each shows the others a secret."""
+    secret = ctypes.create_string_buffer(secrets.token_bytes(16), 16)
+    library = machine.library if isinstance(machine, CompiledMachine) else None
+    shown = exchange(json.dumps([secret.raw.hex(), ctypes.addressof(secret)]).encode())
+    may = library is not None
+    found = ctypes.create_string_buffer(16)
+    for peer, (identity, said) in enumerate(zip(identities, shown, strict=True)):
+        value, address = json.loads(said)
+        if library is not None and peer != rank:
+            read = library.sennit_peek(identity.pid, ctypes.addressof(found), address, 16)
+            may &= bool(read) and found.raw.hex() == value
+    return all(
+        answer == b"1" for answer in exchange(b"1" if may else b"0")
+    )  # and the secrets stay until all have looked
+
+
+def _progress(record: CallRecord) -> tuple[int, int, list[int]]:
+    return record.begun, record.left, record.at[: SLOTS * record.block_count]
 
 
 def _overlap(source: int, target: int, sizes: tuple[int, int]) -> bool:

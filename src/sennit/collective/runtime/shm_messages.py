@@ -52,9 +52,15 @@ class ShmMessages(ShmEndpoint):
     """`ShmEndpoint` with messages."""
 
     def __init__(
-        self, segment: Segment, identities: Sequence[Identity], machine: Machine, timeout: float, cores: int
+        self,
+        segment: Segment,
+        identities: Sequence[Identity],
+        machine: Machine,
+        timeout: float,
+        cores: int,
+        direct: bool = False,
     ) -> None:
-        super().__init__(segment, identities, machine, timeout, cores)
+        super().__init__(segment, identities, machine, timeout, cores, direct)
         self._peer_locks = [[threading.Lock() for _ in range(self.size)] for _ in ("send", "receive")]
         self._early: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(
             deque

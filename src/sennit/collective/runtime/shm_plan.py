@@ -8,6 +8,9 @@ mostly does not, and is copied through a slot of staging.
     scratch chunks * stride(T) + T * (parts of the input, if touched + parts of the output, if touched)    <= slot bytes
 
 with stride(T) <= T / chunks + alignment. T is the same on all ranks, whatever the rank itself must stage. The tiles of a call are of one size.
+
+**Direct.** Where the kernel lets ranks read each other's memory, a large call that only moves inputs to outputs needs no staging and no tiles: who needs a
+part of an input reads it where the user has it. `reads_directly` says of which codes that is true.
 """
 
 from __future__ import annotations
@@ -21,10 +24,10 @@ from numpy.typing import NDArray
 
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Op
 from sennit.collective.runtime.code_gates import touched_places, with_direct_gates
-from sennit.collective.runtime.shm_abi import DTYPES, LINE, REDUCTIONS, CallRecord, Reduction
+from sennit.collective.runtime.shm_abi import DTYPES, LINE, REDUCTIONS, SLOTS, CallRecord, Reduction
 from sennit.collective.runtime.shm_segment import describe_call
 from sennit.errors import CollectiveError
-from sennit.ir.collective import CollectiveSpec
+from sennit.ir.collective import CollectiveName, CollectiveSpec
 from sennit.ir.dtype import DType
 
 __all__ = ["LoadedCode", "Plan", "make_plan"]
@@ -79,6 +82,20 @@ class LoadedCode:
     def in_place(self) -> bool:
         return self.code.collective.in_place
 
+    @property
+    def writes_what_peers_read(self) -> bool:
+        """Whether peers read an input of this rank that it overwrites, if its output lies in the same place: not in a broadcast, where the root has it all."""
+        collective = self.code.collective
+        return not (isinstance(collective, CollectiveSpec) and collective.name is CollectiveName.BROADCAST)
+
+    @property
+    def reads_directly(self) -> bool:
+        """Whether its instructions only copy inputs to outputs, each at the rank that has the output."""
+        if self.in_place or self.code.scratch or self.touched_anywhere[OUTPUT]:
+            return False
+        moves = self.code.instructions[self.code.instructions[:, 0] < Op.SIGNAL]
+        return bool(np.isin(moves[:, 0], (Op.COPY, Op.GET)).all() and (moves[:, 2] == INPUT).all())
+
     def used_at_all(self, buffer: int) -> bool:
         return self.used[buffer] or self.touched[buffer]
 
@@ -121,9 +138,8 @@ class Plan:
     sizes: tuple[int, int]  # bytes of input and output
     part_bytes: int
     touched: tuple[bool, bool]  # as the record says
-    staged: (
-        int | None
-    )  # what is staged, as bits, of private memory that does not overlap or is one array; None: see `_aim`
+    staged: int | None  # what is staged, as bits, of private memory that does not overlap; None: see `_aim`
+    one_array: bool  # that is so too where input and output are one array
     kept: tuple[object, ...]
 
     @property
@@ -138,14 +154,16 @@ def make_plan(
     reduction: Reduction | None,
     slot_bytes: int,
     title: str | None = None,
+    *,
+    direct: bool = False,
 ) -> Plan:
-    """`title` is what messages call it: the name of the collective, unless it is given."""
+    """`title` is what messages call it: the name of the collective, unless it is given. `direct`: all ranks say so."""
     code, rank = loaded.code, loaded.rank
     if reduction in (Reduction.BAND, Reduction.BOR, Reduction.BXOR) and dtype.is_float:
         raise CollectiveError(f"{reduction.value} of {dtype.value}", fix="bitwise reductions are for integers and bool")
     if reduction is Reduction.AVG and dtype is DType.BOOL:
         raise CollectiveError("the average of bool", fix="use sum, max or min")
-    at = np.zeros(max(1, len(loaded.blocks)), dtype=np.int32)
+    at = np.zeros((SLOTS, max(1, len(loaded.blocks))), dtype=np.int32)
     record = CallRecord()
     record.code, record.operands = code.instructions.ctypes.data, code.operands.ctypes.data
     record.blocks = loaded.blocks.ctypes.data_as(type(record.blocks))
@@ -162,7 +180,9 @@ def make_plan(
     average = reduction is Reduction.AVG
     record.reduction = 0 if reduction is None or average else REDUCTIONS.index(reduction)
     record.divide = code.ranks if average else 1
-    record.elements, record.tile = elements, loaded.tile(elements, dtype.itemsize, slot_bytes)
+    record.direct = direct
+    record.elements = elements
+    record.tile = elements if direct else loaded.tile(elements, dtype.itemsize, slot_bytes)
     if title is None:
         name = code.collective.name.value if isinstance(code.collective, CollectiveSpec) else code.name
         title = describe_call(name, elements, dtype.value, None if reduction is None else reduction.value)
@@ -176,5 +196,8 @@ def make_plan(
     record.large = sizes[OUTPUT] >= _LARGE
     touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
     plain = loaded.used[OUTPUT] and not touched[OUTPUT] and (touched[INPUT] or not loaded.used[INPUT])
-    staged = int(touched[INPUT]) if plain and not loaded.in_place else None
-    return Plan(loaded, record, ctypes.addressof(record), identity, words, sizes, part, touched, staged, (at, note))
+    staged = int(touched[INPUT] and not direct) if plain and not loaded.in_place else None
+    one_array = not direct or not loaded.writes_what_peers_read
+    return Plan(
+        loaded, record, ctypes.addressof(record), identity, words, sizes, part, touched, staged, one_array, (at, note)
+    )

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sennit.collective.runtime.failure import RuntimeFailure
-from sennit.collective.runtime.shm_abi import FLAG_BYTES, LINE, RING_HEAD
+from sennit.collective.runtime.shm_abi import FLAG_BYTES, LINE, RING_HEAD, SLOTS
 from sennit.errors import RunError
 
 __all__ = [
@@ -83,7 +83,7 @@ class Layout:
 
     @property
     def rings(self) -> int:
-        return _pages(self.flags + 2 * self.ranks * self.capacity.flags * FLAG_BYTES)
+        return _pages(self.flags + SLOTS * self.ranks * self.capacity.flags * FLAG_BYTES)
 
     @property
     def staging(self) -> int:
@@ -91,7 +91,7 @@ class Layout:
 
     @property
     def staging_step(self) -> int:
-        return 2 * self.capacity.slot
+        return SLOTS * self.capacity.slot
 
     def arena(self, rank: int) -> int:
         return self.staging + self.ranks * self.staging_step + rank * self.capacity.arena
