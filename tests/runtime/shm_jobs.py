@@ -172,7 +172,7 @@ def library_codes(rank: int, size: int, exchange: Exchange, compiled: bool) -> i
 def direct(rank: int, size: int, exchange: Exchange, counts: list[int]) -> bool:
     """Calls in which ranks read each other's own memory, mixed with others. False where the kernel does not let them."""
     with ShmGroup.create(rank, size, exchange, timeout=60, capacity=SMALL) as group:
-        if group.direct_from is None:
+        if not group.may_read:
             return False
         group.direct_from = 256
         for n, dtype in product(counts, (DType.U8, DType.F64)):
@@ -204,7 +204,7 @@ def random_calls(rank: int, size: int, exchange: Exchange, seed: int, count: int
         encode_schedule(compile_algorithm(made[2])),
     ]
     with ShmGroup.create(rank, size, exchange, timeout=60, capacity=SMALL) as group:
-        group.direct_from = None if group.direct_from is None else direct_from
+        group.direct_from = direct_from
         for number in range(count):
             n, kind = int(choice.choice([1, 30, 700, 5000])), int(choice.integers(0, 4))
             if pause.random() < 0.1:

@@ -126,7 +126,8 @@ static void wake(Group *group, int rank)
 /* ---- copies ---------------------------------------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
-/* Past the cache: what is written is not fetched before, and does not push out what is still needed. For outputs larger than a cache. */
+/* Past the cache: what is written is not fetched before, and does not push out what is still needed. For outputs larger than a cache, unless they are the
+ * input, which was read into the cache a moment before. */
 static void copy_past_cache(char *to, const char *from, size_t bytes)
 {
     size_t head = -(uintptr_t)to % 16, i;
@@ -234,7 +235,7 @@ static int move_data(const Group *group, const Call *call, const Tile *tile, con
         reduce_all(call, target, sources, 2, size / call->itemsize);
     } else if (target == source) {
         return 1;
-    } else if (call->large && step->target_buffer == OUTPUT && !call->staged[OUTPUT]) {
+    } else if (call->large && call->source != call->target && step->target_buffer == OUTPUT && !call->staged[OUTPUT]) {
         copy_past_cache(target, source, size);
     } else {
         memcpy(target, source, size);

@@ -44,9 +44,7 @@ from sennit.errors import CollectiveError, RunError
 from sennit.ir.dtype import DType
 from sennit.ir.layout import Reduction as LayoutReduction
 
-__all__ = ["DIRECT_FROM", "ShmEndpoint"]
-
-DIRECT_FROM = 1 << 16  # bytes of a part: below, a call into the kernel for each peer takes longer than a second copy
+__all__ = ["ShmEndpoint"]
 
 _PATIENCE = 20_000_000  # nanoseconds: how often a waiting rank looks around
 _SPIN_LIMIT = 2_000  # rounds, some 50 microseconds
@@ -65,10 +63,11 @@ class ShmEndpoint:
         machine: Machine,
         timeout: float,
         cores: int,
-        direct: bool = False,
+        may_read: bool = False,
     ) -> None:
         layout = segment.layout
-        self.direct_from = DIRECT_FROM if direct else None  # bytes of a part; the same on all ranks
+        self.may_read = may_read  # whether ranks may read each other's memory
+        self.direct_from: int | None = None  # bytes of a part, to overrule `goes_directly`; the same on all ranks
         self.rank, self.size, self.timeout = segment.rank, layout.ranks, timeout
         self.cores = cores  # that the ranks may run on, all together
         self.machine = machine
@@ -118,8 +117,8 @@ class ShmEndpoint:
         segment = open_segment(rank, layout, exchange)
         identities = [Identity(*said[2:5]) for said in everyone]
         together = {core for said in everyone for core in said[6]}
-        direct = _may_read(identities, machine, rank, exchange)
-        return cls(segment, identities, machine, timeout, len(together), direct)
+        may_read = _may_read(identities, machine, rank, exchange)
+        return cls(segment, identities, machine, timeout, len(together), may_read)
 
     def _make_record(self, segment: Segment, cores: int) -> GroupRecord:
         layout, base = segment.layout, segment.address
@@ -221,15 +220,11 @@ class ShmEndpoint:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
             loaded = self.load(code)
-            direct = self._goes_directly(loaded, elements * dtype.itemsize)
+            direct = self.may_read and loaded.goes_directly(elements * dtype.itemsize, self.direct_from)
             plan = make_plan(loaded, elements, dtype, reduction, self._layout.capacity.slot, title, direct=direct)
             if title is None:
                 self._plans[code.fingerprint, elements, dtype, reduction] = plan
             return plan
-
-    def _goes_directly(self, loaded: LoadedCode, part_bytes: int) -> bool:
-        """The same answer on all ranks."""
-        return self.direct_from is not None and part_bytes >= self.direct_from and loaded.reads_directly
 
     def _aim(self, plan: Plan, source: int, target: int) -> tuple[int, int, int, object]:
         """The addresses of a call; what is copied through staging, as bits; and what must live as long as the call."""

@@ -39,9 +39,9 @@ class ShmGroup(ShmMessages):
         machine: Machine,
         timeout: float,
         cores: int,
-        direct: bool = False,
+        may_read: bool = False,
     ) -> None:
-        super().__init__(segment, identities, machine, timeout, cores, direct)
+        super().__init__(segment, identities, machine, timeout, cores, may_read)
         self.table = default_table(self.size, cores)
         self._ready: dict[tuple[object, ...], Plan] = {}  # by what was asked for
 

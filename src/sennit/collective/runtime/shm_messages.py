@@ -58,9 +58,9 @@ class ShmMessages(ShmEndpoint):
         machine: Machine,
         timeout: float,
         cores: int,
-        direct: bool = False,
+        may_read: bool = False,
     ) -> None:
-        super().__init__(segment, identities, machine, timeout, cores, direct)
+        super().__init__(segment, identities, machine, timeout, cores, may_read)
         self._peer_locks = [[threading.Lock() for _ in range(self.size)] for _ in ("send", "receive")]
         self._early: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(
             deque

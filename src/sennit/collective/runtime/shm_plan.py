@@ -9,8 +9,10 @@ mostly does not, and is copied through a slot of staging.
 
 with stride(T) <= T / chunks + alignment. T is the same on all ranks, whatever the rank itself must stage. The tiles of a call are of one size.
 
-**Direct.** Where the kernel lets ranks read each other's memory, a large call that only moves inputs to outputs needs no staging and no tiles: who needs a
-part of an input reads it where the user has it. `reads_directly` says of which codes that is true.
+**Direct.** Where the kernel lets ranks read each other's memory, a call that only moves inputs to outputs needs no staging and no tiles: who needs a
+part of an input reads it where the user has it. That pays where no other rank reads the same part (all_to_all, scatter): else one copy into staging serves
+all of them. Below `_DIRECT_FROM` a call into the kernel for each peer takes longer than a second copy. From `_DIRECT_BELOW` on the arrays of all ranks are more than their cache holds,
+and the kernel copies through the cache, where staging writes outputs past it. `goes_directly` is the rule, the same on all ranks.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from sennit.ir.dtype import DType
 __all__ = ["LoadedCode", "Plan", "make_plan"]
 
 _LARGE = 1 << 22  # bytes of an output: it passes the caches of a core
+_DIRECT_FROM = 12 << 10  # bytes of a part; measured on 16 x86_64 cores with 4 and 8 ranks, as the next
+_DIRECT_BELOW = 96 << 20  # bytes of the inputs of all ranks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,13 +92,18 @@ class LoadedCode:
         collective = self.code.collective
         return not (isinstance(collective, CollectiveSpec) and collective.name is CollectiveName.BROADCAST)
 
-    @property
-    def reads_directly(self) -> bool:
-        """Whether its instructions only copy inputs to outputs, each at the rank that has the output."""
-        if self.in_place or self.code.scratch or self.touched_anywhere[OUTPUT]:
+    def goes_directly(self, part_bytes: int, least: int | None = None) -> bool:
+        """Whether peers should read the inputs where users have them. `least` stands in for the bytes of a part from which on that pays."""
+        collective = self.code.collective
+        if not isinstance(collective, CollectiveSpec) or self.in_place or self.code.scratch:
             return False
         moves = self.code.instructions[self.code.instructions[:, 0] < Op.SIGNAL]
-        return bool(np.isin(moves[:, 0], (Op.COPY, Op.GET)).all() and (moves[:, 2] == INPUT).all())
+        if not (np.isin(moves[:, 0], (Op.COPY, Op.GET)).all() and (moves[:, 2] == INPUT).all()):
+            return False
+        if least is not None:
+            return part_bytes >= least
+        once = collective.name in (CollectiveName.ALL_TO_ALL, CollectiveName.SCATTER)
+        return once and part_bytes >= _DIRECT_FROM and part_bytes * self.code.ranks**2 < _DIRECT_BELOW
 
     def used_at_all(self, buffer: int) -> bool:
         return self.used[buffer] or self.touched[buffer]
