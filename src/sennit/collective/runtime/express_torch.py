@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sennit.collective.runtime.private_torch import AVERAGE, reduction_of
+from sennit.collective.runtime.private_torch import AVERAGE, SUM, reduction_of
 from sennit.collective.runtime.shared_torch import Shared
 from sennit.collective.runtime.shm_machine import CompiledMachine
 from sennit.collective.runtime.shm_plan import Plan
@@ -48,11 +48,15 @@ class Express:
     __slots__ = (
         "_exchanges",
         "_failed",
+        "_first",
         "_gathers",
         "_group",
+        "_last",
+        "_others",
         "_queue",
         "_reduces",
         "_rest",
+        "_running",
         "_scatters",
         "_shared",
         "_size",
@@ -63,9 +67,11 @@ class Express:
     def __init__(self, shared: Shared, queue: CallQueue, rest: Rest, failed: Failed) -> None:
         assert isinstance(shared.group.machine, CompiledMachine)
         self._shared, self._group, self._size = shared, shared.group, shared.size
-        self._queue, self._rest, self._failed = queue, rest, failed
+        self._queue, self._running, self._rest, self._failed = queue, queue.running, rest, failed
         self._start = shared.group.machine.library.sennit_start
-        self._reduces: Plans = {}
+        self._first, self._last = shared.group.own_memory
+        self._reduces: Plans = {}  # sums, by type and elements: reductions are slow to hash
+        self._others: Plans = {}
         self._scatters: Plans = {}
         self._gathers: Plans = {}
         self._exchanges: Plans = {}
@@ -86,13 +92,18 @@ class Express:
         tensor = tensors[0]
         if not _is_plain(tensor):
             return False
-        op = opts.reduceOp.op
-        key = op, tensor.dtype, tensor.numel()
-        plan = self._reduces.get(key)
-        if plan is None and (plan := self._learn_sum(self._reduces, key, CollectiveName.ALL_REDUCE, opts)) is None:
-            return False
-        place = tensor.data_ptr()
-        return self._run(plan, place, place, opts, tensor if op == AVERAGE else None)
+        place, reduce_op = tensor.data_ptr(), opts.reduceOp
+        if reduce_op == SUM:
+            key: tuple[Any, ...] = tensor.dtype, tensor.numel()
+            plan = self._reduces.get(key)
+            if plan is None:
+                plan = self._learn_sum(self._reduces, key, CollectiveName.ALL_REDUCE, opts)
+            return plan is not None and self._run(plan, place, place, opts, None)
+        key = tensor.dtype, tensor.numel(), reduce_op.op
+        plan = self._others.get(key)
+        if plan is None:
+            plan = self._learn_sum(self._others, key, CollectiveName.ALL_REDUCE, opts)
+        return plan is not None and self._run(plan, place, place, opts, tensor if reduce_op == AVERAGE else None)
 
     def broadcast(self, tensors: Any, opts: Any) -> bool:
         if type(tensors) is not list or len(tensors) != 1 or getattr(opts, "asyncOp", True):
@@ -119,12 +130,15 @@ class Express:
     def reduce_scatter(self, output: Any, input: Any, opts: Any) -> bool:
         if not _are_plain(output, input, opts):
             return False
-        op = opts.reduceOp.op
-        key = op, output.dtype, output.numel(), input.numel()
+        reduce_op = opts.reduceOp
+        key = output.dtype, output.numel(), input.numel(), None if reduce_op == SUM else reduce_op.op
         plan = self._scatters.get(key)
-        if plan is None and (plan := self._learn_sum(self._scatters, key, CollectiveName.REDUCE_SCATTER, opts)) is None:
-            return False
-        return self._run(plan, input.data_ptr(), output.data_ptr(), opts, output if op == AVERAGE else None)
+        if plan is None:
+            if key[2] != key[1] * self._size:
+                return False
+            plan = self._learn_sum(self._scatters, key, CollectiveName.REDUCE_SCATTER, opts)
+        averaged = output if reduce_op == AVERAGE else None
+        return plan is not None and self._run(plan, input.data_ptr(), output.data_ptr(), opts, averaged)
 
     def all_to_all(self, output: Any, input: Any, opts: Any) -> bool:
         """Of equal pieces."""
@@ -141,17 +155,18 @@ class Express:
     # ---- what they share -------------------------------------------------------------------------------------------------
 
     def _run(self, plan: Plan, source: int, target: int, opts: Any, averaged: Tensor | None) -> bool:
-        group, sizes = self._group, plan.sizes
         if source == target:
             if not plan.one_array:
                 return False
-        elif source < target + sizes[1] and target < source + sizes[0]:
+        elif source < target + plan.sizes[1] and target < source + plan.sizes[0]:
             return False  # they overlap
-        if group.has(source) or not self._queue.begin():
+        if self._first <= source < self._last or not self._running.acquire(False):
             return False
         try:
+            if self._queue.submitted != self._queue.ended:
+                return False
             try:
-                status = self._start(group.address, plan.address, source, target, plan.staged)
+                status = self._start(self._group.address, plan.address, source, target, plan.staged)
             except BaseException as error:  # Ctrl-C: the others wait for this rank in vain
                 self._failed(error)
                 raise
@@ -160,15 +175,15 @@ class Express:
             if averaged is not None:
                 average(averaged, self._size)
         finally:
-            self._queue.end()
+            self._running.release()
         return True
 
     def _learn_sum(self, plans: Plans, key: tuple[Any, ...], collective: CollectiveName, opts: Any) -> Plan | None:
-        """`key` is the reduction, the type and the elements of a part; of a reduce-scatter also those of the whole."""
+        """`key` begins with the type and the elements of a part."""
         name, factor = reduction_of(opts)
-        if factor is not None or (len(key) > 3 and key[3] != key[2] * self._size):
+        if factor is not None:
             return None
-        return self._keep(plans, key, self._shared.known(collective, key[2], key[1], name, None))
+        return self._keep(plans, key, self._shared.known(collective, key[1], key[0], name, None))
 
     def _learn(
         self,

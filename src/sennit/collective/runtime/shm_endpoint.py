@@ -183,6 +183,11 @@ class ShmEndpoint:
         with self._unfinished(segment, plan.text):
             self._wait_for_call(segment, plan, status, self.timeout if timeout is None else timeout)
 
+    @property
+    def own_memory(self) -> tuple[int, int]:
+        """From where to where memory of `allocate` may lie."""
+        return self._arena.first, self._arena.last
+
     def has(self, address: int) -> bool:
         """Does it lie in memory of `allocate`?"""
         return self._arena.first <= address < self._arena.last
