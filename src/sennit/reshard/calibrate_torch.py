@@ -29,7 +29,7 @@ from sennit.reshard.groups_torch import Transport, received_by
 from sennit.reshard.lower_torch import Message, Move
 from sennit.reshard.planner import Mode, plan
 from sennit.reshard.redistribution import StepKind
-from sennit.reshard.selection_torch import Selection
+from sennit.reshard.selection_torch import Selection, combine
 from sennit.reshard.shared import SharedMaker
 from sennit.reshard.shared_torch import SharedWire
 from sennit.reshard.timing import CollectiveCost, LinkCost, SharedCost
@@ -98,8 +98,13 @@ def _run_seconds(rounds: int, elements: int) -> float:
     """What each run of four elements takes, beyond the time of its bytes."""
     piece, output = torch.zeros(2 * elements), torch.empty(elements)
     in_runs, dense = piece.view(-1, 8)[:, :4], piece[:elements]
-    strided = _median(rounds, lambda: output.view(-1, 4).copy_(in_runs), "cpu")
+    strided = _median(rounds, lambda: _copied(output.view(-1, 4), in_runs), "cpu")
     return max(strided - _median(rounds, lambda: output.copy_(dense), "cpu"), 0.0) / (elements // 4)
+
+
+def _copied(place: Tensor, values: Tensor) -> Tensor:
+    combine(place, values, None)
+    return place
 
 
 def _exchange_seconds(wire: Wire | SharedWire, size: int, rounds: int, device: torch.device | str) -> float:

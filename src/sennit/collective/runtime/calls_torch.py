@@ -26,7 +26,7 @@ from sennit.collective.runtime.p2p_ticket import Ticket
 from sennit.collective.runtime.private_torch import GroupBase, Store, is_asynchronous, time_limit
 from sennit.collective.runtime.shared_torch import Shared
 from sennit.collective.runtime.shm_plan import Plan
-from sennit.collective.runtime.work_torch import CallQueue, SennitWork
+from sennit.collective.runtime.work_torch import CallQueue, NothingLeft, SennitWork
 from sennit.errors import PeerError
 
 __all__ = ["CallingGroup"]
@@ -57,7 +57,7 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
         self._closed = False
         self._coalesced: list[Ticket] | None = None
         self._pid = os.getpid()
-        self._nothing_left = SennitWork((), [], None)
+        self._nothing_left = NothingLeft()
         self._express = Express.of(communicator, self._calls, self._rest_of_call, self._break)
 
     def getBackendName(self) -> str:  # noqa: N802

@@ -225,7 +225,7 @@ static int move_data(const Group *group, const Call *call, const Tile *tile, con
     if (step->op == COPY && call->source == call->target && step->source_buffer == INPUT && step->target_buffer == OUTPUT &&
         step->source_chunk == step->target_chunk && !call->staged[OUTPUT])
         return 1; /* the user's input is the user's output: it is there */
-    int to = step->op == PUT ? step->peer : group->rank;
+    int to = step->op == PUT ? step->peer : group->rank, warm = call->source == call->target && call->staged[INPUT];
     char *target = locate(group, call, tile, to, step->target_buffer, step->target_chunk, step->count, &other);
     size = other < size ? other : size;
     if (call->direct && step->op == GET && step->source_buffer == INPUT)
@@ -235,7 +235,7 @@ static int move_data(const Group *group, const Call *call, const Tile *tile, con
         reduce_all(call, target, sources, 2, size / call->itemsize);
     } else if (target == source) {
         return 1;
-    } else if (call->large && call->source != call->target && step->target_buffer == OUTPUT && !call->staged[OUTPUT]) {
+    } else if (call->large && !warm && step->target_buffer == OUTPUT && !call->staged[OUTPUT]) {
         copy_past_cache(target, source, size);
     } else {
         memcpy(target, source, size);

@@ -18,7 +18,7 @@ from torch import Tensor
 from sennit.collective.runtime.p2p_ticket import Ticket
 from sennit.collective.runtime.private_torch import WorkBase
 
-__all__ = ["CallQueue", "SennitWork"]
+__all__ = ["CallQueue", "NothingLeft", "SennitWork"]
 
 Job = Callable[[], None]
 
@@ -85,6 +85,16 @@ class SennitWork(WorkBase):
             for ticket in self.tickets:
                 ticket.then(ended)
         return self.future
+
+
+class NothingLeft(SennitWork):
+    """Of a call that is done when it returns."""
+
+    def __init__(self) -> None:
+        super().__init__((), [], None)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
 
 
 class CallQueue:
