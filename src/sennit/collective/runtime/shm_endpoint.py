@@ -50,6 +50,7 @@ _PATIENCE = 20_000_000  # nanoseconds: how often a waiting rank looks around
 _SPIN_LIMIT = 2_000  # rounds, some 50 microseconds
 _YIELDS = 100  # a few rounds of the ranks that share a core
 _PLANS_KEPT = 512
+_SECRET = 16  # bytes
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which the mmap module does not name
 
 
@@ -108,7 +109,9 @@ class ShmEndpoint:
         machine = choose_machine(compiled)
         me = own_identity()
         cores = sorted(os.sched_getaffinity(0))
-        facts = json.dumps([rank, size, me.host, me.pid, me.started, machine.name, cores]).encode()
+        secret = ctypes.create_string_buffer(secrets.token_bytes(_SECRET), _SECRET)
+        place = [secret.raw.hex(), ctypes.addressof(secret)]
+        facts = json.dumps([rank, size, me.host, me.pid, me.started, machine.name, cores, place]).encode()
         everyone = [json.loads(said) for said in exchange(facts)]
         _check_facts(everyone, size)
         if len({said[5] for said in everyone}) > 1:
@@ -117,7 +120,9 @@ class ShmEndpoint:
         segment = open_segment(rank, layout, exchange)
         identities = [Identity(*said[2:5]) for said in everyone]
         together = {core for said in everyone for core in said[6]}
-        may_read = _may_read(identities, machine, rank, exchange)
+        sees_all = _sees(machine, [(said[3], *said[7]) for said in everyone if said[0] != rank])
+        may_read = all(answer == b"1" for answer in exchange(b"1" if sees_all else b"0"))
+        del secret  # not before all have looked
         return cls(segment, identities, machine, timeout, len(together), may_read)
 
     def _make_record(self, segment: Segment, cores: int) -> GroupRecord:
@@ -444,21 +449,15 @@ class ShmEndpoint:
         self.close()
 
 
-def _may_read(identities: Sequence[Identity], machine: Machine, rank: int, exchange: Exchange) -> bool:
-    """Whether every rank may read the memory of every other: the same answer on all. Each shows the others a secret."""
-    secret = ctypes.create_string_buffer(secrets.token_bytes(16), 16)
-    library = machine.library if isinstance(machine, CompiledMachine) else None
-    shown = exchange(json.dumps([secret.raw.hex(), ctypes.addressof(secret)]).encode())
-    may = library is not None
-    found = ctypes.create_string_buffer(16)
-    for peer, (identity, said) in enumerate(zip(identities, shown, strict=True)):
-        value, address = json.loads(said)
-        if library is not None and peer != rank:
-            read = library.sennit_peek(identity.pid, ctypes.addressof(found), address, 16)
-            may &= bool(read) and found.raw.hex() == value
+def _sees(machine: Machine, others: Sequence[tuple[int, str, int]]) -> bool:
+    """Whether this rank may read the memory of all others: it finds their secrets there. Processes, secrets, addresses."""
+    if not isinstance(machine, CompiledMachine):
+        return False
+    found = ctypes.create_string_buffer(_SECRET)
     return all(
-        answer == b"1" for answer in exchange(b"1" if may else b"0")
-    )  # and the secrets stay until all have looked
+        machine.library.sennit_peek(process, ctypes.addressof(found), address, _SECRET) and found.raw.hex() == secret
+        for process, secret, address in others
+    )
 
 
 def _progress(record: CallRecord) -> tuple[int, int, list[int]]:
