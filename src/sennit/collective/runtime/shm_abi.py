@@ -148,6 +148,7 @@ class CallRecord(Structure):
         ("parts", c_int32 * 2),
         ("touched", c_int32 * 2),
         ("only_read", c_int32),
+        ("kept", c_int32),
         ("alias", c_int32),
         ("dtype", c_int32),
         ("reduction", c_int32),

@@ -188,6 +188,10 @@ static char *locate(const Group *group, const Call *call, const Tile *tile, int 
     int64_t part = chunk / call->chunks, first = chunk % call->chunks, all = tile->size * call->itemsize;
     int64_t start = first * stride < all ? first * stride : all;
     int64_t stop = (first + count) * stride < all ? (first + count) * stride : all;
+    if (buffer == INPUT && chunk == call->kept && rank == group->rank && call->staged[INPUT]) {
+        *bytes = stop - start;
+        return call->source + (part * call->elements + tile->first) * call->itemsize + start;
+    }
     const Place *place = rank == group->rank ? &tile->mine[buffer] : &places_of(group, tile, rank)[buffer];
     *bytes = stop - start;
     return (call->direct && buffer == INPUT ? 0 : group->base) + place->offset + part * place->step + start;
@@ -332,9 +336,19 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
         tile->mine[small] = tile->mine[1 - small];
         tile->mine[small].offset += call->alias * length;
     }
-    for (int part = 0; call->staged[INPUT] && part < call->parts[INPUT]; part++)
-        memcpy(group->base + tile->mine[INPUT].offset + part * length,
-               call->source + (part * call->elements + tile->first) * item, length);
+    int64_t chunk = tile->stride * item, start = call->kept % call->chunks * chunk, stop = start + chunk;
+    start = start < length ? start : length;
+    stop = stop < length ? stop : length;
+    for (int part = 0; call->staged[INPUT] && part < call->parts[INPUT]; part++) {
+        char *to = group->base + tile->mine[INPUT].offset + part * length;
+        const char *from = call->source + (part * call->elements + tile->first) * item;
+        if (call->kept < 0 || call->kept / call->chunks != part) {
+            memcpy(to, from, length);
+        } else { /* a chunk that no peer reads */
+            memcpy(to, from, start);
+            memcpy(to + stop, from + stop, length - stop);
+        }
+    }
     call->entered += tile->size;
     signal_row(group, call, tile, call->code + call->blocks[0], call->blocks[1] - call->blocks[0]);
 }

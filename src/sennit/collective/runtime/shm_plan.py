@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Op
+from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Instruction, Op, Operand
 from sennit.collective.runtime.code_gates import touched_places, with_direct_gates
 from sennit.collective.runtime.shm_abi import DTYPES, LINE, REDUCTIONS, SLOTS, CallRecord, Reduction
 from sennit.collective.runtime.shm_segment import describe_call
@@ -35,6 +35,9 @@ from sennit.ir.dtype import DType
 __all__ = ["LoadedCode", "Plan", "make_plan"]
 
 _LARGE = 1 << 22  # bytes of an output: it passes the caches of a core
+_SLOT_USED = (
+    3 << 17
+)  # bytes, but for an all_to_all: of 8 ranks its tiles have 8 parts, and larger tiles were a fifth faster
 _DIRECT_FROM = 12 << 10  # bytes of a part; measured on 16 x86_64 cores with 4 and 8 ranks, as the next
 _DIRECT_BELOW = 96 << 20  # bytes of the inputs of all ranks
 
@@ -51,6 +54,7 @@ class LoadedCode:
     touched_anywhere: tuple[bool, bool]
     used: tuple[bool, bool]  # by this rank itself
     only_read: bool
+    kept: int | None  # the one chunk of the input that no peer reads
     blocks: NDArray[np.int32]
     scratch: NDArray[np.int64]
 
@@ -78,6 +82,7 @@ class LoadedCode:
             (anywhere[0], anywhere[1]),
             ((rank, INPUT) in by_owner, (rank, OUTPUT) in by_owner),
             only_read,
+            _kept_chunk(code, rank),
             np.ascontiguousarray(code.blocks[first : int(code.rank_blocks[rank + 1])]),
             np.cumsum([0, *code.scratch]).astype(np.int64),
         )
@@ -119,6 +124,8 @@ class LoadedCode:
         else:
             parts = sum(widths[b] for b in touched)
         scratch = sum(code.scratch)
+        exchanges = isinstance(code.collective, CollectiveSpec) and code.collective.name is CollectiveName.ALL_TO_ALL
+        slot_bytes = slot_bytes if exchanges else min(slot_bytes, _SLOT_USED)
         room = slot_bytes - 4 * LINE - scratch * LINE
         weight = scratch + parts * code.chunks  # chunks of the slot for one chunk of a part
         grain = alignment * code.chunks
@@ -133,6 +140,56 @@ class LoadedCode:
             return elements
         tiles = -(-elements // most)
         return -(-elements // tiles // grain) * grain
+
+
+def _kept_chunk(code: Code, rank: int) -> int | None:
+    """The chunk of a rank's input that need not be staged: no peer touches it, and the rank itself reads it alone and before it writes anything to its output, which may lie in
+    the same place. None where there is not exactly one."""
+    if code.collective.in_place:
+        return None
+    by_peers, own_reads = set[int](), list[range]()
+    busy = [any(s.op.moves_data for s in code.block(rank, block)) for block in range(code.rank_block_count(rank))]
+    if sum(busy) > 1:
+        return None  # blocks take turns, so none is known to come before another
+    for owner in range(code.ranks):
+        written = False
+        for block in range(code.rank_block_count(owner)):
+            for step in code.block(owner, block):
+                if not step.op.moves_data:
+                    continue
+                reads, writes_output = _input_reads(code, owner, step, rank)
+                if owner != rank:
+                    by_peers.update(*reads)
+                    continue
+                if reads and written:
+                    return None
+                own_reads += reads
+                written |= writes_output
+    alone = set(range(code.buffer_chunks(rank, INPUT))) - by_peers
+    if len(alone) != 1:
+        return None
+    (kept,) = alone
+    return kept if all(kept not in chunks or len(chunks) == 1 for chunks in own_reads) else None
+
+
+def _input_reads(code: Code, owner: int, step: Instruction, rank: int) -> tuple[list[range], bool]:
+    """The chunks of the input of `rank` that a step of `owner` touches, and whether it writes to its own output."""
+    found: list[range] = []
+    here = Operand(owner, step.target_buffer, step.target_chunk)
+    source = Operand(
+        owner if step.op in (Op.COPY, Op.PUT, Op.MULTICAST, Op.REDUCE) else step.peer,
+        step.source_buffer,
+        step.source_chunk,
+    )
+    if step.op.has_operands:
+        rows = code.operands[step.argument : step.argument + step.peer]
+        places = [Operand(*map(int, row)) for row in rows] + [source if step.op is Op.MULTICAST else here]
+    else:
+        places = [source, Operand(step.peer, *here[1:]) if step.op is Op.PUT else here]
+    for place in places:
+        if place.rank == rank and place.buffer == INPUT:
+            found.append(range(place.chunk, place.chunk + step.count))
+    return found, any(place.rank == owner and place.buffer == OUTPUT for place in places)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,6 +241,7 @@ def make_plan(
         record.parts[buffer] = code.parts(rank, buffer)
         record.touched[buffer] = any(loaded.touched) if loaded.in_place else loaded.touched[buffer]
     record.only_read = loaded.only_read and not loaded.in_place
+    record.kept = -1 if loaded.kept is None else loaded.kept
     record.alias = code.collective.alias_offset(rank) // code.chunks if loaded.in_place else -1
     record.dtype, record.itemsize = DTYPES.index(dtype), dtype.itemsize
     average = reduction is Reduction.AVG

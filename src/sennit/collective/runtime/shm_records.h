@@ -95,6 +95,7 @@ typedef struct {
     int32_t chunks, alignment; /* of a part; in elements */
     int32_t parts[2], touched[2]; /* of input and output: how many parts, and whether peers touch it */
     int32_t only_read;            /* peers only read here: a gate may be left before they are done */
+    int32_t kept;  /* the chunk of the input that only this rank reads, which is not staged but read where the user has it; or -1 */
     int32_t alias; /* in place: the part of the larger buffer at which the smaller begins; else -1 */
     int32_t dtype, reduction, itemsize, divide;
     int32_t large;  /* the output does not fit a cache */

@@ -51,10 +51,10 @@ BROKEN = 64  # where a byte says that some rank has declared a failure
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """Of each rank. `slot`: bytes of staging for one tile; `flags`: of all codes together; `ring`: bytes of messages to one peer; `arena`: bytes for
-    `allocate`. A slot has room for a tile of 256 KiB with its scratch: all slots stay in the second-level cache of a core. Tiles of 128 to 512 KiB are within 5% of each
-    other for an all-reduce of 16 MiB by 8 ranks on 16 cores; smaller ones wait more often, larger ones fall out of the cache."""
+    `allocate`. Of a slot most codes use 384 KiB (`shm_plan.py`), a tile of 256 KiB with its scratch: all slots stay in the second-level cache of a core. Tiles of 128 to 512 KiB
+    are within 5% of each other for an all-reduce of 16 MiB by 8 ranks on 16 cores; smaller ones wait more often, larger ones fall out of the cache."""
 
-    slot: int = 3 << 17
+    slot: int = 1 << 20
     flags: int = 2048
     ring: int = 1 << 17
     arena: int = 1 << 28
