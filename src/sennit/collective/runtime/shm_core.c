@@ -56,6 +56,8 @@ static void relax(void)
 /* After so many nanoseconds others have the core whom yielding does not speed up: a sleeper that is woken comes before them. */
 #define YIELD_LIMIT 300000
 
+#define EAGER 32 /* rounds */
+
 typedef struct {
     int rounds, asleep;
     uint32_t bell;
@@ -74,10 +76,15 @@ static int idle_once(Group *group, Idle *idle)
 {
     Doorbell *door = &group->doorbells[group->rank];
     int spin = atomic_load_explicit(&group->spin, memory_order_relaxed);
-    if (idle->rounds++ < spin) {
-        relax();
+    if (idle->rounds < spin) {
+        /* what comes soon is seen soon; later, looking less often leaves more to the other thread of this core, which may be the rank that is awaited */
+        int pauses = idle->rounds < EAGER ? 1 : 4;
+        idle->rounds += pauses;
+        while (pauses--)
+            relax();
         return 1;
     }
+    idle->rounds++;
     int64_t now = nanoseconds();
     if (!idle->since)
         idle->since = now;
