@@ -86,7 +86,7 @@ def test_no_peer_reads_what_is_kept(make: Callable[[], Algorithm]) -> None:
 def test_direct_calls() -> None:
     """Where no part is read twice, from some size on, until the arrays of all ranks are more than a cache holds."""
     exchange = loaded("all_to_all", 4, 0)
-    assert [exchange.goes_directly(size) for size in (4 * KIB, 64 * KIB, 4 * MIB, 8 * MIB)] == [
+    assert [exchange.goes_directly(size) for size in (16 * KIB, 64 * KIB, 4 * MIB, 8 * MIB)] == [
         False,
         True,
         True,

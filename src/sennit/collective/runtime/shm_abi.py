@@ -155,6 +155,7 @@ class CallRecord(Structure):
         ("itemsize", c_int32),
         ("divide", c_int32),
         ("large", c_int32),
+        ("vast", c_int32),
         ("direct", c_int32),
         ("elements", c_int64),
         ("tile", c_int64),

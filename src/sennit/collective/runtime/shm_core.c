@@ -133,8 +133,8 @@ static void wake(Group *group, int rank)
 /* ---- copies ---------------------------------------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
-/* Past the cache: what is written is not fetched before, and does not push out what is still needed. For outputs larger than a cache, unless they are the
- * input, which was read into the cache a moment before. */
+/* Past the cache: what is written is not fetched before, and does not push out what is still needed. For outputs larger than the cache of a core; or, of those that
+ * are the input too, which was read into a cache a moment before, larger than the cache of all. */
 static void copy_past_cache(char *to, const char *from, size_t bytes)
 {
     size_t head = -(uintptr_t)to % 16, i;
@@ -246,7 +246,7 @@ static int move_data(const Group *group, const Call *call, const Tile *tile, con
         reduce_all(call, target, sources, 2, size / call->itemsize);
     } else if (target == source) {
         return 1;
-    } else if (call->large && !warm && step->target_buffer == OUTPUT && !call->staged[OUTPUT]) {
+    } else if ((warm ? call->vast : call->large) && step->target_buffer == OUTPUT && !call->staged[OUTPUT]) {
         copy_past_cache(target, source, size);
     } else {
         memcpy(target, source, size);

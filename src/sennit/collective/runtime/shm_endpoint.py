@@ -27,6 +27,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -38,7 +39,7 @@ from sennit.collective.runtime.liveness import Identity, Liveness, own_identity
 from sennit.collective.runtime.shm_abi import SLOTS, CallRecord, GroupRecord, PlaceRecord, Reduction, Status
 from sennit.collective.runtime.shm_arena import Arena
 from sennit.collective.runtime.shm_machine import CompiledMachine, Machine, choose_machine
-from sennit.collective.runtime.shm_plan import LoadedCode, Plan, make_plan
+from sennit.collective.runtime.shm_plan import CACHE, LoadedCode, Plan, make_plan
 from sennit.collective.runtime.shm_segment import BROKEN, Capacity, Exchange, Layout, Segment, open_segment
 from sennit.errors import CollectiveError, RunError
 from sennit.ir.dtype import DType
@@ -74,6 +75,7 @@ class ShmEndpoint:
         self.machine = machine
         self._segment: Segment | None = segment
         self._identities = tuple(identities)
+        self._cache = _shared_cache()
         self._liveness = Liveness(identities)
         weakref.finalize(self, self._liveness.close)  # of a group that was dropped
         self._arena = Arena(segment.address + layout.arena(self.rank), layout.capacity.arena)
@@ -231,7 +233,8 @@ class ShmEndpoint:
                 self._plans.clear()
             loaded = self.load(code)
             direct = self.may_read and loaded.goes_directly(elements * dtype.itemsize, self.direct_from)
-            plan = make_plan(loaded, elements, dtype, reduction, self._layout.capacity.slot, title, direct=direct)
+            slot = self._layout.capacity.slot
+            plan = make_plan(loaded, elements, dtype, reduction, slot, title, direct=direct, cache=self._cache)
             if title is None:
                 self._plans[code.fingerprint, elements, dtype, reduction] = plan
             return plan
@@ -447,6 +450,13 @@ class ShmEndpoint:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _shared_cache() -> int:
+    """Bytes of the third-level cache, as Linux says for the first core."""
+    with suppress(OSError, ValueError):
+        return int(Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip().removesuffix("K")) << 10
+    return CACHE
 
 
 def _sees(machine: Machine, others: Sequence[tuple[int, str, int]]) -> bool:

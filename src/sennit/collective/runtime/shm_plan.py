@@ -32,13 +32,13 @@ from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveName, CollectiveSpec
 from sennit.ir.dtype import DType
 
-__all__ = ["LoadedCode", "Plan", "make_plan"]
+__all__ = ["CACHE", "LoadedCode", "Plan", "make_plan"]
 
 _LARGE = 1 << 22  # bytes of an output: it passes the caches of a core
-_SLOT_USED = (
-    3 << 17
-)  # bytes, but for an all_to_all: of 8 ranks its tiles have 8 parts, and larger tiles were a fifth faster
-_DIRECT_FROM = 12 << 10  # bytes of a part; measured on 16 x86_64 cores with 4 and 8 ranks, as the next
+CACHE = 32 << 20  # bytes that cores share, where the system does not say
+# Of a slot, but for an all_to_all: its tiles have a part for each rank, and larger ones were a fifth faster with 8.
+_SLOT_USED = 3 << 17
+_DIRECT_FROM = 32 << 10  # bytes of a part; measured on 16 x86_64 cores with 4 and 8 ranks, as the next
 _DIRECT_BELOW = 96 << 20  # bytes of the inputs of all ranks
 
 
@@ -222,8 +222,9 @@ def make_plan(
     title: str | None = None,
     *,
     direct: bool = False,
+    cache: int = CACHE,
 ) -> Plan:
-    """`title` is what messages call it: the name of the collective, unless it is given. `direct`: all ranks say so."""
+    """`title` is what messages call it: the name of the collective, unless it is given. `direct`: all ranks say so. `cache`: bytes that cores share."""
     code, rank = loaded.code, loaded.rank
     if reduction in (Reduction.BAND, Reduction.BOR, Reduction.BXOR) and dtype.is_float:
         raise CollectiveError(f"{reduction.value} of {dtype.value}", fix="bitwise reductions are for integers and bool")
@@ -260,7 +261,7 @@ def make_plan(
     sizes = code.parts(rank, INPUT) * part, code.parts(rank, OUTPUT) * part
     note = np.frombuffer(words.ljust(112, b"\0"), dtype=np.uint8)
     record.words = note.ctypes.data
-    record.large = sizes[OUTPUT] >= _LARGE
+    record.large, record.vast = sizes[OUTPUT] >= _LARGE, sizes[OUTPUT] * code.ranks > cache // 2
     touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
     plain = loaded.used[OUTPUT] and not touched[OUTPUT] and (touched[INPUT] or not loaded.used[INPUT])
     staged = int(touched[INPUT] and not direct) if plain and not loaded.in_place else None

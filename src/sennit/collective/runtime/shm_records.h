@@ -98,7 +98,8 @@ typedef struct {
     int32_t kept;  /* the chunk of the input that only this rank reads, which is not staged but read where the user has it; or -1 */
     int32_t alias; /* in place: the part of the larger buffer at which the smaller begins; else -1 */
     int32_t dtype, reduction, itemsize, divide;
-    int32_t large;  /* the output does not fit a cache */
+    int32_t large;  /* the output does not fit the cache of a core, */
+    int32_t vast;   /* or those of all ranks the cache of all */
     int32_t direct; /* peers read the input in this process's own memory: `mine` and `peers` have its address */
     int64_t elements, tile; /* of a part: in all, and at a time */
     char *source, *target;
