@@ -1,6 +1,6 @@
 """From a model's source to a simulated step, against the H200: capture, plan on one device, lower, simulate.
 
-    python benchmarks/sim/captured_steps.py [NAME ...]
+    python benchmarks/sim/captured_steps.py [--fused-attention] [NAME ...]
 
 Names choose cases of blocks.py that contain them. Unlike accuracy.py, which costs the operators that ran on the GPU, nothing here
 comes from the GPU but the profile that ships, which has seen these blocks: what is compared is the whole way, with the operators
