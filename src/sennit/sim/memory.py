@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sennit.cluster import Device
+from sennit.cost import workspace
 from sennit.ir.dtype import TensorType
 from sennit.ir.event import MemoryKind
 from sennit.ir.event_rows import MemoryTrack
 from sennit.ir.graph import OutputKind, Role
+from sennit.ir.program import Compute
 from sennit.sim.lane import LaneCode
 from sennit.sim.optimizer import Optimizer
 
@@ -40,7 +42,8 @@ class Ledger:
 def ledger(
     code: LaneCode, types: dict[str, TensorType], device: Device | None = None, optimizer: Optimizer | None = None
 ) -> Ledger:
-    """With `device`, sizes are rounded up as it allocates them. With `optimizer`, its state is there all the time."""
+    """With `device`, sizes are rounded up as it allocates them, and what its kernels take for themselves is staging while they run.
+    With `optimizer`, its state is there all the time."""
     grain = int(device.allocation.value) if device is not None and device.allocation is not None else 1
 
     def rounded(size: int) -> int:
@@ -63,8 +66,10 @@ def ledger(
         elif storage.ends is not None:
             at_once.append((kind, -size))  # freed before anything ran
     for number, job in enumerate(code.jobs):
-        if job.staging is not None:
-            size = rounded(types[job.staging].bytes)
+        size = rounded(types[job.staging].bytes) if job.staging is not None else 0
+        if isinstance(job.step, Compute) and device is not None and device.allocation is not None:
+            size = rounded(workspace(job.step, types))
+        if size:
             made.append((staging, size, number))
             gone.append((staging, -size, (number,)))
     if optimizer is not None:
