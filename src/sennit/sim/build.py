@@ -26,7 +26,7 @@ from sennit.errors import ProgramError
 from sennit.ir.program import Collective, CollectiveKind, Program, Receive, Send
 from sennit.sim.engine import Tasks, Workers
 from sennit.sim.lane import Job, LaneCode, compile_lane
-from sennit.sim.local import LocalTypes, Machine, StepCosts, Types
+from sennit.sim.local import LocalTypes, Machine, OperatorTimes, StepCosts, Types
 from sennit.sim.optimizer import Optimizer
 from sennit.sim.transfers import Bundle, Party, Transfers, alike
 from sennit.sim.turns import Turn
@@ -75,9 +75,10 @@ def build(
     machines: Sequence[Machine] | None = None,
     collectives: CollectiveTimes | None = None,
     optimizer: Optimizer | None = None,
+    operators: OperatorTimes | None = None,
 ) -> Built:
     """`machines` is by device of the cluster; without it all are as described. `collectives` overrules the closed forms,
-    `optimizer` puts its step behind the others."""
+    `operators` the costs of compute, `optimizer` puts its step behind the others."""
     blocking = cluster.host is not None and cluster.host.blocking
     # the order of lanes in a program means nothing: put them in one order
     lanes = sorted(program.lanes, key=lambda lane: (lane.devices, lane.name))
@@ -87,12 +88,12 @@ def build(
     if fold:
         actors = [actor for code in codes for actor in _by_sort(code, sorts)]
         actors.sort(key=lambda actor: (actor.devices, actor.code.lane.name))
-        builder = _Builder(program, cluster, transfers, StepCosts(optimizer), sorts, actors)
+        builder = _Builder(program, cluster, transfers, StepCosts(optimizer, operators), sorts, actors)
         if builder.folds():
             return builder.build()
     single = [Actor(code, (device,)) for code in codes for device in code.lane.devices]
     single.sort(key=lambda actor: actor.devices)
-    return _Builder(program, cluster, transfers, StepCosts(optimizer), sorts, single).build()
+    return _Builder(program, cluster, transfers, StepCosts(optimizer, operators), sorts, single).build()
 
 
 def _by_sort(code: LaneCode, machines: Sequence[Machine]) -> list[Actor]:

@@ -26,6 +26,7 @@ from sennit.ir.program import Compute, Program
 from sennit.ir.timeline import Origin, Timeline
 from sennit.sim.build import Built, build
 from sennit.sim.engine import Run, run
+from sennit.sim.local import OperatorTimes
 from sennit.sim.memory import Ledger, ledger, live_memory, reserved_memory
 from sennit.sim.optimizer import Optimizer
 from sennit.sim.steady import Steady, steady_of, unrolled
@@ -73,18 +74,27 @@ def simulate_fully(
     collectives: CollectiveTimes | None = None,
     iterations: int = 1,
     reserved: bool = False,
+    operators: OperatorTimes | None = None,
 ) -> Simulation:
     """The timeline of a step with what its costs rest on; of several `iterations`, how long a further one takes.
 
     `what_if` changes devices and links, `optimizer` adds its step and state, `collectives` gives the times of collectives
-    that run by schedules of their own. With `reserved`, memory is also played to a GPU's caching allocator.
+    that run by schedules of their own. With `reserved`, memory is also played to a GPU's caching allocator. `operators` gives times that go before
+    those of the cluster's devices (`cost/measured_torch.py`).
     """
     cluster.require(max(program.devices, default=-1) + 1, f"program {program.name!r}")
     topology = Topology.of(cluster, faults_of(what_if))
     with _collector_paused():
         machines = machines_of(cluster, what_if)
         built = build(
-            program, cluster, topology, fold=fold, machines=machines, collectives=collectives, optimizer=optimizer
+            program,
+            cluster,
+            topology,
+            fold=fold,
+            machines=machines,
+            collectives=collectives,
+            optimizer=optimizer,
+            operators=operators,
         )
         bandwidth = [wire.bandwidth for wire in topology.wires]
         cores = [cluster.host.cores.value] * cluster.nodes if cluster.host is not None else []
