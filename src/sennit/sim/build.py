@@ -8,7 +8,8 @@ of all pairs (`sim/transfers.py`).
 **When folding is exact.** Every layout is even and the devices of an actor are of one sort (equal costs); the groups of its
 collectives lie within one lane, and each meets the same actors: all of each, together; its transfers go to one actor; and the
 parts of each bundle are alike. Equal rates then satisfy the fairness of `sim/sharing.py` for all parts, by induction over
-events. Where one of these fails, `build` does not fold.
+events. Where one of these fails because some nodes have other links, devices that are alike (`sim/likeness.py`) are tried as
+actors; where that fails too, `build` does not fold.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from sennit.errors import ProgramError
 from sennit.ir.program import Collective, CollectiveKind, Program, Receive, Send
 from sennit.sim.engine import Tasks, Workers
 from sennit.sim.lane import Job, LaneCode, compile_lane
+from sennit.sim.likeness import alike_devices, different_nodes
 from sennit.sim.local import LocalTypes, Machine, OperatorTimes, StepCosts, Types
 from sennit.sim.optimizer import Optimizer
 from sennit.sim.transfers import Bundle, Party, Transfers, alike
@@ -91,6 +93,11 @@ def build(
         builder = _Builder(program, cluster, transfers, StepCosts(optimizer, operators), sorts, actors)
         if builder.folds():
             return builder.build()
+        if different_nodes(topology):
+            actors = _by_colour(codes, alike_devices(program, codes, topology, sorts))
+            builder = _Builder(program, cluster, transfers, StepCosts(optimizer, operators), sorts, actors)
+            if builder.folds():
+                return builder.build()
     single = [Actor(code, (device,)) for code in codes for device in code.lane.devices]
     single.sort(key=lambda actor: actor.devices)
     return _Builder(program, cluster, transfers, StepCosts(optimizer, operators), sorts, single).build()
@@ -104,6 +111,17 @@ def _by_sort(code: LaneCode, machines: Sequence[Machine]) -> list[Actor]:
     if len(sorts) == 1:
         return [Actor(code, code.lane.devices)]
     return [Actor(code, tuple(devices)) for devices in sorts.values()]
+
+
+def _by_colour(codes: Sequence[LaneCode], colours: dict[int, int]) -> list[Actor]:
+    """An actor for the devices of a lane that have one colour."""
+    found: list[Actor] = []
+    for code in codes:
+        alike_ones: dict[int, list[int]] = {}
+        for device in code.lane.devices:
+            alike_ones.setdefault(colours[device], []).append(device)
+        found += [Actor(code, tuple(devices)) for devices in alike_ones.values()]
+    return sorted(found, key=lambda actor: (actor.devices, actor.code.lane.name))
 
 
 class _Builder:
@@ -160,7 +178,7 @@ class _Builder:
                         return False
                     bundle = self._send(step, actor, types)
                     bundles[id(bundle)] = bundle
-        return alike(list(bundles.values()))
+        return alike(list(bundles.values()), self.transfers.topology.wires)
 
     def _whole(self, actor: Actor, party: Party) -> bool:
         """Whether a party is made of whole actors of one lane, and each of its groups has as many devices of each."""
