@@ -4,8 +4,8 @@
 
 Two hosts are network namespaces of this machine (`sennit.testing.network`: Linux, root, iproute2). Their ranks first probe the link, as
 `sennit probe` does, which gives the cluster; then they run a small GPT under several plans. Each plan is simulated on the probed
-cluster. Nothing is fitted to the plans' steps. Compute is that of each program's own operators, timed here one by one, times what a step
-of the whole model takes on every rank at once over what is simulated for it.
+cluster. Nothing is fitted to the plans' steps. Compute is that of the `laptop` cluster measured here, times what a step of the whole
+model takes on every rank at once over what is simulated for it.
 
 Rounds of one step of each plan follow each other, and the least of a plan's steps counts, as it does for the step of the whole model: on
 a machine with other work, that is what tells something. Where the load is several times the cores, take a lower rate, so that the link
@@ -34,7 +34,6 @@ from sennit.cluster import Basis, Cluster, Figure
 from sennit.cluster.measure_torch import measure_laptop
 from sennit.cluster.probe import Probe, cluster_of_probe
 from sennit.cluster.probe_torch import probe_ranks
-from sennit.cost.measured_torch import MeasuredOperators
 from sennit.demo.gpt import GPT, GPTConfig, random_batch
 from sennit.ir.graph import Graph
 from sennit.ir.mesh import Mesh
@@ -219,20 +218,18 @@ def main() -> None:
     print(f"{HOSTS} hosts of {options.ranks_per_host} on {os.cpu_count()} cores, link of {options.rate}", end=": ")
     print(f"probed {cluster.nic.bandwidth.value / 1e6:.1f} MB/s, {2e6 * cluster.nic.latency.value:.0f} us\n")
     serial = lower(propagate(data_parallel(graph_of(), Mesh.parse("dp=1"))))
-    whole = simulate_fully(serial, cluster, operators=MeasuredOperators.of(serial)).timeline.span
+    whole = simulate(serial, cluster).span
     steps = answer["steps"]
     assert isinstance(steps, dict)
     alone = min(steps["alone"])
     factor = alone / whole
     print(
-        f"a step of the whole model on every rank: {alone * 1e3:.0f} ms measured, {whole * 1e3:.0f} ms with its operators timed alone, "
-        f"{simulate(serial, cluster).span * 1e3:.0f} ms by the roofline; compute x{factor:.2f}\n"
+        f"a step of the whole model on every rank: {alone * 1e3:.0f} ms measured, {whole * 1e3:.0f} ms simulated; compute x{factor:.2f}\n"
     )
     print("| plan | measured, ms | simulated, ms | off by | waits for |\n|---|---|---|---|---|")
     errors = []
     for number, (name, program) in enumerate(found.items()):
-        operators = MeasuredOperators.of(program)
-        timeline = simulate_fully(program, cluster, what_if=[Straggler(factor)], operators=operators).timeline
+        timeline = simulate_fully(program, cluster, what_if=[Straggler(factor)]).timeline
         real = min(steps[str(number)])
         errors.append(timeline.span / real - 1)
         parts = exposed_parts(timeline, 0)
