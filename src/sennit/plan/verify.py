@@ -20,7 +20,7 @@ from sennit.capture.rules import RuleBook, Source, Strategy, local_kind, localiz
 from sennit.capture.rules.certify import Certifier
 from sennit.capture.rules.shape_check import ShapeCheck
 from sennit.errors import PlanError
-from sennit.ir.dtype import TensorType
+from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Arg, Graph, Op, OutputKind, Ref, Role, refs
 from sennit.ir.layout import Entry, Layout, Pending
 from sennit.ir.mesh import Axis, AxisKind
@@ -57,7 +57,7 @@ class _Proof:
         self.producers, self.types, self.book = graph.producers(), book.types, book
         self.shapes = ShapeCheck()
         self.found: dict[tuple[object, ...], Strategy | None] = {}
-        self.pieces: dict[tuple[object, ...], TensorType] = {}
+        self.pieces: dict[tuple[int, DType], TensorType] = {}
         self.alike: set[tuple[int, int]] = set()  # meshes that are equal and not one object
 
     def check(self, lane: Lane, step: Compute, buffers: dict[str, Buffer]) -> None:
@@ -102,10 +102,9 @@ class _Proof:
 
     def _local(self, buffer: Buffer) -> TensorType:
         """The type of a buffer's piece."""
-        layout = buffer.layout
-        key = (layout.shape, layout.entries, layout.mesh.axes, buffer.dtype)
+        key = (id(buffer.layout), buffer.dtype)  # the program keeps its layouts alive while it is proved
         if key not in self.pieces:
-            self.pieces[key] = TensorType(layout.local_shape(), buffer.dtype)
+            self.pieces[key] = TensorType(buffer.layout.local_shape(), buffer.dtype)
         return self.pieces[key]
 
     def _operator(self, lane: Lane, step: Compute) -> Op:
