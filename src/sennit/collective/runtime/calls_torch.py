@@ -103,7 +103,7 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
         if self._coalesced is not None:
             self._coalesced.append(ticket)
         self._calls.submit(lambda: self._guarded(job), ticket)
-        return SennitWork((ticket,), outputs, None)  # the call itself has a time limit
+        return SennitWork((ticket,), outputs, None, self._calls)  # the call itself has a time limit
 
     def _guarded(self, job: Callable[[], None]) -> None:
         self._check_usable()

@@ -18,16 +18,13 @@ finds it declares to all and raises as `RuntimeFailure`; after that the group is
 from __future__ import annotations
 
 import ctypes
-import json
 import mmap
 import os
-import secrets
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -35,11 +32,12 @@ from numpy.typing import NDArray
 
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Instruction, Op
 from sennit.collective.runtime.failure import Cause, RuntimeFailure
-from sennit.collective.runtime.liveness import Identity, Liveness, own_identity
+from sennit.collective.runtime.liveness import Identity, Liveness
 from sennit.collective.runtime.shm_abi import SLOTS, CallRecord, GroupRecord, PlaceRecord, Reduction, Status
 from sennit.collective.runtime.shm_arena import Arena
-from sennit.collective.runtime.shm_machine import CompiledMachine, Machine, choose_machine
-from sennit.collective.runtime.shm_plan import CACHE, LoadedCode, Plan, make_plan
+from sennit.collective.runtime.shm_facts import Facts, Secret, everyone, sees, shared_cache
+from sennit.collective.runtime.shm_machine import Machine, choose_machine
+from sennit.collective.runtime.shm_plan import LoadedCode, Plan, make_plan
 from sennit.collective.runtime.shm_segment import BROKEN, Capacity, Exchange, Layout, Segment, open_segment
 from sennit.errors import CollectiveError, RunError
 from sennit.ir.dtype import DType
@@ -51,7 +49,6 @@ _PATIENCE = 20_000_000  # nanoseconds: how often a waiting rank looks around
 _SPIN_LIMIT = 2_000  # rounds, some 50 microseconds
 _YIELDS = 100  # a few rounds of the ranks that share a core
 _PLANS_KEPT = 512
-_SECRET = 16  # bytes
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which the mmap module does not name
 
 
@@ -75,7 +72,7 @@ class ShmEndpoint:
         self.machine = machine
         self._segment: Segment | None = segment
         self._identities = tuple(identities)
-        self._cache = _shared_cache()
+        self._cache = shared_cache()
         self._liveness = Liveness(identities)
         weakref.finalize(self, self._liveness.close)  # of a group that was dropped
         self._arena = Arena(segment.address + layout.arena(self.rank), layout.capacity.arena)
@@ -109,23 +106,17 @@ class ShmEndpoint:
         if not hasattr(os, "memfd_create"):
             raise RunError("shared-memory groups need Linux", fix="use the gloo backend on other systems")
         machine = choose_machine(compiled)
-        me = own_identity()
-        cores = sorted(os.sched_getaffinity(0))
-        secret = ctypes.create_string_buffer(secrets.token_bytes(_SECRET), _SECRET)
-        place = [secret.raw.hex(), ctypes.addressof(secret)]
-        facts = json.dumps([rank, size, me.host, me.pid, me.started, machine.name, cores, place]).encode()
-        everyone = [json.loads(said) for said in exchange(facts)]
-        _check_facts(everyone, size)
-        if len({said[5] for said in everyone}) > 1:
+        secret = Secret()
+        ranks = everyone(Facts.own(rank, size, machine, secret), exchange)
+        if len({facts.machine for facts in ranks}) > 1:
             machine = choose_machine(False)  # the two speak the same protocol, but only one of them can fence memory
         layout = Layout(size, capacity or Capacity())
         segment = open_segment(rank, layout, exchange)
-        identities = [Identity(*said[2:5]) for said in everyone]
-        together = {core for said in everyone for core in said[6]}
-        sees_all = _sees(machine, [(said[3], *said[7]) for said in everyone if said[0] != rank])
+        cores = {core for facts in ranks for core in facts.cores}
+        sees_all = sees(machine, [facts for facts in ranks if facts.rank != rank])
         may_read = all(answer == b"1" for answer in exchange(b"1" if sees_all else b"0"))
         del secret  # not before all have looked
-        return cls(segment, identities, machine, timeout, len(together), may_read)
+        return cls(segment, [facts.identity for facts in ranks], machine, timeout, len(cores), may_read)
 
     def _make_record(self, segment: Segment, cores: int) -> GroupRecord:
         layout, base = segment.layout, segment.address
@@ -452,46 +443,9 @@ class ShmEndpoint:
         self.close()
 
 
-def _shared_cache() -> int:
-    """Bytes of the third-level cache, as Linux says for the first core."""
-    with suppress(OSError, ValueError):
-        return int(Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip().removesuffix("K")) << 10
-    return CACHE
-
-
-def _sees(machine: Machine, others: Sequence[tuple[int, str, int]]) -> bool:
-    """Whether this rank may read the memory of all others: it finds their secrets there. Processes, secrets, addresses."""
-    if not isinstance(machine, CompiledMachine):
-        return False
-    found = ctypes.create_string_buffer(_SECRET)
-    return all(
-        machine.library.sennit_peek(process, ctypes.addressof(found), address, _SECRET) and found.raw.hex() == secret
-        for process, secret, address in others
-    )
-
-
 def _progress(record: CallRecord) -> tuple[int, int, list[int]]:
     return record.begun, record.left, record.at[: SLOTS * record.block_count]
 
 
 def _overlap(source: int, target: int, sizes: tuple[int, int]) -> bool:
     return bool(source and target and source < target + sizes[OUTPUT] and target < source + sizes[INPUT])
-
-
-def _check_facts(everyone: Sequence[Sequence[object]], size: int) -> None:
-    where = f"a group of {size} ranks"
-    listed, sizes = [said[0] for said in everyone], [said[1] for said in everyone]
-    if listed != list(range(size)) or set(sizes) != {size}:
-        raise RunError(
-            f"the exchange returned ranks {listed} of groups of {sizes}",
-            where=where,
-            fix="let it return what all ranks gave, in the order of ranks",
-        )
-    hosts = [said[2] for said in everyone]
-    if len(set(hosts)) > 1:
-        other = next(rank for rank in range(size) if hosts[rank] != hosts[0])
-        raise RunError(
-            f"rank {other} is on another host or in another container than rank 0",
-            where=where,
-            fix="make a group of the ranks of each host",
-        )

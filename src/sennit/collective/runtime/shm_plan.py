@@ -124,12 +124,12 @@ class LoadedCode:
         else:
             parts = sum(widths[b] for b in touched)
         scratch = sum(code.scratch)
-        exchanges = isinstance(code.collective, CollectiveSpec) and code.collective.name is CollectiveName.ALL_TO_ALL
-        slot_bytes = slot_bytes if exchanges else min(slot_bytes, _SLOT_USED)
-        room = slot_bytes - 4 * LINE - scratch * LINE
         weight = scratch + parts * code.chunks  # chunks of the slot for one chunk of a part
+        exchanges = isinstance(code.collective, CollectiveSpec) and code.collective.name is CollectiveName.ALL_TO_ALL
+        least = (weight + scratch + 4) * LINE
+        used = slot_bytes if exchanges or least > _SLOT_USED else min(slot_bytes, _SLOT_USED)
         grain = alignment * code.chunks
-        most = elements if not weight else room // (weight * LINE) * grain
+        most = elements if not weight else (used - (scratch + 4) * LINE) // (weight * LINE) * grain
         if most < grain and elements > most:
             raise CollectiveError(
                 f"code {code.name!r} needs {weight} chunks of {LINE} bytes at a time, and a slot has {slot_bytes} bytes",
