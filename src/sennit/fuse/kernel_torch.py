@@ -6,12 +6,14 @@ hands it to Inductor by itself: the compiler then sees this group and nothing el
 
 Layers repeat, and so do their kernels. `signature` names a kernel by its structure, without the names of its values; two kernels with one signature share one
 compiled artifact.
+
+A graph does not say on which device a tensor is made from numbers (`aten.full`, `aten.arange`): `target_of` adds the device of the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,29 +21,24 @@ from torch import Tensor, fx
 
 from sennit.capture.element_types import torch_dtype
 from sennit.errors import CaptureError
+from sennit.fuse.draws_torch import DRAWS
+from sennit.fuse.signature import signature
 from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Arg, Op, Ref
 from sennit.ir.operators import is_view
 from sennit.ir.strategy_check import Kernel
 
 __all__ = [
-    "Runnable",
     "compile_kernel",
     "is_worth_compiling",
     "kernel_module",
     "operator_of",
+    "returns_several",
     "sample_inputs",
     "signature",
+    "target_of",
+    "wanted_results",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Runnable:
-    """`call(*inputs)` gives a tuple: the values `writes`, from the values `reads`."""
-
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    call: Callable[..., Sequence[Tensor]]
 
 
 def operator_of(kind: str) -> Any:
@@ -55,13 +52,28 @@ def operator_of(kind: str) -> Any:
     return found
 
 
-def kernel_module(kernel: Kernel, written: frozenset[str]) -> tuple[fx.GraphModule, tuple[str, ...], tuple[str, ...]]:
+def target_of(op: Op, device: torch.device) -> Callable[..., Any]:
+    """What is called with the operator's arguments."""
+    if op.kind in DRAWS:
+        return partial(DRAWS[op.kind], device=device)
+    # a clone before a view may have been made without a copy, so a view may have to copy
+    is_reshape = op.kind in ("aten.view.default", "aten._unsafe_view.default")
+    target: Callable[..., Any] = operator_of("aten.reshape.default" if is_reshape else op.kind)
+    if device.type != "cpu" and not op.reads and any(arg.name == "device" for arg in target._schema.arguments):  # type: ignore[attr-defined]
+        return partial(target, device=device)
+    return target
+
+
+def kernel_module(
+    kernel: Kernel, written: frozenset[str], device: torch.device | None = None
+) -> tuple[fx.GraphModule, tuple[str, ...], tuple[str, ...]]:
     """The body as an fx module, the values that it takes, and those that it returns."""
+    device = device or torch.device("cpu")
     graph = fx.Graph()
     reads = kernel.reads
     values: dict[str, Any] = {name: graph.placeholder(f"in{place}") for place, name in enumerate(reads)}
     for op in kernel.body:
-        _add(graph, op, values)
+        _add(graph, op, values, device)
     writes = tuple(
         value.name
         for op in kernel.body
@@ -73,18 +85,14 @@ def kernel_module(kernel: Kernel, written: frozenset[str]) -> tuple[fx.GraphModu
     return fx.GraphModule(torch.nn.Module(), graph), reads, writes
 
 
-def _add(graph: fx.Graph, op: Op, values: dict[str, Any]) -> None:
-    # a clone before a view may have been made without a copy, so a view may have to copy
-    is_reshape = op.kind in ("aten.view.default", "aten._unsafe_view.default")
-    target = operator_of("aten.reshape.default" if is_reshape else op.kind)
+def _add(graph: fx.Graph, op: Op, values: dict[str, Any], device: torch.device) -> None:
     args = tuple(_argument(arg, values) for arg in op.args)
     kwargs = {name: _argument(arg, values) for name, arg in op.kwargs}
-    node = graph.call_function(target, args, kwargs)
-    if not _returns_several(target):
+    node = graph.call_function(target_of(op, device), args, kwargs)
+    if not returns_several(op):
         values[op.results[0].name] = node
         return
-    wanted = _wanted(op)
-    for place, value in zip(wanted, op.results, strict=True):
+    for place, value in zip(wanted_results(op), op.results, strict=True):
         values[value.name] = graph.call_function(_item, (node, place))
 
 
@@ -92,12 +100,15 @@ def _item(values: Sequence[Tensor], place: int) -> Tensor:
     return values[place]
 
 
-def _returns_several(target: Any) -> bool:
-    returns = target._schema.returns
+def returns_several(op: Op) -> bool:
+    """Whether torch gives a tuple or list of results."""
+    if op.kind in DRAWS:
+        return False
+    returns = operator_of(op.kind)._schema.returns
     return len(returns) > 1 or (len(returns) == 1 and isinstance(returns[0].type, torch.ListType))
 
 
-def _wanted(op: Op) -> tuple[int, ...]:
+def wanted_results(op: Op) -> tuple[int, ...]:
     """The places of the results that the operator gives: some have a mask of those that are wanted and give None for the others."""
     for arg in op.args:
         if isinstance(arg, tuple) and arg and all(isinstance(flag, bool) for flag in arg):
@@ -148,34 +159,3 @@ def sample_inputs(
             value = torch.zeros(kind.shape, dtype=dtype)
         made.append(value.to(device))
     return made
-
-
-def signature(kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> str:
-    """Equal for kernels that compute the same function of inputs of the same types."""
-    number: dict[str, int] = {}
-
-    def label(name: str) -> str:
-        if name not in number:
-            number[name] = len(number)
-        return f"%{number[name]}"
-
-    def show(arg: Arg) -> str:
-        match arg:
-            case Ref(name):
-                return label(name)
-            case tuple():
-                return "[" + ",".join(map(show, arg)) + "]"
-            case DType():
-                return arg.value
-            case _:
-                return repr(arg)
-
-    lines = [f"{label(name)}:{types[name]}" for name in kernel.reads]
-    for op in kernel.body:
-        call = ",".join([*map(show, op.args), *(f"{key}={show(arg)}" for key, arg in op.kwargs)])
-        results = ",".join(
-            f"{label(value.name)}{'!' if value.name in written and op.name not in kernel.repeated else ''}"
-            for value in op.results
-        )
-        lines.append(f"{results}={op.kind}({call})")
-    return "\n".join(lines)

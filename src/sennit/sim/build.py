@@ -6,8 +6,8 @@ wherever the cluster treats them alike. A folded collective is the *bundle* of w
 of all pairs (`sim/transfers.py`).
 
 **When folding is exact.** Every layout is even and the devices of an actor are of one sort (equal costs); the groups of its
-collectives lie within one lane, and each meets the same actors: all of each, together; its transfers go to one actor; and the
-parts of each bundle are alike. Equal rates then satisfy the fairness of `sim/sharing.py` for all parts, by induction over
+collectives, and the parts of its exchanges, each meet the same actors: all of each, together; its transfers go to one actor;
+and the parts of each bundle are alike. Equal rates then satisfy the fairness of `sim/sharing.py` for all parts, by induction over
 events. Where one of these fails because some nodes have other links, devices that are alike (`sim/likeness.py`) are tried as
 actors; where that fails too, `build` does not fold.
 """
@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from sennit.cluster import Cluster, Topology
 from sennit.cost import CollectiveTimes
 from sennit.errors import ProgramError
-from sennit.ir.program import Collective, CollectiveKind, Program, Receive, Send
+from sennit.ir.program import Collective, CollectiveKind, Exchange, Program, Receive, Send
 from sennit.sim.engine import Tasks, Workers
+from sennit.sim.exchanges import Exchanges
 from sennit.sim.lane import Job, LaneCode, compile_lane
 from sennit.sim.likeness import alike_devices, different_nodes
 from sennit.sim.local import LocalTypes, Machine, OperatorTimes, StepCosts, Types
@@ -86,21 +87,21 @@ def build(
     lanes = sorted(program.lanes, key=lambda lane: (lane.devices, lane.name))
     codes = [compile_lane(lane, blocking, optimizer.name if optimizer is not None else None) for lane in lanes]
     sorts = machines if machines is not None else machines_of(cluster, ())
-    transfers = Transfers(topology, collectives)
+    transfers, exchanges = Transfers(topology, collectives), Exchanges(program)
     if fold:
         actors = [actor for code in codes for actor in _by_sort(code, sorts)]
         actors.sort(key=lambda actor: (actor.devices, actor.code.lane.name))
-        builder = _Builder(program, cluster, transfers, StepCosts(optimizer, operators), sorts, actors)
+        builder = _Builder(program, cluster, transfers, exchanges, StepCosts(optimizer, operators), sorts, actors)
         if builder.folds():
             return builder.build()
         if different_nodes(topology):
             actors = _by_colour(codes, alike_devices(program, codes, topology, sorts))
-            builder = _Builder(program, cluster, transfers, StepCosts(optimizer, operators), sorts, actors)
+            builder = _Builder(program, cluster, transfers, exchanges, StepCosts(optimizer, operators), sorts, actors)
             if builder.folds():
                 return builder.build()
     single = [Actor(code, (device,)) for code in codes for device in code.lane.devices]
     single.sort(key=lambda actor: actor.devices)
-    return _Builder(program, cluster, transfers, StepCosts(optimizer, operators), sorts, single).build()
+    return _Builder(program, cluster, transfers, exchanges, StepCosts(optimizer, operators), sorts, single).build()
 
 
 def _by_sort(code: LaneCode, machines: Sequence[Machine]) -> list[Actor]:
@@ -130,12 +131,13 @@ class _Builder:
         program: Program,
         cluster: Cluster,
         transfers: Transfers,
+        exchanges: Exchanges,
         costs: StepCosts,
         machines: Sequence[Machine],
         actors: list[Actor],
     ) -> None:
         self.program, self.cluster, self.transfers, self.actors = program, cluster, transfers, actors
-        self.machines = machines
+        self.exchanges, self.machines = exchanges, machines
         self.tasks = Tasks()
         self.joint: dict[int, list[tuple[int, int]]] = {}
         self.wire_bytes: dict[int, int] = {}
@@ -168,10 +170,16 @@ class _Builder:
                 step = actor.code.jobs[position].step
                 if isinstance(step, Collective):
                     party = self.transfers.party(step.result.layout.mesh, step.axes, actor.devices)
-                    if (number, id(party)) not in checked and not self._whole(actor, party):
+                    if (number, id(party)) not in checked and not self._whole(party.groups):
                         return False
                     checked.add((number, id(party)))
                     bundle = self._collective(step, party, types)
+                    bundles[id(bundle)] = bundle
+                elif isinstance(step, Exchange):
+                    parts = self.exchanges.parts(step.label, actor.devices)
+                    if not self._whole([part.devices for part in parts], ordered=False):
+                        return False
+                    bundle = self.transfers.exchange(parts)
                     bundles[id(bundle)] = bundle
                 elif isinstance(step, Send) and step.to in self.lanes:
                     if (step.to, self._places(actor)) not in places:
@@ -180,17 +188,17 @@ class _Builder:
                     bundles[id(bundle)] = bundle
         return alike(list(bundles.values()), self.transfers.topology.wires)
 
-    def _whole(self, actor: Actor, party: Party) -> bool:
-        """Whether a party is made of whole actors of one lane, and each of its groups has as many devices of each."""
-        present = set(party.devices)
-        members = [other for other in self.actors if other.code is actor.code and not present.isdisjoint(other.devices)]
+    def _whole(self, groups: Sequence[tuple[int, ...]], ordered: bool = True) -> bool:
+        """Whether groups are made of whole actors, and each has as many devices of each, in the same places if `ordered`."""
+        present = {device for group in groups for device in group}
+        members = [other for other in self.actors if not present.isdisjoint(other.devices)]
         if sum(len(other.devices) for other in members) != len(present):
             return False
         if len(members) == 1:
-            return True
+            return ordered or len({len(group) for group in groups}) == 1
         owner = {device: number for number, other in enumerate(members) for device in other.devices}
-        shapes = {tuple([owner[device] for device in group]) for group in party.groups}
-        return len(shapes) == 1
+        shapes = [[owner[device] for device in group] for group in groups]
+        return len({tuple(shape if ordered else sorted(shape)) for shape in shapes}) == 1
 
     # ---- tasks ---------------------------------------------------------------------------------------------------------
 
@@ -264,6 +272,11 @@ class _Builder:
                 party = self.transfers.party(step.result.layout.mesh, step.axes, actor.devices)
                 channel, everyone = (id(party), job.stream), party.devices
                 bundle = self._collective(step, party, self.types[number])
+            case Exchange(label=label):
+                parts = self.exchanges.parts(label, actor.devices)
+                channel = ("exchange", label, parts[0].devices)
+                everyone = tuple([device for part in parts for device in part.devices])
+                bundle = self.transfers.exchange(parts)
             case Send(to=to):
                 bundle = self._send(step, actor, self.types[number])
                 places = self._places(actor)
@@ -290,7 +303,7 @@ class _Builder:
 
     def _enter(self, task: int, number: int, position: int, step: object) -> None:
         members = self.joint[task]
-        if isinstance(step, Send):
+        if isinstance(step, Send) or (isinstance(step, Exchange) and step.result is None):
             members.insert(0, (number, position))  # a sender stands before its receiver
         else:
             members.append((number, position))
