@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -62,6 +63,7 @@ def model_of(attend: Callable[[Tensor, Tensor, Tensor], Tensor], dtype: torch.dt
     return Model(attend).to(dtype), torch.randn(4, TOKENS, WIDTH, dtype=dtype)
 
 
+@cache
 def program_of(attend: Callable[[Tensor, Tensor, Tensor], Tensor], dtype: torch.dtype = torch.float32) -> Program:
     model, x = model_of(attend, dtype)
     return lower(propagate(data_parallel(capture(model, (x,), name="attention"), Mesh.parse("dp=1"))))

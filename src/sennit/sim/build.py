@@ -95,7 +95,7 @@ def build(
         if builder.folds():
             return builder.build()
         if different_nodes(topology):
-            actors = _by_colour(codes, alike_devices(program, codes, topology, sorts))
+            actors = _by_colour(codes, alike_devices(program, codes, topology, sorts, exchanges))
             builder = _Builder(program, cluster, transfers, exchanges, StepCosts(optimizer, operators), sorts, actors)
             if builder.folds():
                 return builder.build()
@@ -237,7 +237,9 @@ class _Builder:
         for task, members in self.joint.items():
             (sender, sent), (receiver, received) = members[0], members[-1]
             code = self.actors[receiver].code
-            if not isinstance(code.jobs[received].step, Receive) or not self.tasks.load[task]:
+            step = code.jobs[received].step
+            pair = len(members) == 2 and isinstance(step, Exchange) and step.source is None  # an exchange of two ranks
+            if not (pair or isinstance(step, Receive)) or not self.tasks.load[task]:
                 continue
             ends = (min(sender, receiver), max(sender, receiver))
             self.tasks.turns[task] = Turn(

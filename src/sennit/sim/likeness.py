@@ -3,7 +3,8 @@
 A device begins with a colour of its own where its node's links differ from those of most nodes (a failed NIC, a slow link), else with that
 of its lane and sort. Then, again and again, it takes the colours of those it communicates with, in their order:
 
-    colour(d) := (colour(d), colours of the group of d for each set of axes of its lane's collectives, of its partner in each other lane)
+    colour(d) := (colour(d), colours of the group of d for each set of axes of its lane's collectives and for each exchange,
+                  of its partner in each other lane)
 
 until the number of colours stays. What is far from a failed link keeps few colours: of 64 nodes with one that is different, the devices at one
 place of the other 63 stay one. Equal colours are what folding needs and no proof of it: `sim/build.py` checks every bundle all the same.
@@ -16,7 +17,8 @@ from collections.abc import Sequence
 
 from sennit.cluster import Topology
 from sennit.ir.mesh import Mesh
-from sennit.ir.program import Collective, Program, Send
+from sennit.ir.program import Collective, Exchange, Program, Send
+from sennit.sim.exchanges import Exchanges
 from sennit.sim.lane import LaneCode
 from sennit.sim.local import Machine
 
@@ -36,7 +38,11 @@ def different_nodes(topology: Topology) -> frozenset[int]:
 
 
 def alike_devices(
-    program: Program, codes: Sequence[LaneCode], topology: Topology, machines: Sequence[Machine]
+    program: Program,
+    codes: Sequence[LaneCode],
+    topology: Topology,
+    machines: Sequence[Machine],
+    exchanges: Exchanges,
 ) -> dict[int, int]:
     """A colour for each device of the program."""
     near = different_nodes(topology)
@@ -47,6 +53,9 @@ def alike_devices(
             first[device] = (number, id(machines[device]), own)
     colours = _numbered(first)
     groups = [group for code in codes for group in _groups(code)]
+    labels = dict.fromkeys(job.step.label for code in codes for job in code.jobs if isinstance(job.step, Exchange))
+    parts = [part.devices for label in labels for part in exchanges.parts(label, exchanges.devices(label))]
+    groups += list(dict.fromkeys(parts))
     pairs = [pair for code in codes for pair in _pairs(program, code)]
     while True:
         told: dict[int, list[tuple[int, ...]]] = {device: [] for device in colours}
