@@ -17,6 +17,7 @@ DRAWS = {  # random operators of the forward pass; a draw in a branch that is ce
     "gpt2": 7,
     "llama": 0,
     "mixtral": 4,
+    "mixtral batch": 4,
     "t5": 24,
     "mbart": 12,
     "bert": 7,
