@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from exchange_programs import chain, chain_state, interlaced, interlaced_state
+from exchange_programs import chain, chain_state, interlaced, interlaced_state, run_on_our_backend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sennit.cluster.ranks_torch import GlooRanks
 from sennit.ir.program import Program
 from sennit.ir.program_check import check_program
 from sennit.ir.program_numpy import run_program
@@ -39,6 +40,11 @@ def test_exchanges_on_processes() -> None:
         state = interlaced_state()
         expected = run_in_process(interlaced(), state, timeout=30)["y"]
         assert torch.equal(ranks.run(interlaced(), state, repeats=3).outputs["y"], expected)
+
+
+def test_exchanges_on_our_backend(tmp_path) -> None:
+    with GlooRanks(4, timeout=120.0, preload=("exchange_programs",)) as ranks:
+        assert ranks.call(run_on_our_backend, str(tmp_path), [1, 2, 3]) == [[True] * 6] * 4
 
 
 def test_the_source_is_readable() -> None:
