@@ -3,6 +3,7 @@
     python benchmarks/plan/random_plans.py --count 2000                 # in one process, one thread a device
     python benchmarks/plan/random_plans.py --count 0 --processes 100    # on real gloo ranks
     python benchmarks/plan/random_plans.py --count 0 --faults 10000     # one thing changed: refused, or equal when run
+    python benchmarks/plan/random_plans.py --stages                     # stages that share devices, reordered, of unequal meshes
 
 A plan is drawn from its seed for a family in turn (`sennit.testing.families_torch`), completed, lowered, proved with every rule
 certified, and run in float64 with dropout on. Every gradient, loss and buffer is compared with the graph run whole: bitwise if no
@@ -46,15 +47,16 @@ TOLERANCE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A family's graph, what it is fed, and what it computes whole."""
+    """A family's graph, what it is fed, and what it computes whole; whether its stages are to lie anywhere."""
 
     name: str
     graph: Graph
     state: Mapping[str, Tensor]
     reference: Mapping[str, Tensor]
+    anywhere: bool
 
 
-def subjects(names: list[str]) -> list[Subject]:
+def subjects(names: list[str], anywhere: bool) -> list[Subject]:
     found = []
     for name in names:
         family = families()[name]
@@ -64,7 +66,7 @@ def subjects(names: list[str]) -> list[Subject]:
             captured = capture_call(model, (), sample.kwargs, training=True)
         graph = trained(captured.graph)
         state = state_of(captured, model, sample.kwargs, 5, 9)
-        found.append(Subject(name, graph, state, run_graph_torch(graph, state)))
+        found.append(Subject(name, graph, state, run_graph_torch(graph, state), anywhere))
         print(f"captured {name}: {len(graph.ops)} operators", flush=True)
     return found
 
@@ -80,7 +82,11 @@ def difference(subject: Subject, outputs: Mapping[str, Tensor]) -> float:
 
 
 def program_of(subject: Subject, seed: int, certifier: Certifier, devices: int) -> Program:
-    program = lower(random_decisions(subject.graph, random.Random(seed), devices=devices))
+    program = lower(
+        random_decisions(
+            subject.graph, random.Random(seed), devices=devices, anywhere=True if subject.anywhere else None
+        )
+    )
     verify(program, subject.graph, certifier=certifier)
     return program
 
@@ -173,13 +179,16 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=200, help="plans in one process")
     parser.add_argument("--processes", type=int, default=0, help="plans on real gloo ranks")
     parser.add_argument("--faults", type=int, default=0, help="programs with one thing changed")
+    parser.add_argument(
+        "--stages", action="store_true", help="only plans whose stages share devices and have any meshes"
+    )
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--families", default="", help="names, separated by commas; all without")
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # those of the libraries that the models come from
     torch.set_num_threads(1)
     names = options.families.split(",") if options.families else list(families())
-    chosen = subjects(names)
+    chosen = subjects(names, options.stages)
     certifier = Certifier(current_environment().cache_dir)
     failed = 0
     if options.count:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+import sennit.backend  # noqa: F401  (registers "sennit" with torch.distributed)
 from sennit.ir.dtype import DType
 from sennit.ir.graph import Output, OutputKind, Phase, Ref, Role
 from sennit.ir.layout import Layout
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Buffer, Compute, Exchange, Free, Lane, LaneInput, Program, Step
+from sennit.run import emit_lane
+from sennit.run.distributed import ProcessCommunicator
+from sennit.run.groups import ProcessGroups
+from sennit.run.load import load_source
+from sennit.run.pieces import inputs_of
+from sennit.run.rank import Rank
 
 MESHES = [
     "a=4",
@@ -119,3 +128,24 @@ def interlaced_state() -> dict[str, Tensor]:
     draw = np.random.default_rng(1).standard_normal
     return {"e": torch.from_numpy(draw((6, 4))), "a": torch.from_numpy(draw((4, 4))), "b": torch.from_numpy(draw((4, 4))),
             "x": torch.from_numpy(draw((8, 6)))}  # fmt: skip
+
+
+def run_on_our_backend(rank: int, folder: str, seeds: list[int]) -> list[bool]:
+    """What a rank does in the test of the `sennit` backend: whether each chain gives it the whole, doubled at each link."""
+    dist.barrier()  # all have joined the group that is left here
+    dist.destroy_process_group()
+    store = dist.FileStore(f"{folder}/store", 4)
+    dist.init_process_group("sennit", store=store, rank=rank, world_size=4, timeout=timedelta(seconds=60))
+    groups, found = ProcessGroups(), []
+    for seed in seeds:
+        program, state = chain(seed), chain_state(seed)
+        groups.make_for(program)
+        communicator, lane = ProcessCommunicator(groups), program.lane_of(rank)
+        step = load_source(emit_lane(program, lane), f"<{program.name}>")
+        for _ in range(2):
+            made = step(Rank(program, lane, rank, communicator), inputs_of(lane, rank, state))
+            communicator.finish()
+            found.append(torch.equal(made["y"], state["x"] * 2.0**6))
+    dist.barrier()
+    dist.destroy_process_group()
+    return found

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import torch
-from exchange_programs import chain, chain_state, interlaced, interlaced_state
+from exchange_programs import chain, chain_state, interlaced, interlaced_state, run_on_our_backend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sennit.cluster import load
+from sennit.cluster.ranks_torch import GlooRanks
 from sennit.ir.program import Program
 from sennit.ir.program_check import check_program
 from sennit.ir.program_numpy import run_program
 from sennit.run import LocalRanks, emit_lane, run_in_process
+from sennit.sim import simulate
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
@@ -41,6 +44,11 @@ def test_exchanges_on_processes() -> None:
         assert torch.equal(ranks.run(interlaced(), state, repeats=3).outputs["y"], expected)
 
 
+def test_exchanges_on_our_backend(tmp_path) -> None:
+    with GlooRanks(4, timeout=120.0, preload=("exchange_programs",)) as ranks:
+        assert ranks.call(run_on_our_backend, str(tmp_path), [1, 2, 3]) == [[True] * 6] * 4
+
+
 def test_the_source_is_readable() -> None:
     program = interlaced()
     source = emit_lane(program, program.lane("second"))
@@ -54,6 +62,37 @@ def test_the_source_is_readable() -> None:
     assert "rank.exchange('u at mb=1', u1)" in first
     # what is taken is waited for where it is first read, not where it is started
     assert first.index("y0 = rank.exchange('y at mb=0')") < first.index("u1 = aten.mm") < first.index("y0 = y0.wait()")
+
+
+def test_exchanges_between_other_devices_may_overtake_each_other() -> None:
+    """One lane comes to `a` first and the other to `b`: they go between different devices, so nothing waits and nothing is mixed up."""
+    text = """
+    program "overtaking" {
+      mesh one = @0
+      mesh two = @1
+      mesh both = d=2
+      mesh turned = d=2@1,0
+      lane l0 on 0 {
+        input %x : f64[4] of %x on one "x"
+        input %y : f64[4{d}] of %y on both "y"
+        exchange "a" %x among l0, l1
+        exchange "b" %z : f64[4{d}] of %y on turned = %y among l0, l1
+        result "y" %z }
+      lane l1 on 1 {
+        input %y : f64[4{d}] of %y on both "y"
+        exchange "b" %z : f64[4{d}] of %y on turned = %y among l0, l1
+        forward %w : f64[4{d}] of %w on turned = aten.mul.Scalar(%z, 2)
+        exchange "a" %v : f64[4] of %x on two = nothing among l0, l1
+        result "x" %v
+        result "y" %z } }"""
+    program = Program.parse(text)
+    check_program(program)
+    state = {"x": torch.arange(4.0, dtype=torch.float64), "y": torch.arange(4.0, 8.0, dtype=torch.float64)}
+    expected = run_program(program, {name: value.numpy() for name, value in state.items()})
+    found = run_in_process(program, state, timeout=30)
+    assert all(torch.equal(found[key], torch.from_numpy(expected[key])) for key in ("x", "y"))
+    assert torch.equal(found["x"], state["x"])
+    assert simulate(program, load("dgx-a100")).span > 0
 
 
 def test_a_lane_may_hold_two_pieces_of_one_input() -> None:

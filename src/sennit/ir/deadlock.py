@@ -2,14 +2,15 @@
 
 **Rules of execution.** A lane issues its steps in program order. Computing is done when it is issued. A communication
 only starts when it is issued; it *completes* once every participant has issued it and, on every lane that takes part, the
-communication before it on the same stream (`stream_of`) has completed. A step waits at its issue
-for the completion of every communication whose result it reads. A `free` does not wait: the memory is given back once the
+communication before it on the same stream (`stream_of`) has completed (of exchanges, that from the same devices to the same
+devices; such come in one order in all their lanes, by a rule of `program_exchange.py`). A step waits at its issue for the completion of every communication whose result it reads. A `free` does not wait: the memory is given back once the
 communications that use it have completed.
 
 **The graph.** One *issue* node per step of each lane; one *completion* node per communication, contracted over its
 participants (`program_match.py`). Edges: step to next step; the issue of each participant to the completion; completion to
 the next completion on a stream; completion to the issue of each step that waits for it. By the rules above a node can
-happen if and only if all its predecessors have happened. So:
+happen if and only if all its predecessors have happened. Exchanges need no edge for their order: the later of two has all
+participants of the earlier, each behind it, so what waits for the later one waits for every issue of the earlier one too. So:
 
 - *A cycle is a deadlock.* Suppose a node of a cycle happened, and take the first of the cycle that did: its predecessor on
   the cycle had not happened, against the rules. No node of the cycle ever happens: a set of steps each waiting on another.
@@ -39,7 +40,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sennit.errors import ProgramError
-from sennit.ir.program import Lane, Program, defines, reads, stream_of
+from sennit.ir.program import Exchange, Lane, Program, defines, reads, stream_of
 from sennit.ir.program_match import Communication, Position, match_communications
 from sennit.ir.program_site import describe_lane, describe_step
 
@@ -107,10 +108,11 @@ def _add_lane(lane: Lane, first: int, completion: dict[tuple[str, int], int], af
         if done_here is None:
             continue
         after[node].append(done_here)
-        stream = stream_of(step)
-        if stream in newest:
-            after[newest[stream]].append(done_here)
-        newest[stream] = done_here
+        if not isinstance(step, Exchange):
+            stream = stream_of(step)
+            if stream in newest:
+                after[newest[stream]].append(done_here)
+            newest[stream] = done_here
         writer.update((buffer.name, done_here) for buffer in defines(step))
 
 

@@ -18,7 +18,7 @@ indices at these times, the transfers are those of the space entries of A and B,
 | one tensor | all buffers are of one tensor, type and shape, and at the same times of the same time axes |
 | one layout | givers share one layout, takers share one; its mesh has their devices and no others |
 | no reduction | neither layout is pending over a space axis |
-| order | a lane that gives to another several times does so in the order in which that one takes |
+| order | exchanges from the same devices to the same devices come in one order in all their lanes |
 
 Given the rules, every index that a taker needs has a holder among the givers, and each taker's region is tiled exactly.
 `check_tiling` does not rely on that: it looks at the table itself, which the ranks and the simulator use.
@@ -40,6 +40,7 @@ from sennit.ir.program_site import Site, describe_lane, describe_times
 from sennit.ir.region import Region
 
 __all__ = [
+    "Channel",
     "Meeting",
     "check_tiling",
     "exchange_meetings",
@@ -47,6 +48,8 @@ __all__ = [
     "match_exchanges",
     "moves_alike",
 ]
+
+Channel = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,12 @@ class Meeting:
     givers: tuple[str, ...]
     takers: tuple[str, ...]
     steps: tuple[tuple[str, int], ...]  # (lane, step), in the order of the program's lanes
+
+    @property
+    def channel(self) -> Channel:
+        """The devices that give and those that take."""
+        given, taken = self.source.layout.mesh.devices, self.result.layout.mesh.devices
+        return tuple(sorted(given)), tuple(sorted(taken))
 
 
 def exchange_transfers(source: Buffer, result: Buffer) -> tuple[Transfer, ...]:
@@ -267,14 +276,14 @@ def _words(buffer: Buffer) -> str:
 
 
 def _check_order(program: Program, meetings: list[Meeting]) -> None:
-    """From one lane to another, exchanges come in one order: messages between two devices are told apart by it."""
-    between: dict[tuple[str, str], list[tuple[int, int, str]]] = defaultdict(list)
+    """Exchanges between the same devices come in one order: on some networks messages are told apart by nothing else."""
+    between: dict[tuple[str, str, Channel], list[tuple[int, int, str]]] = defaultdict(list)
     for meeting in meetings:
         steps = dict(meeting.steps)
         for giver, taker in product(meeting.givers, meeting.takers):
             if giver != taker:
-                between[giver, taker].append((steps[giver], steps[taker], meeting.label))
-    for (giver, taker), order in between.items():
+                between[giver, taker, meeting.channel].append((steps[giver], steps[taker], meeting.label))
+    for (giver, taker, _), order in between.items():
         order.sort()
         for (_, before, sooner), (here, after, later) in pairwise(order):
             if after < before:

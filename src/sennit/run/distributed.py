@@ -2,8 +2,8 @@
 
 Process groups are made once per set of ranks, before the first step, by all ranks in the same order (`run/groups.py`). Transfers
 between two ranks are numbered, and the number is the tag: a receive takes the message that the program matched it with.
-Device d of the program is rank d. The messages of an exchange start together; they have tags of their own, the odd ones, and on
-NCCL a communicator of their own (`run/groups.py`).
+Device d of the program is rank d. The messages of an exchange start together. Their tag is the exchange's number, among the odd ones,
+so that exchanges may overtake each other; on NCCL they have a communicator of their own (`run/groups.py`).
 
 A program's group is ordered by coordinates, a group of torch by ranks. Where the two differ (a mesh with its devices in another
 order), pieces are put in the order of torch on the way in, and in that of the program on the way out.
@@ -20,8 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sennit.ir.layout import Reduction
+from sennit.ir.program_exchange import Channel
 from sennit.run.groups import ProcessGroups
-from sennit.run.rank import Channel, Group
+from sennit.run.rank import Group
 
 __all__ = ["ProcessCommunicator"]
 
@@ -50,7 +51,6 @@ class ProcessCommunicator:
         self.groups = groups
         self._device = device or torch.device("cpu")
         self.counts: dict[tuple[int, int], int] = defaultdict(int)
-        self.exchanged: dict[tuple[int, int], int] = defaultdict(int)
         self.sending: list[tuple[dist.Work, tuple[Tensor, ...]]] = []  # with what must live until it has left
         self.scattering: deque[_Work] = deque()  # the latest, of which there are at most _SCATTERING
 
@@ -111,13 +111,15 @@ class ProcessCommunicator:
         return _Work(work, result, lambda: result)
 
     def exchange(
-        self, channel: Channel, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]
+        self,
+        channel: Channel,
+        number: int,
+        sends: Sequence[tuple[Tensor, int]],
+        receives: Sequence[tuple[Tensor, int]],
     ) -> Callable[[], None]:
-        group, rank = self.groups.channel(channel), dist.get_rank()
-        calls = [dist.P2POp(dist.isend, tensor, to, group, self._parcel(rank, to)) for tensor, to in sends]
-        calls += [
-            dist.P2POp(dist.irecv, place, origin, group, self._parcel(origin, rank)) for place, origin in receives
-        ]
+        group, tag = self.groups.channel(channel), 2 * number + 1
+        calls = [dist.P2POp(dist.isend, tensor, to, group, tag) for tensor, to in sends]
+        calls += [dist.P2POp(dist.irecv, place, origin, group, tag) for place, origin in receives]
         works = dist.batch_isend_irecv(calls) if calls else []
         apart = len(works) == len(calls)  # a backend that joins the messages of a batch has one handle for all of them
         coming = works[len(sends) :] if apart else works
@@ -130,10 +132,6 @@ class ProcessCommunicator:
                 work.wait()
 
         return arrive
-
-    def _parcel(self, source: int, target: int) -> int:
-        self.exchanged[source, target] += 1
-        return 2 * self.exchanged[source, target] + 1
 
     def finish(self) -> None:
         """Wait until everything that was sent has left."""

@@ -24,9 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from sennit.errors import RunError
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Exchange, Program, Send
-from sennit.ir.program_exchange import exchange_meetings
-from sennit.run.rank import Channel, Group, groups_of
-from sennit.run.routes import channel_of
+from sennit.ir.program_exchange import Channel, exchange_meetings
+from sennit.run.rank import Group, groups_of
 
 __all__ = ["ProcessGroups", "spread"]
 
@@ -139,6 +138,6 @@ def _channels(program: Program) -> dict[Channel, Group]:
     found: dict[Channel, Group] = {}
     if any(isinstance(step, Exchange) for lane in program.lanes for step in lane.steps):
         for meeting in exchange_meetings(program).values():
-            channel = channel_of(meeting)
+            channel = meeting.channel
             found.setdefault(channel, tuple(sorted({*channel[0], *channel[1]})))
     return found

@@ -25,14 +25,14 @@ from torch import Tensor
 from sennit.ir.layout import Reduction
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Collective, Lane, Program
+from sennit.ir.program_exchange import Channel
 from sennit.ir.region import Region
 from sennit.run.local_forms import LocalForms
 from sennit.run.routes import Route, Routes, cut, paste
 
-__all__ = ["Channel", "Communicator", "Handle", "OnMesh", "Rank", "groups_of", "meshes_of"]
+__all__ = ["Communicator", "Handle", "OnMesh", "Rank", "groups_of", "meshes_of"]
 
 Group = tuple[int, ...]
-Channel = tuple[Group, Group]  # the devices that give, and those that take
 
 
 class Handle(Protocol):
@@ -54,9 +54,13 @@ class Communicator(Protocol):
     def send(self, tensor: Tensor, to: int) -> None: ...
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, origin: int) -> Handle: ...
     def exchange(
-        self, channel: Channel, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]
+        self,
+        channel: Channel,
+        number: int,
+        sends: Sequence[tuple[Tensor, int]],
+        receives: Sequence[tuple[Tensor, int]],
     ) -> Callable[[], None]:
-        """Start messages to and from peers, all at once; the result waits until what is received is in its tensors."""
+        """Start messages to and from peers, all at once, under the number of the exchange; the result waits until what is received is in its tensors."""
         ...
 
     def finish(self) -> None: ...
@@ -180,7 +184,7 @@ class Rank(OnMesh):
             assert x is not None
             sends.append((cut(x, parcel.region).contiguous(), parcel.peer))
         result, receives, apart = self._room(route, x)
-        arrive = self.communicator.exchange(self.routes.channels[label], sends, receives)
+        arrive = self.communicator.exchange(self.routes.channels[label], self.routes.numbers[label], sends, receives)
         return _Taking(arrive, result, apart)
 
     def _room(

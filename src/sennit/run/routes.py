@@ -21,7 +21,7 @@ from sennit.ir.program import Buffer, Compute, Exchange, Lane, Program
 from sennit.ir.program_exchange import Meeting, exchange_meetings, exchange_transfers, moves_alike
 from sennit.ir.region import Region
 
-__all__ = ["Parcel", "Route", "Routes", "channel_of", "cut", "paste"]
+__all__ = ["Parcel", "Route", "Routes", "cut", "paste"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,6 @@ class Route:
     dtype: torch.dtype
 
 
-def channel_of(meeting: Meeting) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The devices that give and those that take: exchanges between the same ones run in one order on all of them."""
-    given, taken = meeting.source.layout.mesh.devices, meeting.result.layout.mesh.devices
-    return tuple(sorted(given)), tuple(sorted(taken))
-
-
 class Routes:
     """The routes of one device of a lane, by the label of the exchange, and what it takes, by the buffer taken."""
 
@@ -60,7 +54,8 @@ class Routes:
         tables: dict[object, tuple[Transfer, ...]] = {}
         found: dict[object, Route] = {}
         self.of: dict[str, Route] = {}
-        self.channels = {label: channel_of(meetings[label]) for label in labels}
+        self.channels = {label: meetings[label].channel for label in labels}
+        self.numbers = {label: number for number, label in enumerate(meetings)}  # the same on all ranks
         for label in labels:
             meeting = meetings[label]
             key = moves_alike(meeting.source, meeting.result)

@@ -18,10 +18,11 @@ from torch import Tensor
 from sennit.errors import RunError
 from sennit.ir.layout import Reduction
 from sennit.ir.program import Program
+from sennit.ir.program_exchange import Channel
 from sennit.run.emit import emit_lane
 from sennit.run.load import load_source
 from sennit.run.pieces import assemble_outputs, inputs_of
-from sennit.run.rank import Channel, Group, Rank
+from sennit.run.rank import Group, Rank
 
 __all__ = ["run_in_process"]
 
@@ -154,11 +155,15 @@ class _BoardCommunicator:
         return _Collecting(self.board, key, (origin,), 1, lambda parts: parts[0])
 
     def exchange(
-        self, channel: Channel, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]
+        self,
+        channel: Channel,
+        number: int,
+        sends: Sequence[tuple[Tensor, int]],
+        receives: Sequence[tuple[Tensor, int]],
     ) -> Callable[[], None]:
         for tensor, to in sends:
-            self.board.post(self._parcel(self.rank, to), self.rank, tensor)
-        coming = [(place, origin, self._parcel(origin, self.rank)) for place, origin in receives]
+            self.board.post(self._parcel(number, self.rank, to), self.rank, tensor)
+        coming = [(place, origin, self._parcel(number, origin, self.rank)) for place, origin in receives]
 
         def arrive() -> None:
             for place, origin, key in coming:
@@ -166,8 +171,8 @@ class _BoardCommunicator:
 
         return arrive
 
-    def _parcel(self, source: int, target: int) -> tuple[object, ...]:
-        pair = ("exchange", source, target)
+    def _parcel(self, number: int, source: int, target: int) -> tuple[object, ...]:
+        pair = ("exchange", number, source, target)
         self.counts[pair] += 1
         return (*pair, self.counts[pair])
 

@@ -85,9 +85,12 @@ def build(
     blocking = cluster.host is not None and cluster.host.blocking
     # the order of lanes in a program means nothing: put them in one order
     lanes = sorted(program.lanes, key=lambda lane: (lane.devices, lane.name))
-    codes = [compile_lane(lane, blocking, optimizer.name if optimizer is not None else None) for lane in lanes]
+    exchanges = Exchanges(program)
+    channels = {label: meeting.channel for label, meeting in exchanges.meetings.items()}
+    last = optimizer.name if optimizer is not None else None
+    codes = [compile_lane(lane, blocking, last, channels) for lane in lanes]
     sorts = machines if machines is not None else machines_of(cluster, ())
-    transfers, exchanges = Transfers(topology, collectives), Exchanges(program)
+    transfers = Transfers(topology, collectives)
     if fold:
         actors = [actor for code in codes for actor in _by_sort(code, sorts)]
         actors.sort(key=lambda actor: (actor.devices, actor.code.lane.name))

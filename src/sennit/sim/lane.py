@@ -1,8 +1,9 @@
 """A lane made ready for the clock: which steps take time, what each waits for, and what memory they hold.
 
-A *job* is a step that takes time: all but views (a `sennit.take` of all that is there is one) and frees. It waits for the job before it on its stream, for the jobs that
-make what it reads (a view stands for what it looks at) and, on a device that blocks, a transfer waits for the last compute
-job before it. Collectives and transfers wait for their partners too; `sim/build.py` sees to that.
+A *job* is a step that takes time: all but views (a `sennit.take` of all that is there is one) and frees. It waits for the job
+before it on its stream (an exchange: for the one before it between the same devices), for the jobs that make what it reads (a
+view stands for what it looks at) and, on a device that blocks, a transfer waits for the last compute job before it. Collectives
+and transfers wait for their partners too; `sim/build.py` sees to that.
 
 **Memory.** A *storage* is what an input or a job allocates; views share it. It is there from the start of its job (inputs:
 from the beginning) until every name for it is freed and everything that reads them has ended; a free takes effect, like the
@@ -15,6 +16,7 @@ source for a send, an exchange, a reduce-scatter and an all-to-all, of the resul
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,9 +91,12 @@ class LaneCode:
     waits_after: NDArray[np.int64]
 
 
-def compile_lane(lane: Lane, blocking: bool, optimizer: str | None = None) -> LaneCode:
-    """`optimizer` names one whose step comes last, on all parameters that have gradients."""
-    walk = _Walk(lane, blocking)
+def compile_lane(
+    lane: Lane, blocking: bool, optimizer: str | None = None, channels: Mapping[str, object] | None = None
+) -> LaneCode:
+    """`optimizer` names one whose step comes last, on all parameters that have gradients; `channels` tells, by label, which
+    exchanges wait for each other."""
+    walk = _Walk(lane, blocking, channels or {})
     for step in lane.steps:
         walk.step(step)
     if optimizer is not None:
@@ -115,8 +120,8 @@ def compile_lane(lane: Lane, blocking: bool, optimizer: str | None = None) -> La
 class _Walk:
     """The state of one pass over a lane's steps."""
 
-    def __init__(self, lane: Lane, blocking: bool) -> None:
-        self.lane, self.blocking = lane, blocking
+    def __init__(self, lane: Lane, blocking: bool, channels: Mapping[str, object]) -> None:
+        self.lane, self.blocking, self.channels = lane, blocking, channels
         self.buffers = lane.buffers()
         self.jobs: list[Job] = []
         self.made: dict[str, int | None] = {}  # by storage
@@ -124,7 +129,7 @@ class _Walk:
         self.names: dict[str, set[str]] = {}  # by storage, the names not yet freed
         self.readers: dict[str, list[int]] = {}  # by storage, the transfers that read it
         self.ends: dict[str, tuple[int, ...]] = {}
-        self.last: dict[str, int] = {}  # by stream
+        self.last: dict[object, int] = {}  # by stream, or by channel
         self.orders: dict[str, MemoryOrder] = {}  # by buffer that does not lie plainly in memory
         for item in lane.inputs:
             self._allocate(item.buffer.name, None)
@@ -177,8 +182,9 @@ class _Walk:
         position, stream = len(self.jobs), stream_of(step)
         is_compute = isinstance(step, Compute)
         waits: dict[int, None] = {}
-        if stream in self.last:
-            waits[self.last[stream]] = None
+        queue: object = ("exchange", self.channels.get(step.label)) if isinstance(step, Exchange) else stream
+        if queue in self.last:
+            waits[self.last[queue]] = None
         if self.blocking and not is_compute and "compute" in self.last:
             waits[self.last["compute"]] = None
         names = reads(step)
@@ -188,7 +194,7 @@ class _Walk:
                 waits[made] = None
             if not is_compute:
                 self.readers[root].append(position)
-        self.last[stream] = position
+        self.last[queue] = position
         orders = tuple([(name, self.orders[name]) for name in names if name in self.orders])
         self.jobs.append(
             Job(step, stream, _category(step), self._label(step), tuple(waits), names, _staging(step), orders)

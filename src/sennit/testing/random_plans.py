@@ -38,10 +38,10 @@ def trained(graph: Graph) -> Graph:
     return replace(graph, ops=tuple(reversed(ops)), outputs=kept)
 
 
-def random_decisions(graph: Graph, rng: random.Random, *, devices: int = 8) -> Decisions:
-    """A random plan, complete. Its last splits are taken back until what is left has room, and its stages moved apart where
+def random_decisions(graph: Graph, rng: random.Random, *, devices: int = 8, anywhere: bool | None = None) -> Decisions:
+    """A random plan, complete; `anywhere` asks for stages on any devices, or for none such (None: by chance). Its last splits are taken back until what is left has room, and its stages moved apart where
     two of them would hold one parameter on a device in two ways."""
-    plan = _random_plan(graph, rng, devices)
+    plan = _random_plan(graph, rng, devices, anywhere)
     while True:
         try:
             decisions = propagate(plan)
@@ -50,7 +50,7 @@ def random_decisions(graph: Graph, rng: random.Random, *, devices: int = 8) -> D
             return decisions
         except PlanError as error:
             if "x" in plan.mesh and " is read on " in str(error):
-                plan = _random_plan(graph, rng, devices)
+                plan = _random_plan(graph, rng, devices, anywhere)
             elif len(kept := tuple(split for split in plan.splits if f"%{split.op} " not in str(error))) < len(
                 plan.splits
             ):
@@ -70,10 +70,10 @@ def _without_time(plan: Plan) -> Plan:
     return order(bare, one_forward_one_backward(len(bare.stages), 1)) if plan.pattern is not None else bare
 
 
-def _random_plan(graph: Graph, rng: random.Random, devices: int) -> Plan:
+def _random_plan(graph: Graph, rng: random.Random, devices: int, anywhere: bool | None) -> Plan:
     layers = layers_of(graph)
-    stages = 2 if len(layers) >= 2 and rng.random() < 0.4 else 1
-    if stages > 1 and rng.random() < 0.6:
+    stages = 2 if len(layers) >= 2 and (anywhere or rng.random() < 0.4) else 1
+    if stages > 1 and (rng.random() < 0.6 if anywhere is None else anywhere):
         return _placed_anywhere(graph, rng, layers, devices)
     sizes = {"dp": rng.choice([1, 2]), "tp": rng.choice([1, 2, 4]), "cp": rng.choice([1, 2])}
     while stages * sizes["dp"] * sizes["tp"] * sizes["cp"] > devices:
