@@ -23,7 +23,7 @@ from sennit.ir.program import Collective, Program
 from sennit.ir.timeline import MemoryKind
 from sennit.plan import zoo
 
-CONFIG = GPTConfig(vocabulary=1024, context=128, width=128, heads=8, layers=4)
+CONFIG = GPTConfig(vocabulary=256, context=128, width=128, heads=8, layers=4)
 BATCH = 16
 PRELOAD = ("sennit.run.parallelize", "torch.export", "torch._dynamo", "torch._functorch.aot_autograd")
 
