@@ -104,7 +104,7 @@ def test_an_interlaced_plan_gathers_no_vocabulary() -> None:
 
 def test_mistakes() -> None:
     graph, _, _ = subject("gpt2")
-    with pytest.raises(PlanError, match=r"no schedule '2f2b'[\s\S]*gpipe, 1f1b"):
+    with pytest.raises(PlanError, match=r"no schedule '2f2b'[\s\S]*GPipe, 1F1B"):
         zoo.pipeline(graph, Mesh.parse("pp=2;mb=2"), schedule="2f2b")
     with pytest.raises(PlanError, match=r"Chimera with 3 stages"):
         zoo.chimera(graph, Mesh.parse("pp=3;mb=2"))

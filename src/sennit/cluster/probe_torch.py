@@ -40,6 +40,11 @@ def joined_ranks(backend: str | None) -> Iterator[None]:
         )
     chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     if chosen == "nccl":
+        if not torch.cuda.is_available():
+            raise ClusterError(
+                "NCCL joins GPUs, and torch finds none on this machine",
+                fix="probe with --backend gloo, or --topology FILE to read the matrix of nvidia-smi",
+            )
         torch.cuda.set_device(dist.get_node_local_rank(fallback_rank=0) % torch.cuda.device_count())
     dist.init_process_group(chosen)
     try:

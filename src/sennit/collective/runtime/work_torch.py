@@ -18,7 +18,7 @@ from torch import Tensor
 from sennit.collective.runtime.p2p_ticket import Ticket
 from sennit.collective.runtime.private_torch import WorkBase
 
-__all__ = ["CallQueue", "SennitWork"]
+__all__ = ["CallQueue", "NothingLeft", "SennitWork"]
 
 Job = Callable[[], None]
 
@@ -87,32 +87,43 @@ class SennitWork(WorkBase):
         return self.future
 
 
+class NothingLeft(SennitWork):
+    """Of a call that is done when it returns."""
+
+    def __init__(self) -> None:
+        super().__init__((), [], None)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+
 class CallQueue:
-    """The collective calls of a group, in order. Its thread starts with the first call that does not wait."""
+    """The collective calls of a group, in order. Its thread starts with the first call that does not wait. None is under way while nobody holds `running` and
+    as many were submitted as have ended."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._running = threading.Lock()  # held while a call runs
+        self.running = threading.Lock()  # held while a call runs
         self._counting = threading.Lock()
-        self._submitted = self._ended = 0
+        self.submitted = self.ended = 0
         self._jobs: queue.SimpleQueue[tuple[Job, Ticket] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def run_here(self, job: Job) -> bool:
         """Run a call on this thread if none is under way."""
-        if not self._running.acquire(blocking=False):
+        if not self.running.acquire(blocking=False):
             return False
         try:
-            if self._submitted != self._ended:
+            if self.submitted != self.ended:
                 return False
             job()
             return True
         finally:
-            self._running.release()
+            self.running.release()
 
     def submit(self, job: Job, ticket: Ticket) -> None:
         with self._counting:
-            self._submitted += 1
+            self.submitted += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
                 self._thread.start()
@@ -129,11 +140,11 @@ class CallQueue:
         while (item := self._jobs.get()) is not None:
             job, ticket = item
             error: BaseException | None = None
-            with self._running:
+            with self.running:
                 try:
                     job()
                 except BaseException as raised:  # carried to whoever waits
                     error = raised
-                self._ended += 1
+                self.ended += 1
             del job, item
             ticket.finish(error)
