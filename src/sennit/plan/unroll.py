@@ -213,7 +213,8 @@ class _Unroller:
             blocked, cut = f"{result}.blocks", f"{result}.cut"
             self._emit("aten.view.default", (Ref(name), apart.shape), blocked, apart, reader, piece)
             self._emit("aten.slice.Tensor", (Ref(blocked), entry.dim + 1, piece, piece + 1), cut, one, reader, piece)
-            self._emit("aten.view.default", (Ref(cut), made.shape), result, made, reader, piece)
+            # parts of several blocks lie apart in memory: this copies, and says so
+            self._emit("aten.reshape.default", (Ref(cut), made.shape), result, made, reader, piece)
             self.slices.append(Sliced(name, cut, entry, blocks))
         self.sliced[name, entry, piece] = result
         return result
