@@ -19,11 +19,12 @@ import torch
 import sennit
 from sennit.cluster.ranks_torch import GlooRanks
 from sennit.demo.gpt import GPT, GPTConfig, random_batch
+from sennit.ir.graph import Phase
 from sennit.ir.program import Collective, Program
 from sennit.ir.timeline import MemoryKind
-from sennit.plan import zoo
+from sennit.plan import recompute, zoo
 
-CONFIG = GPTConfig(vocabulary=1024, context=128, width=128, heads=8, layers=4)
+CONFIG = GPTConfig(vocabulary=256, context=128, width=128, heads=8, layers=4)
 BATCH = 16
 PRELOAD = ("sennit.run.parallelize", "torch.export", "torch._dynamo", "torch._functorch.aot_autograd")
 
@@ -37,6 +38,14 @@ def with_tensors(graph, mesh, level):
     return zoo.sharded(zoo.tensor_parallel(graph, mesh, sequence=True), level=level)
 
 
+def layers_again(graph, mesh):
+    plan = zoo.data_parallel(graph, mesh)
+    for number in range(CONFIG.layers):
+        layer = plan.graph.select(f"blocks.{number}|blocks.{number}.*", phase=Phase.FORWARD)
+        plan = recompute(plan, layer)
+    return plan
+
+
 GPT_PLANS = {
     "data parallel": (zoo.data_parallel, "dp=4"),
     "data parallel, 4 micro-batches": (zoo.data_parallel, "dp=4;mb=4"),
@@ -46,6 +55,7 @@ GPT_PLANS = {
     "tensor parallel": (zoo.tensor_parallel, "tp=4"),
     "tensor and sequence parallel": (functools.partial(zoo.tensor_parallel, sequence=True), "tp=4"),
     "context parallel": (zoo.context_parallel, "cp=4"),
+    "data parallel, layers computed again": (layers_again, "dp=4"),
     "co-shard in 2": (functools.partial(zoo.co_shard, pieces=2), "dp=4"),
     "co-shard in 4": (functools.partial(zoo.co_shard, pieces=4), "dp=4"),
     "co-shard in 8": (functools.partial(zoo.co_shard, pieces=8), "dp=4"),
@@ -118,6 +128,7 @@ def counted(program: Program, rank: int) -> Counter[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=["gpt", "swin"], default="gpt")
+    parser.add_argument("--plans", nargs="+", help="only these")
     options = parser.parse_args()
     torch.set_num_threads(1)
     module, args, kwargs = sample(options.model)
@@ -129,7 +140,7 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|---|---|---|---|")
     with GlooRanks(4, timeout=600.0, preload=PRELOAD) as ranks:
-        for name in GPT_PLANS if options.model == "gpt" else SWIN_PLANS:
+        for name in options.plans or (GPT_PLANS if options.model == "gpt" else SWIN_PLANS):
             row = ranks.call(one, options.model, name)[0]
             count = row["count"]
             off = f"{abs(row['loss'] - serial) / serial:.0e} off" if options.model == "gpt" else f"{row['loss']:.6f}"

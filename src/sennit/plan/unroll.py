@@ -211,8 +211,9 @@ class _Unroller:
             apart = TensorType(_with_dim(whole.shape, entry.dim, (blocks, self.pieces, entry.stride)), whole.dtype)
             one = TensorType(_with_dim(whole.shape, entry.dim, (blocks, 1, entry.stride)), whole.dtype)
             blocked, cut = f"{result}.blocks", f"{result}.cut"
-            self._emit("aten.reshape.default", (Ref(name), apart.shape), blocked, apart, reader, piece)
+            self._emit("aten.view.default", (Ref(name), apart.shape), blocked, apart, reader, piece)
             self._emit("aten.slice.Tensor", (Ref(blocked), entry.dim + 1, piece, piece + 1), cut, one, reader, piece)
+            # parts of several blocks lie apart in memory: this copies, and says so
             self._emit("aten.reshape.default", (Ref(cut), made.shape), result, made, reader, piece)
             self.slices.append(Sliced(name, cut, entry, blocks))
         self.sliced[name, entry, piece] = result
@@ -252,11 +253,11 @@ class _Unroller:
         apart = TensorType(_with_dim(shape, entry.dim, (blocks, self.pieces, entry.stride)), dtype)
         for piece, part in enumerate(parts):
             args = (Ref(part), one.shape)
-            self._emit("aten.reshape.default", args, f"{part}.blocks", one, op, piece, again=False)
+            self._emit("aten.view.default", args, f"{part}.blocks", one, op, piece, again=False)
         joined = (tuple(Ref(f"{part}.blocks") for part in parts), entry.dim + 1)
         self._emit("aten.cat.default", joined, f"{value.name}.blocks", apart, op, 0, again=False)
         back = (Ref(f"{value.name}.blocks"), shape)
-        self._emit("aten.reshape.default", back, value.name, value.type, op, 0, again=False)
+        self._emit("aten.view.default", back, value.name, value.type, op, 0, again=False)
 
     # ---- operators ---------------------------------------------------------------------------------------------------
 

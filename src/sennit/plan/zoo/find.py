@@ -19,7 +19,7 @@ operators take an `rsqrt` (a norm written out).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sennit.capture.rules import is_relabelling
@@ -44,6 +44,13 @@ class Pairs:
     columns: tuple[Op, ...]
     rows: tuple[Op, ...]
     chunks: Mapping[str, int]
+
+    def by_chunks(self) -> dict[int, tuple[Op, ...]]:
+        """The columns that lie in one chunk, in three, ..."""
+        return {
+            count: tuple(op for op in self.columns if self.chunks[op.name] == count)
+            for count in sorted({self.chunks[op.name] for op in self.columns})
+        }
 
 
 def pairs_of_products(graph: Graph) -> Pairs:
@@ -202,14 +209,14 @@ def attention_products(graph: Graph) -> tuple[Op, ...]:
     return tuple(op for op in chosen if not any(name in weights or name in picked for name in op.reads))
 
 
-def readers_behind_views(graph: Graph, op: Op) -> Iterator[Op]:
-    """The forward operators that read what a product makes, through views."""
+def readers_behind_views(graph: Graph, ops: Iterable[Op]) -> Iterator[Op]:
+    """The forward operators that read what these make, through views."""
     users: dict[str, list[Op]] = {}
     for user in graph.ops:
         if user.phase is Phase.FORWARD:
             for name in dict.fromkeys(user.reads):
                 users.setdefault(name, []).append(user)
-    waiting = [op.name]
+    waiting = [op.name for op in ops]
     while waiting:
         for user in users.get(waiting.pop(), []):
             if is_relabelling(user):

@@ -30,7 +30,7 @@ def co_shard(
         plan = split_pairs(plan, pairs, "tp")
     if sequence:
         plan = transform(plan, sequence_of(graph, pairs.rows), dim=f"i{SEQUENCE}", axis="tp")
-    cuts = [Cut((op,), "n", pairs.chunks[op.name]) for op in chosen.columns]
+    cuts = [Cut(columns, "n", chunks) for chunks, columns in chosen.by_chunks().items()]
     return cut_in_pieces(plan, [*cuts, Cut(chosen.rows, "k")], pieces, again=again)
 
 

@@ -61,15 +61,14 @@ def split_products(
 
 def split_pairs(plan: Plan, pairs: Pairs, axis: str) -> Plan:
     """The columns and rows of branches over an axis."""
-    for op in pairs.columns:
-        plan = transform(plan, [op], dim="n", axis=axis, chunks=pairs.chunks[op.name])
+    for chunks, columns in pairs.by_chunks().items():
+        plan = transform(plan, columns, dim="n", axis=axis, chunks=chunks)
     return transform(plan, pairs.rows, dim="k", axis=axis)
 
 
 def sequence_of(graph: Graph, rows: tuple[Op, ...]) -> tuple[Op, ...]:
     """The operators that pin the stream to its sequence: the norms, and what reads the sums that rows make (dropouts, residuals)."""
-    behind = [op for row in rows for op in readers_behind_views(graph, row)]
-    chosen = (*norms(graph), *behind)
+    chosen = (*norms(graph), *readers_behind_views(graph, rows))
     found = {op.name: op for op in chosen if len(op.results[0].type.shape) == SEQUENCE + 2}
     if not found:
         raise PlanError(

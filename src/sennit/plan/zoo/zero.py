@@ -19,7 +19,6 @@ parallelism has cut) it stays whole: `kept_whole` names those.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from sennit.errors import PlanError
@@ -47,9 +46,8 @@ def sharded(plan: Plan, *, level: int, axis: str = "dp", least: int = 0) -> Plan
         )
     if all(axis not in mesh for mesh in plan.stages):
         raise PlanError(f"mesh {plan.mesh} has no axis {axis!r}", fix="name the axis that replicas lie along")
-    for item, dim in _cuts(plan, axis, least):
-        if dim is not None:
-            plan = transform(plan, [item], dim=dim, axis=axis)
+    for dim, items in _cuts(plan, axis, least).items():
+        plan = transform(plan, items, dim=dim, axis=axis)
     return replace(plan, name=f"{plan.name}, ZeRO-{level}", reduce_early=level >= 2, regather=level == 3)
 
 
@@ -59,16 +57,18 @@ def kept_whole(plan: Plan, axis: str = "dp") -> tuple[str, ...]:
     return tuple(item.path for item in plan.graph.inputs if item.role is Role.PARAM and item.path not in cut)
 
 
-def _cuts(plan: Plan, axis: str, least: int) -> Iterator[tuple[Input, int | None]]:
-    """Every parameter, with the dim to cut it on."""
+def _cuts(plan: Plan, axis: str, least: int) -> dict[int, list[Input]]:
+    """The parameters to cut, by the dim to cut them on."""
+    found: dict[int, list[Input]] = {}
     pieces = max(mesh.size(axis) for mesh in plan.stages if axis in mesh)
     taken = _taken(plan) if plan.splits else {}
     for item in plan.graph.inputs:
-        if item.role is Role.PARAM:
+        if item.role is Role.PARAM and item.value.type.elements >= least:
             shape, others = item.value.type.shape, taken.get(item.value.name, set())
             free = [dim for dim, size in enumerate(shape) if size % pieces == 0 and dim not in others]
-            large = item.value.type.elements >= least
-            yield item, max(free, key=lambda dim: shape[dim], default=None) if large else None
+            if free:
+                found.setdefault(max(free, key=lambda dim: shape[dim]), []).append(item)
+    return found
 
 
 def _taken(plan: Plan) -> dict[str, set[int]]:
