@@ -35,6 +35,7 @@ from sennit.fuse.kernel_torch import (
     returns_several,
     sample_inputs,
     signature,
+    takes_device,
     target_of,
     wanted_results,
 )
@@ -114,7 +115,7 @@ class StepProgram:
         for output in graph.outputs:
             if output.kind is OutputKind.GRADIENT:
                 self._gradients.setdefault(output.name, []).append(output.path)
-        self._namespace: dict[str, Any] = {"torch": torch, "inf": inf, "nan": nan}
+        self._namespace: dict[str, Any] = {"torch": torch, "inf": inf, "nan": nan, "device": device}
         self._artifacts = artifacts
         self._named: dict[str, str] = {}  # a kernel's signature -> its name in the namespace
         needs = _needs(found[:count], graph, strategy)
@@ -175,6 +176,7 @@ class StepProgram:
         for op in kernel.body:
             arguments = [_show(arg, writing) for arg in op.args]
             arguments += [f"{key}={_show(arg, writing)}" for key, arg in op.kwargs]
+            arguments += ["device=device"] if takes_device(op) else []
             reads = [writing.env[name] for name in op.reads]
             call = f"{self._target(op)}({', '.join(arguments)})"
             variables = [writing.variable() for _ in op.results]
@@ -208,7 +210,7 @@ class StepProgram:
     def _target(self, op: Op) -> str:
         name = op.kind.replace(".", "_")
         if name not in self._namespace:
-            self._namespace[name] = target_of(op, self.device)
+            self._namespace[name] = target_of(op)
         return name
 
 
