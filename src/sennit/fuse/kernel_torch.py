@@ -13,6 +13,7 @@ A graph does not say on which device a tensor is made from numbers (`aten.full`,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from sennit.ir.operators import is_view
 from sennit.ir.strategy_check import Kernel
 
 __all__ = [
+    "CompiledKernel",
     "call_of",
     "compile_kernel",
     "is_worth_compiling",
@@ -161,6 +163,25 @@ def compile_kernel(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable
         module, list(inputs), dynamic_shapes="from_example_inputs"
     )
     return artifact
+
+
+@dataclass(slots=True)
+class CompiledKernel:
+    """A kernel that is compiled when it is first called: the compiler fixes the strides of the inputs, and which strides they have is known when they are there.
+    `artifacts` are shared by all kernels of a model, by signature and strides; at one place of a program the strides are always the same."""
+
+    module: fx.GraphModule
+    signature: str
+    artifacts: dict[tuple[str, tuple[tuple[int, ...], ...]], Callable[..., Sequence[Tensor]]]
+    artifact: Callable[..., Sequence[Tensor]] | None = None
+
+    def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
+        if self.artifact is None:
+            key = (self.signature, tuple(tensor.stride() for tensor in inputs))
+            if key not in self.artifacts:
+                self.artifacts[key] = compile_kernel(self.module, inputs)
+            self.artifact = self.artifacts[key]
+        return self.artifact(*inputs)
 
 
 def sample_inputs(

@@ -29,11 +29,10 @@ from torch import Tensor
 from sennit.capture.element_types import torch_dtype
 from sennit.errors import RunError
 from sennit.fuse.kernel_torch import (
-    compile_kernel,
+    CompiledKernel,
     is_worth_compiling,
     kernel_module,
     returns_several,
-    sample_inputs,
     signature,
     takes_device,
     target_of,
@@ -98,9 +97,9 @@ class StepProgram:
     """What one strategy runs on one rank."""
 
     def __init__(
-        self, graph: Graph, strategy: Strategy, device: torch.device, *, artifacts: dict[str, Any] | None = None
+        self, graph: Graph, strategy: Strategy, device: torch.device, *, artifacts: dict[Any, Any] | None = None
     ) -> None:
-        """`artifacts` holds compiled kernels by signature, and takes new ones; with None, operators run as they are."""
+        """`artifacts` holds what was compiled, and takes more; with None, operators run as they are."""
         self.graph, self.strategy, self.device = graph, strategy, device
         found = kernels(strategy, graph)
         self._refuse_reordered_draws(found)
@@ -117,7 +116,6 @@ class StepProgram:
                 self._gradients.setdefault(output.name, []).append(output.path)
         self._namespace: dict[str, Any] = {"torch": torch, "inf": inf, "nan": nan, "device": device}
         self._artifacts = artifacts
-        self._named: dict[str, str] = {}  # a kernel's signature -> its name in the namespace
         needs = _needs(found[:count], graph, strategy)
         self._returned = {output.name for output in graph.outputs if output.kind is not OutputKind.GRADIENT}
         later = {name for kernel in found[count:] for name in kernel.reads}
@@ -195,12 +193,9 @@ class StepProgram:
     def _write_compiled(self, writing: _Pass, kernel: Kernel, written: frozenset[str]) -> None:
         assert self._artifacts is not None
         module, reads, writes = kernel_module(kernel, written, self.device)
-        types = self.graph.types()
-        key = signature(kernel, written, types)
-        if key not in self._artifacts:
-            self._artifacts[key] = compile_kernel(module, sample_inputs(reads, types, self.device))
-        name = self._named.setdefault(key, f"kernel_{len(self._named)}")
-        self._namespace[name] = self._artifacts[key]
+        name = f"kernel_{sum(key.startswith('kernel_') for key in self._namespace)}"
+        key = signature(kernel, written, self.graph.types())
+        self._namespace[name] = CompiledKernel(module, key, self._artifacts)
         inputs = [writing.read(name) for name in reads]
         variables = [writing.variable() for _ in writes]
         targets = "".join(f"{variable}, " for variable in variables)
