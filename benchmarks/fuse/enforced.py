@@ -1,10 +1,11 @@
 """Strategies enforced on a slow network: how far the clock is from what they take, and whether they train as DDP does.
 
-    python benchmarks/fuse/enforced.py [--ranks 2] [--rate 1gbit] [--links namespaces | paced] [--model gpt] [--batch 4] [--strategies 50] [--steps 6] [--json out.json]
+    python benchmarks/fuse/enforced.py [--ranks 2] [--rate 1gbit] [--links namespaces | paced] [--model gpt] [--batch 4] [--strategies 50] [--steps 6] [--sleep] [--json out.json]
 
 Random strategies: gradients, some of them cut, in buckets of random sizes between a gradient and a third of all bytes, in the order in which they are made, in an order by need, or in a random one that ranks can still follow; waits in the step, in the next, or mixed.
 
 1. Each is simulated on this machine's measurements (`measured_model`) and run for some steps without updates. Printed: median and p95 of |simulated - measured| / measured, and Kendall's tau between the two.
+   With `--sleep` kernels sleep for their measured time (`sleeping.py`): what is compared is the network and the order of things, on a machine that does other work too.
 2. Each trains three steps of SGD with momentum from the same start. Printed: how many end in DDP's parameters to the last bit.
 """
 
@@ -18,11 +19,13 @@ import random
 import statistics
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
+from sleeping import let_kernels_sleep
 from slow_links import pace, pin, run_ranks
 
 TARGETS = {"median": 0.03, "p95": 0.08, "tau": 0.9}
@@ -72,7 +75,8 @@ def rank_main(arguments: argparse.Namespace) -> None:
     from sennit.fuse.channel_torch import serial_group
 
     rank = int(os.environ["RANK"])
-    pin(rank, int(os.environ["WORLD_SIZE"]))
+    if not arguments.sleep:
+        pin(rank, int(os.environ["WORLD_SIZE"]))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     group = serial_group()
@@ -92,8 +96,10 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
     from network_models import build
     from torch.nn.parallel import DistributedDataParallel
 
+    from sennit.fuse.clock import Sharing
     from sennit.fuse.data_parallel_torch import DataParallel
-    from sennit.fuse.model import Grouping
+    from sennit.fuse.model import Grouping, StepModel
+    from sennit.fuse.profile_torch import MeasuredCost
     from sennit.fuse.tune_torch import Tuning, measured_model, timed_steps
     from sennit.ir.strategy import Strategy
 
@@ -120,14 +126,23 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
     inputs = owner.signature.flatten(rows)
     with torch.no_grad():
         step = measured_model(owner, inputs, Tuning())
+    seconds = dict(step.cost.seconds)
+    if arguments.sleep:  # the same on all ranks, and nothing shares a core
+        shared: list[Any] = [(seconds, replace(step.channel, sharing=Sharing(), update_per_byte=0.0))]
+        dist.broadcast_object_list(shared, 0)
+        seconds, channel = shared[0]
+        step = StepModel(owner.graph, MeasuredCost(seconds), channel)
     found: list[dict[str, Any]] = []
     for seed in range(arguments.strategies):
         told: list[Any] = [str(Strategy(f"random {seed}", (), random_buckets(step, seed)))]
         dist.broadcast_object_list(told, 0)
         strategy = Strategy.parse(told[0])
         owner.use(strategy)
+        if arguments.sleep:
+            let_kernels_sleep(owner, seconds)
         with torch.no_grad():
             times = timed_steps(owner, inputs, arguments.steps)
+        owner.use(strategy)
         owner.load_state_dict(begin)
         optimizer.state.clear()
         state = train(owner, optimizer)
@@ -172,6 +187,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--strategies", type=int, default=50)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--sleep", action="store_true")
     parser.add_argument("--timeout", type=float, default=1500.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

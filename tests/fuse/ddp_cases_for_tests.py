@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sennit.capture import capture
 from sennit.errors import RunError
+from sennit.fuse.channel_torch import serial_group
 from sennit.fuse.data_parallel_torch import DataParallel
 from sennit.fuse.model import Channel, StepModel
 from sennit.fuse.moves import Limits, fused_greedily
@@ -327,3 +328,20 @@ def compiled(rank: int) -> tuple[int, float]:
     wrapped = DataParallel(ours, optimizer, sample=batches(rank)[0], strategy=strategy, compile_kernels=True)
     state = plain(wrapped, optimizer, rank)[-1]
     return len(groups), max(float((state[key] - expected[key]).abs().max()) for key in expected)
+
+
+def out_of_turn(rank: int) -> int:
+    """How often, of 20 times, a small collective that was issued behind a large one was done before it."""
+    group = serial_group()
+    large, small = torch.zeros(1 << 21), torch.zeros(4)
+    early = 0
+    for _ in range(20):
+        dist.barrier(group)
+        first = dist.all_reduce(large, group=group, async_op=True)
+        second = dist.all_reduce(small, group=group, async_op=True)
+        assert first is not None
+        assert second is not None
+        second.wait()
+        early += not first.is_completed()
+        first.wait()
+    return early

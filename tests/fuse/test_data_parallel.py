@@ -97,3 +97,10 @@ def test_compiled_groups_train_as_ddp_does_within_rounding(ranks: GlooRanks) -> 
     for groups, worst in ranks.call(compiled):
         assert groups > 1
         assert worst < 1e-5
+
+
+def test_buckets_travel_one_after_another(ranks: GlooRanks) -> None:
+    """Two at once would share the link, and what the next step needs first would come late."""
+    from ddp_cases_for_tests import out_of_turn
+
+    assert ranks.call(out_of_turn) == [0, 0]

@@ -43,7 +43,7 @@ from sennit.ir.graph import Arg, Graph, Op, OutputKind, Phase, Ref, Role
 from sennit.ir.strategy import Strategy, WaitAt
 from sennit.ir.strategy_check import Kernel, kernels
 
-__all__ = ["StepProgram"]
+__all__ = ["StepProgram", "first_needs"]
 
 Settle = Callable[[int], None]
 TakeGradient = Callable[[str, Tensor], None]
@@ -116,7 +116,7 @@ class StepProgram:
                 self._gradients.setdefault(output.name, []).append(output.path)
         self._namespace: dict[str, Any] = {"torch": torch, "inf": inf, "nan": nan, "device": device}
         self._artifacts = artifacts
-        needs = _needs(found[:count], graph, strategy)
+        needs = first_needs(found[:count], graph, strategy)
         self._returned = {output.name for output in graph.outputs if output.kind is not OutputKind.GRADIENT}
         later = {name for kernel in found[count:] for name in kernel.reads}
         forward = self._written(found[:count], frozenset(later | self._returned), needs)
@@ -213,7 +213,7 @@ def _made(ops: Sequence[Op]) -> set[str]:
     return {value.name for op in ops for value in op.results}
 
 
-def _needs(forward: Sequence[Kernel], graph: Graph, strategy: Strategy) -> dict[int, list[int]]:
+def first_needs(forward: Sequence[Kernel], graph: Graph, strategy: Strategy) -> dict[int, list[int]]:
     """By kernel, the buckets that wait in the next step and whose parameters it is the first to read. A bucket that no kernel reads is
     settled when the backward pass begins."""
     names = {item.value.name: item.path for item in graph.inputs if item.role is Role.PARAM}
