@@ -48,11 +48,11 @@ def serial_group(ranks: Sequence[int] | None = None, device: torch.device | str 
 def _serial_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
     default = dist.group.WORLD
     assert default is not None
-    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    gloo: Any = dist.ProcessGroupGloo
+    theirs: Any = default._get_backend(torch.device("cpu"))
+    options = gloo._Options()
     options._threads = 1
-    options._devices = default._get_backend(
-        torch.device("cpu")
-    ).options._devices  # the interface that gloo uses already
+    options._devices = theirs.options._devices  # the interface that gloo uses already
     options._timeout = timeout
     return dist.ProcessGroupGloo(store, rank, size, options)
 
