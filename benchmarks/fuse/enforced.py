@@ -2,7 +2,7 @@
 
     python benchmarks/fuse/enforced.py [--ranks 2] [--rate 1gbit] [--links namespaces | paced] [--model gpt] [--batch 4] [--strategies 50] [--steps 6] [--sleep] [--json out.json]
 
-Random strategies: gradients, some of them cut, in buckets of random sizes between a gradient and a third of all bytes, in the order in which they are made, in an order by need, or in a random one that ranks can still follow; waits in the step, in the next, or mixed.
+The candidates of tuning (buckets as ready are DDP's), and random strategies: gradients, some of them cut, in buckets of random sizes between a gradient and a third of all bytes, in the order in which they are made, in an order by need, or in a random one that ranks can still follow; waits in the step, in the next, or mixed.
 
 1. Each is simulated on this machine's measurements (`measured_model`) and run for some steps without updates. Printed: median and p95 of |simulated - measured| / measured, and Kendall's tau between the two.
    With `--sleep` kernels sleep for their measured time (`sleeping.py`): what is compared is the network and the order of things, on a machine that does other work too.
@@ -100,7 +100,7 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
     from sennit.fuse.data_parallel_torch import DataParallel
     from sennit.fuse.model import Grouping, StepModel
     from sennit.fuse.profile_torch import MeasuredCost
-    from sennit.fuse.tune_torch import Tuning, measured_model, timed_steps
+    from sennit.fuse.tune_torch import Tuning, candidates, measured_model, timed_steps
     from sennit.ir.strategy import Strategy
 
     def wrapped() -> tuple[Any, Any]:
@@ -132,11 +132,12 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
         dist.broadcast_object_list(shared, 0)
         seconds, channel = shared[0]
         step = StepModel(owner.graph, MeasuredCost(seconds), channel)
+    told: list[Any] = [[str(trial.strategy) for trial in candidates(step, Grouping(), across_steps=True)]]
+    told[0] += [str(Strategy(f"random {seed}", (), random_buckets(step, seed))) for seed in range(arguments.strategies)]
+    dist.broadcast_object_list(told, 0)
     found: list[dict[str, Any]] = []
-    for seed in range(arguments.strategies):
-        told: list[Any] = [str(Strategy(f"random {seed}", (), random_buckets(step, seed)))]
-        dist.broadcast_object_list(told, 0)
-        strategy = Strategy.parse(told[0])
+    for text in told[0]:
+        strategy = Strategy.parse(text)
         owner.use(strategy)
         if arguments.sleep:
             let_kernels_sleep(owner, seconds)
@@ -148,10 +149,12 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
         state = train(owner, optimizer)
         found.append(
             {
+                "name": strategy.name,
                 "buckets": len(strategy.buckets),
                 "late": sum(bucket.wait.value == "next" for bucket in strategy.buckets),
                 "simulated": step.step_time(Grouping(), strategy.buckets).seconds,
                 "measured": statistics.median(times),
+                "least": min(times),
                 "equal": all(torch.equal(state[key], expected[key]) for key in expected),
             }
         )
@@ -167,7 +170,7 @@ def report(found: list[dict[str, Any]]) -> None:
     tau = (sum(pair > 0 for pair in pairs) - sum(pair < 0 for pair in pairs)) / max(1, len(pairs))
     for item in sorted(found, key=lambda item: item["measured"]):
         print(
-            f"  {item['buckets']:3d} buckets, {item['late']:3d} late: simulated {1e3 * item['simulated']:7.1f} ms, measured {1e3 * item['measured']:7.1f} ms, "
+            f"  {item['name']:24s} {item['buckets']:3d} buckets, {item['late']:3d} late: simulated {1e3 * item['simulated']:7.1f} ms, measured {1e3 * item['measured']:7.1f} ms (least {1e3 * item['least']:7.1f}), "
             f"{'DDP to the last bit' if item['equal'] else 'NOT EQUAL to DDP'}"
         )
     print(f"{len(found)} strategies")
