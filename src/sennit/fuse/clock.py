@@ -5,7 +5,8 @@ takes the buckets in the order in which they are listed, as ranks that must agre
 number among those ready, then the one that was ready first: what a channel would do that could choose. `StepTime.order` says in which order that was,
 and listing the buckets so makes the choice one that ranks can follow. Bucket b occupies it for `seconds[b]`, and
 `queued` more where it was ready before the channel was free: messages that queue cost more than a fixed latency. Before kernel `needed[b]` of the
-*next* step, or at the end of this one where `needed[b]` is None, the compute stream waits for bucket b and updates its parameters, which takes `update[b]`.
+*next* step, or at the end of this one where `needed[b]` is None, the compute stream waits for bucket b and updates its parameters, which takes `update[b]`. A bucket that was reduced to
+shares is gathered there: the gather takes `gather[b]`, after all that the channel was given before.
 
 While both are busy each runs at its own rate, at most 1: cores and memory are shared (`compute_rate`, `channel_rate`).
 
@@ -20,8 +21,20 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from enum import Enum
 
-__all__ = ["BucketTime", "Sharing", "StepTime", "Timing", "full_overlap", "steady_state", "tight"]
+__all__ = [
+    "Activity",
+    "BucketTime",
+    "Sharing",
+    "Span",
+    "StepTime",
+    "Timing",
+    "full_overlap",
+    "steady_state",
+    "tight",
+    "traced",
+]
 
 _STEPS = 12
 _SAME = 1e-9
@@ -36,6 +49,7 @@ class BucketTime:
     update: float = 0.0
     priority: int = 0
     needed: int | None = None
+    gather: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,41 @@ class StepTime:
     order: tuple[int, ...]
 
 
+class Activity(Enum):
+    KERNEL = "kernel"
+    UPDATE = "update"
+    WAIT = "wait"
+    BUCKET = "bucket"  # the only one on the channel
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What ran when; `number` is that of the kernel or the bucket."""
+
+    activity: Activity
+    number: int
+    start: float
+    stop: float
+
+
+def traced(timing: Timing, sharing: Sharing | None = None, steps: int = 2) -> tuple[Span, ...]:
+    """What runs in some steps of the steady state, from the start of the first of them. A bucket on the channel at the start counts from there."""
+    run = _Run(timing, sharing or Sharing())
+    for _ in range(_STEPS):
+        run.step()
+    start, run.spans = run.now, []
+    for _ in range(steps):
+        run.step()
+    end = run.now
+    if run.carrying is not None:
+        run.spans.append(Span(Activity.BUCKET, run.carrying, run.since, end))
+    return tuple(
+        Span(span.activity, span.number, max(0.0, span.start - start), span.stop - start)
+        for span in run.spans
+        if span.stop > span.start
+    )
+
+
 def steady_state(timing: Timing, sharing: Sharing | None = None) -> StepTime:
     """The length of a step once its waits have settled."""
     run = _Run(timing, sharing or Sharing())
@@ -82,7 +131,7 @@ def steady_state(timing: Timing, sharing: Sharing | None = None) -> StepTime:
 
 def full_overlap(timing: Timing) -> float:
     compute = sum(timing.kernels) + sum(bucket.update for bucket in timing.buckets)
-    return max(compute, sum(bucket.seconds for bucket in timing.buckets))
+    return max(compute, sum(bucket.seconds + bucket.gather for bucket in timing.buckets))
 
 
 def tight(timing: Timing) -> float:
@@ -90,7 +139,8 @@ def tight(timing: Timing) -> float:
     if not timing.buckets:
         return sum(timing.kernels)
     first = min(bucket.ready for bucket in timing.buckets)
-    carried = sum(bucket.seconds for bucket in timing.buckets) + min(bucket.update for bucket in timing.buckets)
+    carried = sum(bucket.seconds + bucket.gather for bucket in timing.buckets)
+    carried += min(bucket.update for bucket in timing.buckets)
     return max(full_overlap(timing), sum(timing.kernels[: first + 1]) + carried)
 
 
@@ -104,6 +154,8 @@ class _Run:
         self.ready: list[tuple[int, float, int]] = []  # (priority, since, bucket): what the channel may take
         self.carrying: int | None = None
         self.left = 0.0  # seconds of the bucket on the channel, at full rate
+        self.since = 0.0  # when it was taken
+        self.spans: list[Span] | None = None  # what ran, where somebody wants to see it
         self.done: set[int] = set()  # buckets carried and not yet waited for
         self.by_kernel: list[list[int]] = [[] for _ in timing.kernels]
         self.before_kernel: list[list[int]] = [[] for _ in timing.kernels]
@@ -121,7 +173,7 @@ class _Run:
                 if number in self.owed:
                     self.owed.discard(number)
                     self._wait(number)
-            self._compute(seconds)
+            self._compute(seconds, Activity.KERNEL, kernel)
             for number in self.by_kernel[kernel]:
                 if number in self.owed:  # it is made anew before anything needed the old one
                     self.owed.discard(number)
@@ -146,6 +198,7 @@ class _Run:
             _, since, number = heapq.heappop(self.ready)
             late = self.sharing.queued if since < self.now else 0.0
             self.carrying, self.left = number, self.timing.buckets[number].seconds + late
+            self.since = self.now
             self.taken.append(number)
 
     def _next(self) -> int:
@@ -153,12 +206,17 @@ class _Run:
 
     def _finish(self) -> None:
         assert self.carrying is not None
+        self._note(Activity.BUCKET, self.carrying, self.since)
         self.done.add(self.carrying)
         self.carrying, self.left = None, 0.0
         self._take()
 
-    def _compute(self, seconds: float) -> None:
-        work = seconds
+    def _note(self, activity: Activity, number: int, start: float) -> None:
+        if self.spans is not None:
+            self.spans.append(Span(activity, number, start, self.now))
+
+    def _compute(self, seconds: float, activity: Activity, number: int) -> None:
+        work, start = seconds, self.now
         while self.carrying is not None and work > 0.0:
             ours, theirs = work / self.sharing.compute_rate, self.left / self.sharing.channel_rate
             span = min(ours, theirs)
@@ -169,13 +227,25 @@ class _Run:
             else:
                 self.left -= span * self.sharing.channel_rate
         self.now += work
+        self._note(activity, number, start)
 
     def _wait(self, number: int) -> None:
         """Until the bucket is there; then its update."""
+        start = self.now
         while number not in self.done:
             assert self.carrying is not None, "a bucket that was never made ready"
             self.now += self.left
             self.waited += self.left
             self._finish()
         self.done.discard(number)
-        self._compute(self.timing.buckets[number].update)
+        if gather := self.timing.buckets[number].gather:
+            while self.carrying is not None:
+                self.now += self.left
+                self.waited += self.left
+                self._finish()
+            gathered = self.now
+            self.now += gather
+            self.waited += gather
+            self._note(Activity.BUCKET, number, gathered)
+        self._note(Activity.WAIT, number, start)
+        self._compute(self.timing.buckets[number].update, Activity.UPDATE, number)
