@@ -33,8 +33,8 @@ TARGETS = {"median": 0.03, "p95": 0.08, "tau": 0.9}
 
 def random_buckets(model: Any, seed: int) -> tuple[Any, ...]:
     """Buckets as the module's text says."""
-    from sennit.fuse.model import Grouping
-    from sennit.fuse.search import arranged
+    from sennit.fuse.bucket_search import arranged
+    from sennit.fuse.model import Grouping, KernelOrder
     from sennit.ir.strategy import Bucket, Part, WaitAt
 
     draw = random.Random(seed)
@@ -59,7 +59,8 @@ def random_buckets(model: Any, seed: int) -> tuple[Any, ...]:
     match draw.choice(["made", "need", "random"]):
         case "need":
             order = model.order(Grouping())
-            return tuple(arranged(model, order, model.kernel_seconds(order, Grouping()), tuple(buckets)))
+            seconds = model.kernel_seconds(order, Grouping())
+            return tuple(arranged(KernelOrder(model, order, seconds), tuple(buckets)))
         case "random":
             for place in range(len(buckets) - 1):  # near neighbours: far ones would only wait
                 if draw.random() < 0.3:
