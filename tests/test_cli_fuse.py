@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
+from sennit import cli_fuse, cli_profile
 from sennit.cli import main
 from sennit.ir.strategy import Strategy
 
@@ -82,3 +84,16 @@ def test_faults_are_named(capsys, arguments: tuple[str, ...], message: str) -> N
     status, text, error = run(capsys, *arguments)
     assert (status, text) == (2, "")
     assert message in error
+
+
+def test_every_field_of_both_documents_is_described() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "commands.md").read_text(encoding="utf-8")
+    for document in (
+        cli_fuse.FuseResult,
+        cli_fuse.VariantSummary,
+        cli_fuse.Bounds,
+        cli_profile.ProfileResult,
+        cli_profile.KernelTime,
+    ):
+        for field in dataclasses.fields(document):
+            assert f"`{field.name}`" in text, f"docs/commands.md does not describe {document.__name__}.{field.name}"
