@@ -25,6 +25,7 @@ from sennit.cli_model import load_model
 from sennit.cluster import load
 from sennit.cost import Work, works
 from sennit.cost.profile import Profile, Reference, fit_family, lower_bound
+from sennit.fuse.draws_torch import with_torch_draws
 from sennit.fuse.kernel_cost import as_step
 from sennit.fuse.measure_torch import measure_step
 from sennit.fuse.model import Channel, StepModel
@@ -52,8 +53,9 @@ def measured(name: str) -> list[tuple[Work, float]]:
     """(work, seconds) of each single operator that is one work."""
     model, sample = load_model(name)
     captured = capture_call(model, sample.args, dict(sample.kwargs))
-    graph, types = captured.graph, captured.graph.types()
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers()), "seed": torch.zeros(2, dtype=torch.int64)}
+    graph = with_torch_draws(captured.graph, torch.device("cpu"))
+    types = graph.types()
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers()), **captured.constants}
     state.update(captured.signature.flatten(sample.args, dict(sample.kwargs)))
     found = {
         item.signature: item.seconds

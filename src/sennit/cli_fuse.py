@@ -168,6 +168,7 @@ def _until_interrupted() -> Iterator[Callable[[], bool]]:
 def _subject(command: Fuse, say: Progress) -> tuple[Graph, Cluster, int]:
     from sennit.capture import capture
     from sennit.cluster import load
+    from sennit.fuse.costs_torch import data_parallel_graph
 
     cluster = load(command.cluster)
     count = cluster.devices if command.devices is None else command.devices
@@ -180,7 +181,7 @@ def _subject(command: Fuse, say: Progress) -> tuple[Graph, Cluster, int]:
     say(f"making {command.model}")
     model, sample = load_model(command.model, memory=False)
     say(f"capturing {command.model}")
-    return capture(model, sample.args, dict(sample.kwargs)), cluster, count
+    return data_parallel_graph(capture(model, sample.args, dict(sample.kwargs)), cluster.device), cluster, count
 
 
 def _step_model(command: Fuse, graph: Graph, cluster: Cluster, count: int) -> tuple[StepModel, str]:

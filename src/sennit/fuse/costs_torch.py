@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+import torch
+
 from sennit.cluster import Device
+from sennit.fuse.draws_torch import with_torch_draws
 from sennit.fuse.kernel_cost import Estimate, KernelCost, Staged
 from sennit.fuse.known_cost import KnownCost
 from sennit.fuse.signature import signature
 from sennit.ir.graph import Graph, Op
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["Chosen", "Unfused", "choose_cost"]
+__all__ = ["Chosen", "Unfused", "choose_cost", "data_parallel_graph"]
 
 _LEARNED = {"H200 SXM5 141GB": "estimator_h200.pt"}
 
@@ -46,6 +49,11 @@ class Chosen:
 
     cost: KnownCost
     source: str
+
+
+def data_parallel_graph(graph: Graph, device: Device) -> Graph:
+    """The graph as `DataParallel` runs it, with torch's own random numbers: a strategy for it is one for that."""
+    return with_torch_draws(graph, torch.device("cpu" if device.kind.startswith("CPU") else "cuda"))
 
 
 def choose_cost(graph: Graph, device: Device, measured: Mapping[str, float] | None = None) -> Chosen:
