@@ -1,186 +1,274 @@
-"""`sennit.DataParallel` against DDP on a rate-limited network between network namespaces, side by side in one run.
+"""`sennit.DataParallel` against DDP where the network is slow, side by side in one run.
 
-    python benchmarks/fuse/ddp.py [--ranks 2] [--rate 1gbit] [--models gpt conv] [--rounds 4] [--steps 8] [--json out.json]
+    python benchmarks/fuse/ddp.py [--ranks 2] [--rate 1gbit] [--links namespaces | paced] [--models gpt conv bert lstm] [--ratio 0.7] [--compiled] [--json out.json]
 
-Each rank is a host of its own with one core (`sennit.testing.network`); run it on a quiet machine with a core a rank. Variants: DDP at several bucket sizes, DDP without overlap (gradients
-reduced after the backward pass), ours with waits inside the step, ours with waits across steps. Every round runs all of them in turn, some steps each; the first two steps of a turn
-are left out. Printed: median and least milliseconds a step, the bounds by measured compute and communication, predicted times, and ours over the best DDP. Needs root, ip and tc.
+Each rank has one core (`slow_links.py`). A model's batch is chosen such that computing takes `--ratio` of the time of communicating, alone: 0.7 is where overlap matters most, and the batch is printed. Variants:
+
+| variant | is |
+|---|---|
+| DDP n MB | DistributedDataParallel with that bucket size |
+| no overlap | gradients summed in one collective after the backward pass |
+| none | ours with every gradient a bucket by itself, waits in the step |
+| tensor only | ours, buckets tuned, waits in the step |
+| across steps | ours, buckets tuned, waits where tuning puts them: the default of `DataParallel` |
+| DDP compiled, op only, joint, joint + across steps | the same with compiled kernels (`--compiled`, needs a C++ compiler) |
+
+Every round runs all of them in turn, some steps each, starting with another one; the first two steps of a turn are left out. Printed: median and least milliseconds a step, how many of them the rank's core was busy (where that is far below the median of computing, something else ran on the machine), the bounds by computing and communicating alone, and ours over the
+best DDP of the sweep, beside the targets. Times of compiled variants are compared with each other and with DDP compiled.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
+from slow_links import pace, pin, run_ranks
+
 CAPS = (1, 5, 25, 100)  # MB
-
-
-def build(name: str, rank: int) -> tuple[Any, tuple[Any, ...]]:
-    """A model that returns its loss, and this rank's batch."""
-    import torch
-
-    torch.manual_seed(0)
-    if name == "gpt":
-        from sennit.demo.gpt import GPT, GPTConfig, random_batch
-
-        config = GPTConfig(vocabulary=4096, context=64, width=256, heads=8, layers=6, tie_embeddings=False)
-        return GPT(config), random_batch(config, 8, seed=rank)
-    if name == "conv":
-        model = convolutional()
-        generator = torch.Generator().manual_seed(rank)
-        return model, (
-            torch.randn(16, 3, 32, 32, generator=generator),
-            torch.randint(100, (16,), generator=generator),
-        )
-    raise SystemExit(f"there is no model {name!r}: gpt, conv")
-
-
-def convolutional() -> Any:
-    import torch.nn.functional as F  # noqa: N812
-    from torch import Tensor, nn
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            widths = (3, 64, 128, 256, 256)
-            self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1) for a, b in itertools.pairwise(widths))
-            self.hidden, self.head = nn.Linear(1024, 4096), nn.Linear(4096, 100)
-
-        def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-            x = images
-            for layer in self.layers:
-                x = F.relu(layer(x))
-            return F.cross_entropy(self.head(F.relu(self.hidden(x.flatten(1)))), labels)
-
-    return Net()
+TARGETS = {"over the best DDP": 1.25, "of the full-overlap bound": 1.10}
 
 
 def rank_main(arguments: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.parallel import DistributedDataParallel
 
     from sennit.fuse.channel_torch import serial_group
-    from sennit.fuse.data_parallel_torch import DataParallel
 
-    rank = int(os.environ["RANK"])
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % len(os.sched_getaffinity(0))]})
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    pin(rank, count)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     results: dict[str, Any] = {}
+    group = serial_group()
+    pace()
     with sdpa_kernel(SDPBackend.MATH):  # the form that is captured
         for name in arguments.models:
-            variants: dict[str, tuple[Any, Any]] = {}
-            group = serial_group()
-            for cap in CAPS:
-                model, batch = build(name, rank)
-                variants[f"DDP {cap} MB"] = (DistributedDataParallel(model, bucket_cap_mb=cap), None)
-            model, batch = build(name, rank)
-            variants["no overlap"] = (model, "after")
-            for title, across in (("ours, in the step", False), ("ours, across steps", True)):
-                model, batch = build(name, rank)
-                optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-                variants[title] = (
-                    DataParallel(model, optimizer, sample=batch, across_steps=across, group=group),
-                    optimizer,
-                )
-            results[name] = measure(variants, batch, arguments)
+            results[name] = compare(name, rank, group, arguments)
+            if rank == 0:
+                report(name, results[name])
     if rank == 0:
         Path(os.environ["SENNIT_BENCH_OUT"]).write_text(json.dumps(results))
+    dist.barrier()
     dist.destroy_process_group()
 
 
-def measure(variants: dict[str, tuple[Any, Any]], batch: tuple[Any, ...], arguments: argparse.Namespace) -> Any:
+def compare(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    import torch.distributed as dist
+    from network_models import build
+
+    model, _ = build(name, rank, 2)
+    size = sum(p.numel() for p in model.parameters())
+    communicate = seconds_of(lambda flat: dist.all_reduce(flat, group=group), size)
+    batch = arguments.batch or batch_for(name, rank, arguments.ratio * communicate)
+    rows = build(name, rank, batch)[1]
+    variants, tried = make_variants(name, rank, batch, group, compiled=arguments.compiled)
+    pace()  # groups for buffers were made
+    times, processor = measure(variants, rows, arguments)
+    return {
+        "megabytes": size * 4 / 1e6,
+        "batch": batch,
+        "communicate": communicate,
+        "compute": compute_alone(name, rank, batch),
+        "times": times,
+        "processor": processor,
+        "tried": tried,
+    }
+
+
+def seconds_of(collective: Any, size: int) -> float:
+    """Median seconds of a collective on so many numbers, the slowest rank's."""
     import torch
     import torch.distributed as dist
 
+    flat, spent = torch.zeros(size), []
+    for _ in range(6):
+        dist.barrier()
+        start = time.perf_counter()
+        collective(flat)
+        spent.append(time.perf_counter() - start)
+    return agreed(statistics.median(spent[1:]))
+
+
+def agreed(seconds: float) -> float:
+    import torch
+    import torch.distributed as dist
+
+    found = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return float(found)
+
+
+def compute_alone(name: str, rank: int, batch: int, rounds: int = 5) -> float:
+    """Least seconds of a step without communication, eager; the slowest rank's."""
+    import torch
+    from network_models import build
+
+    model, rows = build(name, rank, batch)
+    optimizer, spent = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), []
+    for _ in range(rounds):
+        start = time.thread_time()
+        model(*rows).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        spent.append(time.thread_time() - start)
+    return agreed(min(spent))
+
+
+def batch_for(name: str, rank: int, seconds: float) -> int:
+    """The batch with which a step's computing takes so long, by a line through two batches."""
+    small, large = 2, 8
+    low, high = compute_alone(name, rank, small), compute_alone(name, rank, large)
+    return max(1, round(small + (seconds - low) * (large - small) / max(high - low, 1e-9)))
+
+
+def make_variants(
+    name: str, rank: int, batch: int, group: Any, *, compiled: bool
+) -> tuple[dict[str, tuple[Any, Any]], dict[str, Any]]:
+    """By title: what is called, and its optimizer. And what tuning tried, with simulated and measured seconds."""
+    import torch
+    from network_models import build
+    from torch.nn.parallel import DistributedDataParallel
+
+    from sennit.fuse.data_parallel_torch import DataParallel
+    from sennit.ir.strategy import Bucket, Part, Strategy
+
+    variants: dict[str, tuple[Any, Any]] = {}
+    tried: dict[str, Any] = {}
+
+    def add(title: str, wrap: Any) -> None:
+        model, rows = build(name, rank, batch)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        wrapped = wrap(model, optimizer, rows)
+        variants[title] = (wrapped, optimizer)
+        if getattr(wrapped, "tried", ()):
+            tried[title] = [
+                (trial.strategy.name, len(trial.strategy.buckets), trial.simulated, trial.measured)
+                for trial in wrapped.tried
+            ]
+
+    def ours(**options: Any) -> Any:
+        return lambda model, optimizer, rows: DataParallel(model, optimizer, sample=rows, group=group, **options)
+
+    def apart(strategy: Strategy) -> Strategy:
+        parts = [part for bucket in strategy.buckets for part in bucket.parts]
+        paths = dict.fromkeys(part.path for part in parts)
+        return Strategy("none", strategy.groups, tuple(Bucket((Part(path),)) for path in paths))
+
+    for cap in CAPS:
+        add(f"DDP {cap} MB", lambda model, _, __, cap=cap: DistributedDataParallel(model, bucket_cap_mb=cap))
+    add("no overlap", lambda model, _, __: model)
+    add("tensor only", ours(across_steps=False))
+    add("across steps", ours())
+    add("none", ours(strategy=apart(variants["tensor only"][0].strategy)))
+    if compiled:
+        for cap in CAPS:
+            add(
+                f"compiled DDP {cap} MB",
+                lambda model, _, __, cap=cap: torch.compile(DistributedDataParallel(model, bucket_cap_mb=cap)),
+            )
+        add("joint", ours(across_steps=False, compile_kernels=True))
+        add("joint + across steps", ours(compile_kernels=True))
+        add("op only", ours(strategy=apart(variants["joint"][0].strategy), compile_kernels=True))
+    return variants, tried
+
+
+def measure(
+    variants: dict[str, tuple[Any, Any]], rows: tuple[Any, ...], arguments: argparse.Namespace
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds of steps by variant: on the wall, and of this rank's core, the network's threads included."""
+    import torch.distributed as dist
+
     times: dict[str, list[float]] = {title: [] for title in variants}
-    optimizers = {
-        title: optimizer
-        if isinstance(optimizer, torch.optim.Optimizer)
-        else torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        for title, (model, optimizer) in variants.items()
-    }
+    processor: dict[str, list[float]] = {title: [] for title in variants}
     for turn in range(arguments.rounds):
         order = list(variants)
         order = order[turn % len(order) :] + order[: turn % len(order)]
         for title in order:
-            model, kind = variants[title]
+            model, optimizer = variants[title]
             dist.barrier()
             for step in range(arguments.steps):
-                start = time.perf_counter()
-                model(*batch).backward()
-                if kind == "after":
-                    flat = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
-                    dist.all_reduce(flat.div_(dist.get_world_size()))
-                    at = 0
-                    for p in model.parameters():
-                        p.grad.copy_(flat[at : at + p.numel()].view_as(p))
-                        at += p.numel()
-                optimizers[title].step()
-                optimizers[title].zero_grad()
+                start, used = time.perf_counter(), time.process_time()
+                model(*rows).backward()
+                if title == "no overlap":
+                    reduce_after(model)
+                optimizer.step()
+                optimizer.zero_grad()
                 if step >= 2:
                     times[title].append(time.perf_counter() - start)
+                    processor[title].append(time.process_time() - used)
             if hasattr(model, "flush"):
                 model.flush()
-    return times
+    return times, processor
 
 
-def report(results: dict[str, Any]) -> None:
-    for name, times in results.items():
-        model, _ = build(name, 0)
-        print(f"\n{name}: {sum(p.numel() for p in model.parameters()) * 4 / 1e6:.0f} MB of gradients")
-        medians = {title: statistics.median(values) for title, values in times.items()}
-        best = min(value for title, value in medians.items() if title.startswith("DDP"))
-        for title, value in sorted(medians.items(), key=lambda item: item[1]):
-            print(
-                f"  {title:20s} {1e3 * value:8.1f} ms median {1e3 * min(times[title]):8.1f} least {best / value:6.2f} x the best DDP"
-            )
+def reduce_after(model: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    flat = torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+    dist.all_reduce(flat.div_(dist.get_world_size()))
+    at = 0
+    for p in model.parameters():
+        p.grad.copy_(flat[at : at + p.numel()].view_as(p))
+        at += p.numel()
+
+
+def report(name: str, found: dict[str, Any]) -> None:
+    medians = {title: statistics.median(values) for title, values in found["times"].items()}
+    sweep = {title: value for title, value in medians.items() if title.startswith("DDP")}
+    best = min(sweep, key=sweep.__getitem__)
+    bound = max(found["compute"], found["communicate"])
+    print(
+        f"\n{name}: {found['megabytes']:.0f} MB of gradients, batch {found['batch']}; computing alone {1e3 * found['compute']:.0f} ms, "
+        f"communicating alone {1e3 * found['communicate']:.0f} ms, full-overlap bound {1e3 * bound:.0f} ms"
+    )
+    for title, value in sorted(medians.items(), key=lambda item: item[1]):
+        least, used = min(found["times"][title]), statistics.median(found["processor"][title])
+        print(
+            f"  {title:22s} {1e3 * value:8.1f} ms median {1e3 * least:8.1f} least {1e3 * used:7.1f} of the core  {medians[best] / value:5.2f} x {best}  {value / bound:5.2f} of the bound"
+        )
+    ours = medians["across steps"]
+    print(f"  target {TARGETS['over the best DDP']:.2f} x the best DDP: {medians[best] / ours:.2f}")
+    print(f"  target {TARGETS['of the full-overlap bound']:.2f} of the full-overlap bound: {ours / bound:.2f}")
+    for title, trials in found["tried"].items():
+        print(f"  {title} was chosen among (simulated ms, measured ms without updates):")
+        for strategy, buckets, simulated, measured in trials:
+            print(f"    {strategy:24s} {buckets:3d} buckets {1e3 * simulated:8.1f} {1e3 * measured:8.1f}")
+    sys.stdout.flush()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--models", nargs="*", default=["gpt", "conv"])
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--links", choices=["namespaces", "paced"], default="namespaces")
+    parser.add_argument("--models", nargs="*", default=["gpt", "conv", "bert", "lstm"])
+    parser.add_argument("--ratio", type=float, default=0.7)
+    parser.add_argument("--batch", type=int, default=None, help="rows of a rank's batch, in place of --ratio")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--timeout", type=float, default=1500.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if "RANK" in os.environ:
         rank_main(arguments)
         return
-    import tempfile
-
-    from sennit.testing import network
-
-    with tempfile.TemporaryDirectory() as folder, network(hosts=arguments.ranks, rate=arguments.rate) as net:
+    with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        variables = {"WORLD_SIZE": str(arguments.ranks), "MASTER_PORT": "29511", "OMP_NUM_THREADS": "1"}
-        ranks = [
-            net.run(
-                host,
-                [sys.executable, *sys.argv],
-                env={**variables, "RANK": str(host.index), "SENNIT_BENCH_OUT": str(out)},
-            )
-            for host in net.hosts
-        ]
-        if any(process.wait() for process in ranks):
-            raise SystemExit("a rank failed")
-        results = json.loads(out.read_text())
-    report(results)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(results, indent=1))
+        run_ranks(arguments.ranks, arguments.links, arguments.rate, out, arguments.timeout)
+        if arguments.json is not None:
+            arguments.json.write_text(out.read_text())
 
 
 if __name__ == "__main__":

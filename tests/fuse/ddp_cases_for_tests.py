@@ -11,8 +11,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from sennit.capture import capture
 from sennit.errors import RunError
+from sennit.fuse.channel_torch import serial_group
 from sennit.fuse.data_parallel_torch import DataParallel
+from sennit.fuse.model import Channel, StepModel
+from sennit.fuse.moves import Limits, fused_greedily
+from sennit.fuse.profile_torch import MeasuredCost
 from sennit.fuse.tune_torch import Tuning
 from sennit.ir.strategy import Bucket, Part, Reduce, Strategy, WaitAt
 
@@ -296,3 +301,47 @@ def refused(rank: int) -> list[str]:
     one = Strategy("one", (), (Bucket(tuple(map(Part, names))),))
     attempt(lambda: DataParallel(mixed, None, sample=sample, strategy=one))
     return said
+
+
+class Crossed(nn.Module):
+    """Its kernels read transposed values: a compiled one must be made for the strides that come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = torch.tanh(self.first(images.flatten(1)[:, :6])).T
+        return F.cross_entropy(self.second((torch.sigmoid(x * 2.0) + x).T), labels)
+
+
+def compiled(rank: int) -> tuple[int, float]:
+    """How many groups were compiled, and the largest difference from DDP after three steps."""
+    torch.set_num_threads(1)
+    theirs, ours = build(Crossed), build(Crossed)
+    expected = plain(DistributedDataParallel(theirs), adam(theirs), rank)[-1]
+    optimizer = adam(ours)
+    found = StepModel(capture(ours, batches(rank)[0]), MeasuredCost({}), Channel(0.0, 0.0))
+    groups = found.strategy("", fused_greedily(found, Limits()), ()).groups
+    spread_out = spread([path for path, _ in ours.named_parameters()], WaitAt.NEXT)
+    strategy = Strategy("compiled", groups, spread_out.buckets)
+    wrapped = DataParallel(ours, optimizer, sample=batches(rank)[0], strategy=strategy, compile_kernels=True)
+    state = plain(wrapped, optimizer, rank)[-1]
+    return len(groups), max(float((state[key] - expected[key]).abs().max()) for key in expected)
+
+
+def out_of_turn(rank: int) -> int:
+    """How often, of 20 times, a small collective that was issued behind a large one was done before it."""
+    group = serial_group()
+    large, small = torch.zeros(1 << 21), torch.zeros(4)
+    early = 0
+    for _ in range(20):
+        dist.barrier(group)
+        first = dist.all_reduce(large, group=group, async_op=True)
+        second = dist.all_reduce(small, group=group, async_op=True)
+        assert first is not None
+        assert second is not None
+        second.wait()
+        early += not first.is_completed()
+        first.wait()
+    return early

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,3 +88,19 @@ def test_what_cannot_be_is_refused(ranks: GlooRanks) -> None:
         assert mode == "BatchNorm2d is in evaluation mode and was not when the model was captured"
         assert no_optimizer.endswith("and there is no optimizer to do the updates there")
         assert types.startswith("a bucket mixes element types: hidden.weight is torch.float32, head.weight")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling kernels for a CPU needs g++")
+def test_compiled_groups_train_as_ddp_does_within_rounding(ranks: GlooRanks) -> None:
+    from ddp_cases_for_tests import compiled
+
+    for groups, worst in ranks.call(compiled):
+        assert groups > 1
+        assert worst < 1e-5
+
+
+def test_buckets_travel_one_after_another(ranks: GlooRanks) -> None:
+    """Two at once would share the link, and what the next step needs first would come late."""
+    from ddp_cases_for_tests import out_of_turn
+
+    assert ranks.call(out_of_turn) == [0, 0]

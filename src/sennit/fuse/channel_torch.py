@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -24,21 +25,36 @@ from sennit.ir.strategy import Bucket, Reduce
 __all__ = ["GradientChannel", "serial_group"]
 
 
+_SERIAL = "sennit_serial_gloo"
+
+
 def serial_group(ranks: Sequence[int] | None = None, device: torch.device | str = "cpu") -> dist.ProcessGroup:
-    """A process group whose collectives on the device run one after another, in the order in which they are issued."""
+    """A process group whose collectives on the device run one after another, in the order in which they are issued.
+
+    A gloo group has two threads, and `new_group` passes no options on to it: two buckets would share the link, and one which is needed soon would arrive late because of one which is not. So a backend that is
+    gloo with one thread is registered with torch. NCCL has a stream and sennit's backend a thread for each group: they are in order already."""
     default = dist.group.WORLD
     assert default is not None
-    theirs = default._get_backend(torch.device(device))
-    if isinstance(theirs, dist.ProcessGroupGloo):  # its threads would run two collectives at once
-        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._threads = 1
-        options._devices = [dist.ProcessGroupGloo.create_default_device()]
-        options._timeout = theirs.options._timeout
-        group = dist.new_group(ranks, backend="gloo", pg_options=options)
+    if isinstance(default._get_backend(torch.device(device)), dist.ProcessGroupGloo):
+        if _SERIAL not in dist.Backend.backend_list:
+            dist.Backend.register_backend(_SERIAL, _serial_gloo, devices=["cpu"])
+        group = dist.new_group(ranks, backend=_SERIAL)
     else:
-        group = dist.new_group(ranks)  # a stream or a thread per group: in order already
+        group = dist.new_group(ranks)
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+def _serial_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
+    default = dist.group.WORLD
+    assert default is not None
+    gloo: Any = dist.ProcessGroupGloo
+    theirs: Any = default._get_backend(torch.device("cpu"))
+    options = gloo._Options()
+    options._threads = 1
+    options._devices = theirs.options._devices  # the interface that gloo uses already
+    options._timeout = timeout
+    return dist.ProcessGroupGloo(store, rank, size, options)
 
 
 @dataclass(slots=True)

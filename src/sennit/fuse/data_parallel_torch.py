@@ -98,7 +98,7 @@ class DataParallel(nn.Module):
         self._synchronise = True
         self._buffers_differ = False
         self._anchor = torch.zeros((), requires_grad=True)
-        self._artifacts: dict[str, Any] = {}  # compiled kernels by signature
+        self._artifacts: dict[Any, Any] = {}  # compiled kernels
         self.tried: tuple[Trial, ...] = ()
         if strategy is None:
             across = across_steps and optimizer is not None

@@ -7,13 +7,13 @@ hands it to Inductor by itself: the compiler then sees this group and nothing el
 Layers repeat, and so do their kernels. `signature` names a kernel by its structure, without the names of its values; two kernels with one signature share one
 compiled artifact.
 
-A graph does not say on which device a tensor is made from numbers (`aten.full`, `aten.arange`): `target_of` adds the device of the model.
+A graph does not say on which device a tensor is made from numbers (`aten.full`, `aten.arange`): the device of the model is passed to what `takes_device`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,13 +29,17 @@ from sennit.ir.operators import is_view
 from sennit.ir.strategy_check import Kernel
 
 __all__ = [
+    "CompiledKernel",
+    "call_of",
     "compile_kernel",
     "is_worth_compiling",
     "kernel_module",
     "operator_of",
+    "results_of",
     "returns_several",
     "sample_inputs",
     "signature",
+    "takes_device",
     "target_of",
     "wanted_results",
 ]
@@ -52,16 +56,21 @@ def operator_of(kind: str) -> Any:
     return found
 
 
-def target_of(op: Op, device: torch.device) -> Callable[..., Any]:
+def target_of(op: Op) -> Callable[..., Any]:
     """What is called with the operator's arguments."""
     if op.kind in DRAWS:
-        return partial(DRAWS[op.kind], device=device)
+        return DRAWS[op.kind]
     # a clone before a view may have been made without a copy, so a view may have to copy
     is_reshape = op.kind in ("aten.view.default", "aten._unsafe_view.default")
     target: Callable[..., Any] = operator_of("aten.reshape.default" if is_reshape else op.kind)
-    if device.type != "cpu" and not op.reads and any(arg.name == "device" for arg in target._schema.arguments):  # type: ignore[attr-defined]
-        return partial(target, device=device)
     return target
+
+
+def takes_device(op: Op) -> bool:
+    """Whether it makes a tensor from nothing, on a device that the graph does not say."""
+    if op.kind in DRAWS:
+        return True
+    return not op.reads and any(arg.name == "device" for arg in operator_of(op.kind)._schema.arguments)
 
 
 def kernel_module(
@@ -85,10 +94,24 @@ def kernel_module(
     return fx.GraphModule(torch.nn.Module(), graph), reads, writes
 
 
-def _add(graph: fx.Graph, op: Op, values: dict[str, Any], device: torch.device) -> None:
+def call_of(
+    op: Op, values: Mapping[str, Any], device: torch.device
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """What is called, and with what: tensors, or nodes of an fx graph, by name."""
     args = tuple(_argument(arg, values) for arg in op.args)
     kwargs = {name: _argument(arg, values) for name, arg in op.kwargs}
-    node = graph.call_function(target_of(op, device), args, kwargs)
+    return target_of(op), args, {**kwargs, "device": device} if takes_device(op) else kwargs
+
+
+def results_of(op: Op, returned: Any) -> dict[str, Any]:
+    """The operator's values by name, in what torch returned."""
+    if not returns_several(op):
+        return {op.results[0].name: returned}
+    return {value.name: returned[place] for place, value in zip(wanted_results(op), op.results, strict=True)}
+
+
+def _add(graph: fx.Graph, op: Op, values: dict[str, Any], device: torch.device) -> None:
+    node = graph.call_function(*call_of(op, values, device))
     if not returns_several(op):
         values[op.results[0].name] = node
         return
@@ -141,6 +164,25 @@ def compile_kernel(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable
         module, list(inputs), dynamic_shapes="from_example_inputs"
     )
     return artifact
+
+
+@dataclass(slots=True)
+class CompiledKernel:
+    """A kernel that is compiled when it is first called: the compiler fixes the strides of the inputs, and which strides they have is known when they are there.
+    `artifacts` are shared by all kernels of a model, by signature and strides; at one place of a program the strides are always the same."""
+
+    module: fx.GraphModule
+    signature: str
+    artifacts: dict[tuple[str, tuple[tuple[int, ...], ...]], Callable[..., Sequence[Tensor]]]
+    artifact: Callable[..., Sequence[Tensor]] | None = None
+
+    def __call__(self, *inputs: Tensor) -> Sequence[Tensor]:
+        if self.artifact is None:
+            key = (self.signature, tuple(tensor.stride() for tensor in inputs))
+            if key not in self.artifacts:
+                self.artifacts[key] = compile_kernel(self.module, inputs)
+            self.artifact = self.artifacts[key]
+        return self.artifact(*inputs)
 
 
 def sample_inputs(

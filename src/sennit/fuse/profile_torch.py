@@ -23,11 +23,10 @@ from torch import Tensor, nn
 
 from sennit.fuse.clock import Sharing
 from sennit.fuse.kernel_cost import Estimate
-from sennit.fuse.kernel_torch import kernel_module
+from sennit.fuse.kernel_torch import call_of, results_of
 from sennit.fuse.model import Channel
 from sennit.ir.graph import Graph, Role
-from sennit.ir.strategy import Strategy
-from sennit.ir.strategy_check import Kernel, kernels
+from sennit.ir.strategy_check import Kernel
 
 __all__ = ["MeasuredCost", "measure_channel", "measure_operators", "now"]
 
@@ -53,28 +52,22 @@ def measure_operators(graph: Graph, model: nn.Module, sample: Mapping[str, Tenso
     """Run the graph operator by operator on the model's own parameters and this sample."""
     state = {**dict(model.named_parameters()), **dict(model.named_buffers()), **sample}
     device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
-    steps = [
-        kernel_module(kernel, frozenset(value.name for op in kernel.body for value in op.results), device)
-        for kernel in kernels(Strategy("none"), graph)
-    ]
-    last = {name: place for place, (_, reads, writes) in enumerate(steps) for name in (*reads, *writes)}
+    last = {name: place for place, op in enumerate(graph.ops) for name in (*op.reads, *(v.name for v in op.results))}
     least: dict[str, float] = {}
     for _ in range(rounds + 1):
         values: dict[str, Tensor] = {}
         for item in graph.inputs:
             is_tangent = item.role is Role.TANGENT
             values[item.value.name] = torch.ones((), device=device) if is_tangent else state[item.path].detach()
-        for place, (module, reads, writes) in enumerate(steps):
-            inputs = [values[name] for name in reads]
+        for place, op in enumerate(graph.ops):
+            target, args, kwargs = call_of(op, values, device)
             start = now(device)
-            results = module.forward(*inputs)
-            spent = now(device) - start
-            name = graph.ops[place].name
-            least[name] = min(least.get(name, float("inf")), spent)
-            values.update(zip(writes, results, strict=True))
-            for done in {*reads, *writes}:
+            result = target(*args, **kwargs)
+            least[op.name] = min(least.get(op.name, float("inf")), now(device) - start)
+            values.update(results_of(op, result))
+            for done in {*op.reads, *(value.name for value in op.results)}:
                 if last[done] == place:
-                    values.pop(done, None)
+                    del values[done]
     return MeasuredCost(least)
 
 

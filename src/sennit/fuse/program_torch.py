@@ -29,12 +29,12 @@ from torch import Tensor
 from sennit.capture.element_types import torch_dtype
 from sennit.errors import RunError
 from sennit.fuse.kernel_torch import (
-    compile_kernel,
+    CompiledKernel,
     is_worth_compiling,
     kernel_module,
     returns_several,
-    sample_inputs,
     signature,
+    takes_device,
     target_of,
     wanted_results,
 )
@@ -43,7 +43,7 @@ from sennit.ir.graph import Arg, Graph, Op, OutputKind, Phase, Ref, Role
 from sennit.ir.strategy import Strategy, WaitAt
 from sennit.ir.strategy_check import Kernel, kernels
 
-__all__ = ["StepProgram"]
+__all__ = ["StepProgram", "first_needs"]
 
 Settle = Callable[[int], None]
 TakeGradient = Callable[[str, Tensor], None]
@@ -97,9 +97,9 @@ class StepProgram:
     """What one strategy runs on one rank."""
 
     def __init__(
-        self, graph: Graph, strategy: Strategy, device: torch.device, *, artifacts: dict[str, Any] | None = None
+        self, graph: Graph, strategy: Strategy, device: torch.device, *, artifacts: dict[Any, Any] | None = None
     ) -> None:
-        """`artifacts` holds compiled kernels by signature, and takes new ones; with None, operators run as they are."""
+        """`artifacts` holds what was compiled, and takes more; with None, operators run as they are."""
         self.graph, self.strategy, self.device = graph, strategy, device
         found = kernels(strategy, graph)
         self._refuse_reordered_draws(found)
@@ -114,10 +114,9 @@ class StepProgram:
         for output in graph.outputs:
             if output.kind is OutputKind.GRADIENT:
                 self._gradients.setdefault(output.name, []).append(output.path)
-        self._namespace: dict[str, Any] = {"torch": torch, "inf": inf, "nan": nan}
+        self._namespace: dict[str, Any] = {"torch": torch, "inf": inf, "nan": nan, "device": device}
         self._artifacts = artifacts
-        self._named: dict[str, str] = {}  # a kernel's signature -> its name in the namespace
-        needs = _needs(found[:count], graph, strategy)
+        needs = first_needs(found[:count], graph, strategy)
         self._returned = {output.name for output in graph.outputs if output.kind is not OutputKind.GRADIENT}
         later = {name for kernel in found[count:] for name in kernel.reads}
         forward = self._written(found[:count], frozenset(later | self._returned), needs)
@@ -175,6 +174,7 @@ class StepProgram:
         for op in kernel.body:
             arguments = [_show(arg, writing) for arg in op.args]
             arguments += [f"{key}={_show(arg, writing)}" for key, arg in op.kwargs]
+            arguments += ["device=device"] if takes_device(op) else []
             reads = [writing.env[name] for name in op.reads]
             call = f"{self._target(op)}({', '.join(arguments)})"
             variables = [writing.variable() for _ in op.results]
@@ -193,12 +193,9 @@ class StepProgram:
     def _write_compiled(self, writing: _Pass, kernel: Kernel, written: frozenset[str]) -> None:
         assert self._artifacts is not None
         module, reads, writes = kernel_module(kernel, written, self.device)
-        types = self.graph.types()
-        key = signature(kernel, written, types)
-        if key not in self._artifacts:
-            self._artifacts[key] = compile_kernel(module, sample_inputs(reads, types, self.device))
-        name = self._named.setdefault(key, f"kernel_{len(self._named)}")
-        self._namespace[name] = self._artifacts[key]
+        name = f"kernel_{sum(key.startswith('kernel_') for key in self._namespace)}"
+        key = signature(kernel, written, self.graph.types())
+        self._namespace[name] = CompiledKernel(module, key, self._artifacts)
         inputs = [writing.read(name) for name in reads]
         variables = [writing.variable() for _ in writes]
         targets = "".join(f"{variable}, " for variable in variables)
@@ -208,7 +205,7 @@ class StepProgram:
     def _target(self, op: Op) -> str:
         name = op.kind.replace(".", "_")
         if name not in self._namespace:
-            self._namespace[name] = target_of(op, self.device)
+            self._namespace[name] = target_of(op)
         return name
 
 
@@ -216,7 +213,7 @@ def _made(ops: Sequence[Op]) -> set[str]:
     return {value.name for op in ops for value in op.results}
 
 
-def _needs(forward: Sequence[Kernel], graph: Graph, strategy: Strategy) -> dict[int, list[int]]:
+def first_needs(forward: Sequence[Kernel], graph: Graph, strategy: Strategy) -> dict[int, list[int]]:
     """By kernel, the buckets that wait in the next step and whose parameters it is the first to read. A bucket that no kernel reads is
     settled when the backward pass begins."""
     names = {item.value.name: item.path for item in graph.inputs if item.role is Role.PARAM}

@@ -1,0 +1,205 @@
+"""Strategies enforced on a slow network: how far the clock is from what they take, and whether they train as DDP does.
+
+    python benchmarks/fuse/enforced.py [--ranks 2] [--rate 1gbit] [--links namespaces | paced] [--model gpt] [--batch 4] [--strategies 50] [--steps 6] [--sleep] [--json out.json]
+
+Random strategies: gradients, some of them cut, in buckets of random sizes between a gradient and a third of all bytes, in the order in which they are made, in an order by need, or in a random one that ranks can still follow; waits in the step, in the next, or mixed.
+
+1. Each is simulated on this machine's measurements (`measured_model`) and run for some steps without updates. Printed: median and p95 of |simulated - measured| / measured, and Kendall's tau between the two.
+   With `--sleep` kernels sleep for their measured time (`sleeping.py`): what is compared is the network and the order of things, on a machine that does other work too.
+2. Each trains three steps of SGD with momentum from the same start. Printed: how many end in DDP's parameters to the last bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+from sleeping import let_kernels_sleep
+from slow_links import pace, pin, run_ranks
+
+TARGETS = {"median": 0.03, "p95": 0.08, "tau": 0.9}
+
+
+def random_buckets(model: Any, seed: int) -> tuple[Any, ...]:
+    """Buckets as the module's text says."""
+    from sennit.fuse.model import Grouping
+    from sennit.fuse.search import arranged
+    from sennit.ir.strategy import Bucket, Part, WaitAt
+
+    draw = random.Random(seed)
+    total = sum(size for _, _, size in model.gradients)
+    cap = total * 10 ** draw.uniform(-2.0, -0.5)
+    waits = draw.choice([(WaitAt.STEP,), (WaitAt.NEXT,), (WaitAt.STEP, WaitAt.NEXT)])
+    buckets: list[Bucket] = []
+    parts: list[Part] = []
+    held = 0.0
+    for path, _, size in model.gradients:
+        pieces = max(1, round(size / cap)) if draw.random() < 0.5 else 1
+        count = model.elements[path]
+        for piece in range(pieces):
+            span = (count * piece // pieces, count * (piece + 1) // pieces) if pieces > 1 else None
+            parts.append(Part(path, span))
+            held += size / pieces
+            if held >= cap:
+                buckets.append(Bucket(tuple(parts), draw.choice(waits)))
+                parts, held = [], 0.0
+    if parts:
+        buckets.append(Bucket(tuple(parts), draw.choice(waits)))
+    match draw.choice(["made", "need", "random"]):
+        case "need":
+            order = model.order(Grouping())
+            return tuple(arranged(model, order, model.kernel_seconds(order, Grouping()), tuple(buckets)))
+        case "random":
+            for place in range(len(buckets) - 1):  # near neighbours: far ones would only wait
+                if draw.random() < 0.3:
+                    buckets[place : place + 2] = buckets[place : place + 2][::-1]
+    return tuple(buckets)
+
+
+def rank_main(arguments: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from sennit.fuse.channel_torch import serial_group
+
+    rank = int(os.environ["RANK"])
+    if not arguments.sleep:
+        pin(rank, int(os.environ["WORLD_SIZE"]))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    group = serial_group()
+    pace()
+    with sdpa_kernel(SDPBackend.MATH):
+        found = compare(rank, group, arguments)
+    if rank == 0:
+        report(found)
+        Path(os.environ["SENNIT_BENCH_OUT"]).write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    import torch
+    import torch.distributed as dist
+    from network_models import build
+    from torch.nn.parallel import DistributedDataParallel
+
+    from sennit.fuse.clock import Sharing
+    from sennit.fuse.data_parallel_torch import DataParallel
+    from sennit.fuse.model import Grouping, StepModel
+    from sennit.fuse.profile_torch import MeasuredCost
+    from sennit.fuse.tune_torch import Tuning, measured_model, timed_steps
+    from sennit.ir.strategy import Strategy
+
+    def wrapped() -> tuple[Any, Any]:
+        model, rows = build(arguments.model, rank, arguments.batch)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        return DataParallel(model, optimizer, sample=rows, group=group, tuning=Tuning(turns=0)), optimizer
+
+    def train(model: Any, optimizer: Any) -> dict[str, Any]:
+        torch.manual_seed(rank)
+        for _ in range(3):
+            model(*rows).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return {key: value.clone() for key, value in model.state_dict().items()}
+
+    model, rows = build(arguments.model, rank, arguments.batch)
+    ddp = DistributedDataParallel(model)
+    begin = {key: value.clone() for key, value in ddp.state_dict().items()}
+    pace()
+    expected = train(ddp, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
+    owner, optimizer = wrapped()
+    pace()
+    inputs = owner.signature.flatten(rows)
+    with torch.no_grad():
+        step = measured_model(owner, inputs, Tuning())
+    seconds = dict(step.cost.seconds)
+    if arguments.sleep:  # the same on all ranks, and nothing shares a core
+        shared: list[Any] = [(seconds, replace(step.channel, sharing=Sharing(), update_per_byte=0.0))]
+        dist.broadcast_object_list(shared, 0)
+        seconds, channel = shared[0]
+        step = StepModel(owner.graph, MeasuredCost(seconds), channel)
+    found: list[dict[str, Any]] = []
+    for seed in range(arguments.strategies):
+        told: list[Any] = [str(Strategy(f"random {seed}", (), random_buckets(step, seed)))]
+        dist.broadcast_object_list(told, 0)
+        strategy = Strategy.parse(told[0])
+        owner.use(strategy)
+        if arguments.sleep:
+            let_kernels_sleep(owner, seconds)
+        with torch.no_grad():
+            times = timed_steps(owner, inputs, arguments.steps)
+        owner.use(strategy)
+        owner.load_state_dict(begin)
+        optimizer.state.clear()
+        state = train(owner, optimizer)
+        found.append(
+            {
+                "buckets": len(strategy.buckets),
+                "late": sum(bucket.wait.value == "next" for bucket in strategy.buckets),
+                "simulated": step.step_time(Grouping(), strategy.buckets).seconds,
+                "measured": statistics.median(times),
+                "equal": all(torch.equal(state[key], expected[key]) for key in expected),
+            }
+        )
+    return found
+
+
+def report(found: list[dict[str, Any]]) -> None:
+    errors = sorted(abs(item["simulated"] - item["measured"]) / item["measured"] for item in found)
+    pairs = [
+        (one["simulated"] - other["simulated"]) * (one["measured"] - other["measured"])
+        for one, other in itertools.combinations(found, 2)
+    ]
+    tau = (sum(pair > 0 for pair in pairs) - sum(pair < 0 for pair in pairs)) / max(1, len(pairs))
+    for item in sorted(found, key=lambda item: item["measured"]):
+        print(
+            f"  {item['buckets']:3d} buckets, {item['late']:3d} late: simulated {1e3 * item['simulated']:7.1f} ms, measured {1e3 * item['measured']:7.1f} ms, "
+            f"{'DDP to the last bit' if item['equal'] else 'NOT EQUAL to DDP'}"
+        )
+    print(f"{len(found)} strategies")
+    print(f"  median error {statistics.median(errors):.1%} (target {TARGETS['median']:.0%})")
+    print(f"  p95 error {errors[int(0.95 * (len(errors) - 1))]:.1%} (target {TARGETS['p95']:.0%})")
+    print(f"  Kendall's tau {tau:.2f} (target {TARGETS['tau']})")
+    print(f"  equal to DDP after three steps: {sum(item['equal'] for item in found)} of {len(found)} (target all)")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--links", choices=["namespaces", "paced"], default="namespaces")
+    parser.add_argument("--model", default="gpt")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--strategies", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--sleep", action="store_true")
+    parser.add_argument("--timeout", type=float, default=1500.0)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if "RANK" in os.environ:
+        rank_main(arguments)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        run_ranks(arguments.ranks, arguments.links, arguments.rate, out, arguments.timeout)
+        if arguments.json is not None:
+            arguments.json.write_text(out.read_text())
+
+
+if __name__ == "__main__":
+    main()

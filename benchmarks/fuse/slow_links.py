@@ -1,0 +1,81 @@
+"""Ranks of a benchmark, each a process with a core of its own, joined by links of a stated rate. Two ways to have such links:
+
+| way | needs | is |
+|---|---|---|
+| namespaces | root, ip, tc | a network namespace a rank, joined by virtual Ethernet with a token bucket (`sennit.testing.network`) |
+| paced | Linux | ranks on the loopback interface whose TCP sockets send at most at the rate (SO_MAX_PACING_RATE) |
+
+The second needs no privilege and is the same to gloo for two ranks, and for a ring of more: each rank sends on one socket of a group at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+_PACING = 47  # SO_MAX_PACING_RATE, which Python has no name for
+_UNITS = {"mbit": 1e6, "gbit": 1e9}
+
+
+def run_ranks(count: int, way: str, rate: str, out: Path, timeout: float) -> None:
+    """Run this script again as `count` ranks with the same arguments, and wait for them."""
+    variables = {
+        "WORLD_SIZE": str(count),
+        "MASTER_PORT": "29511",
+        "OMP_NUM_THREADS": "1",
+        "SENNIT_BENCH_OUT": str(out),
+        "SENNIT_BENCH_PACE": rate if way == "paced" else "",
+    }
+    command = [sys.executable, *sys.argv]
+    if way == "namespaces":
+        from sennit.testing import network
+
+        with network(hosts=count, rate=rate) as net:
+            ranks = [net.run(host, command, env={**variables, "RANK": str(host.index)}) for host in net.hosts]
+            _wait(ranks, timeout)
+        return
+    local = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, **variables, **local, "RANK": str(rank)}) for rank in range(count)
+    ]
+    try:
+        _wait(ranks, timeout)
+    finally:
+        for process in ranks:
+            process.kill()
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]], timeout: float) -> None:
+    if any(process.wait(timeout) for process in ranks):
+        raise SystemExit("a rank failed")
+
+
+def pin(rank: int, ranks: int) -> None:
+    """One core for this rank, far from those of the others: neighbours may be two threads of one core."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank * max(1, len(cores) // ranks) % len(cores)]})
+
+
+def pace() -> int:
+    """Limit every TCP connection that this process has now, if ranks are paced; how many. Call it after groups are made."""
+    rate = os.environ.get("SENNIT_BENCH_PACE", "")
+    if not rate:
+        return 0
+    bits = float(rate[:-4]) * _UNITS[rate[-4:]]
+    limited = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            connection = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # it was closed meanwhile
+            continue
+        with connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                connection.setsockopt(socket.SOL_SOCKET, _PACING, int(bits / 8))
+                limited += 1
+    return limited
