@@ -23,7 +23,22 @@ from enum import Enum
 from sennit.ir.graph import Phase
 from sennit.ir.mesh import print_ranges
 from sennit.ir.operators import is_view
-from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Program, Receive, Send, Step, defines, stream_of
+from sennit.ir.program import (
+    Buffer,
+    Collective,
+    Compute,
+    Exchange,
+    Free,
+    Lane,
+    Program,
+    Receive,
+    Send,
+    Step,
+    defines,
+    reads,
+    stream_of,
+)
+from sennit.ir.program_regions import is_all
 from sennit.ir.timeline import Category, Event, Timeline
 from sennit.report import units
 
@@ -162,19 +177,27 @@ def _group(
 def _activities(lane: Lane, stream: str, events: Sequence[Event]) -> list[_Activity]:
     buffers = lane.buffers()
     steps = [step for step in lane.steps if stream_of(step) == stream and not isinstance(step, Free)]
-    timed = [step for step in steps if not (isinstance(step, Compute) and is_view(step.kind))]
+    timed = [step for step in steps if not (isinstance(step, Compute) and _is_look(step, buffers))]
     for candidates in (timed, steps):
         if len(candidates) == len(events):
             return [_of_step(event, step, buffers) for event, step in zip(events, candidates, strict=True)]
     named: dict[str, Step] = {}
     for step in steps:
-        for name in [step.source] if isinstance(step, Send) else [buffer.name for buffer in defines(step)]:
+        sent = isinstance(step, (Send, Exchange)) and not defines(step)
+        for name in reads(step) if sent else [buffer.name for buffer in defines(step)]:
             named.setdefault(name, step)
     result = []
     for event in events:
         found = named.get(event.name.removeprefix("%"))
         result.append(_plain(event) if found is None else _of_step(event, found, buffers))
     return result
+
+
+def _is_look(step: Compute, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a step makes nothing but another name."""
+    if step.kind == "sennit.take":
+        return is_all(buffers[reads(step)[0]], step.results[0])
+    return is_view(step.kind)
 
 
 def _plain(event: Event) -> _Activity:
@@ -201,6 +224,11 @@ def _of_step(event: Event, step: Step, buffers: Mapping[str, Buffer]) -> _Activi
             return _Activity(Tone.SEND, _microbatch(buffers[source]), f"send %{source} to {to}")
         case Receive(result, origin):
             return _Activity(Tone.RECEIVE, _microbatch(result), f"receive %{result.name} from {origin}")
+        case Exchange(label, given, taken, lanes):
+            moved = taken if given is None else buffers[given]
+            tone = Tone.RECEIVE if given is None else Tone.SEND if taken is None else Tone.COLLECTIVE
+            at = None if moved is None else _microbatch(moved)
+            return _Activity(tone, at, f"exchange {label} among {', '.join(lanes)}")
         case Free():
             return _plain(event)
 

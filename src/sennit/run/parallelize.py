@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sennit.capture.rules.certify import Certifier
+from sennit.environment import current_environment
 from sennit.errors import RunError
 from sennit.ir.mesh import Mesh
 from sennit.plan import zoo
@@ -63,6 +64,7 @@ def parallelize(
     dynamic: bool = False,
     device: torch.device | str | None = None,
     broadcast: bool = True,
+    certify: bool = True,
     certifier: Certifier | None = None,
 ) -> ParallelModule:
     """A model that computes what `model` does, split over all ranks as `plan` says.
@@ -70,7 +72,7 @@ def parallelize(
     - `sample`: the arguments of one call, for the whole batch: a tuple (positional), a dict (keywords), a tensor, or a `Sample`.
     - `plan`: a function from a graph and a mesh to a plan: of `sennit.plan.zoo`, or one's own.
     - `mesh`: the ranks as a mesh (`"dp=2,tp=2;mb=4"`: a time axis is micro-batches). Left out: all ranks along the axis of a plan
-      of the zoo (`dp`, `tp`, `pp` with twice as many micro-batches), or along `dp`.
+      of the zoo (`dp`, `tp`, `cp`, `ep`, `pp` with twice as many micro-batches), or along `dp`.
     - `inputs`: each call gets the whole batch on every rank, and each rank takes its part; or `"local"`: only this rank's part.
     - `results`: what a training call returns beside the losses (`["logits"]`); the rest is None there. Evaluation returns all.
     - `losses`: which of several losses are differentiated; all where left out.
@@ -81,7 +83,9 @@ def parallelize(
     - `dynamic`: compile again for new argument shapes, instead of refusing them.
     - `device`: where the pieces go for a model on `meta`, which has no values: load a checkpoint before use.
     - `broadcast`: take the values of rank 0; `False` where all ranks have the same anyway.
-    - `certifier`: execute every operator rule that the proof relies on, once (`sennit.capture.rules`).
+    - `certify`: execute every operator rule that the proof relies on, once: on small tensors, on the CPU. Certificates are kept in
+      the cache folder (`SENNIT_CACHE_DIR`), so a model is certified once a machine. `False` takes the rules at their word.
+    - `certifier`: one's own, which keeps its certificates elsewhere.
     """
     join()
     if inputs not in ("whole", "local"):
@@ -101,7 +105,9 @@ def parallelize(
         seed=seed,
         scaler=scaler,
     )
-    recipe = Recipe(plan, laid, tuple(results), autocast, certifier)
+    if certify and certifier is None:
+        certifier = Certifier(current_environment().cache_dir)
+    recipe = Recipe(plan, laid, tuple(results), autocast, certifier if certify else None)
     engine = Engine(skeleton_of(model, dtype), slots, recipe, options, call, place)
     first = engine.program(model.training, call)
     engine.skeleton.train(model.training)
@@ -119,6 +125,10 @@ def _mesh(plan: Planner, mesh: Mesh | str | None) -> Mesh:
         inner = inner.func
     if inner is zoo.tensor_parallel:
         return Mesh.make({"tp": ranks})
+    if inner is zoo.context_parallel:
+        return Mesh.make({"cp": ranks})
+    if inner is zoo.expert_parallel:
+        return Mesh.make({"ep": ranks})
     if inner is zoo.pipeline:
         return Mesh.make({"pp": ranks}, {"mb": 2 * ranks})
     return Mesh.make({"dp": ranks})

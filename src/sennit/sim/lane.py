@@ -1,6 +1,6 @@
 """A lane made ready for the clock: which steps take time, what each waits for, and what memory they hold.
 
-A *job* is a step that takes time: all but views and frees. It waits for the job before it on its stream, for the jobs that
+A *job* is a step that takes time: all but views (a `sennit.take` of all that is there is one) and frees. It waits for the job before it on its stream, for the jobs that
 make what it reads (a view stands for what it looks at) and, on a device that blocks, a transfer waits for the last compute
 job before it. Collectives and transfers wait for their partners too; `sim/build.py` sees to that.
 
@@ -8,8 +8,9 @@ job before it. Collectives and transfers wait for their partners too; `sim/build
 from the beginning) until every name for it is freed and everything that reads them has ended; a free takes effect, like the
 work around it, behind the compute jobs before it. What is never freed stays. Kinds: parameters and buffers of the model are
 `parameters`; inputs and tangents `inputs`; results of `sennit.accumulate` and what pieces of a tensor lie in that the program
-puts out as a gradient `gradients`; the rest `activations`. `staging` are the packed copies that a transfer holds while it runs: of the
-source for a send, a reduce-scatter and an all-to-all, of the result for an all-gather; an all-reduce works in its result.
+puts out as a gradient `gradients`; the rest `activations`. `staging` is what a step holds while it runs: a kernel's own memory
+(`cost/workspace.py`), and the packed copies of a transfer: of the
+source for a send, an exchange, a reduce-scatter and an all-to-all, of the result for an all-gather; an all-reduce works in its result.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from sennit.ir.program import (
     Collective,
     CollectiveKind,
     Compute,
+    Exchange,
     Free,
     Lane,
     Receive,
@@ -39,6 +41,7 @@ from sennit.ir.program import (
     reads,
     stream_of,
 )
+from sennit.ir.program_regions import is_all
 
 __all__ = ["OPTIMIZER", "Job", "LaneCode", "Storage", "compile_lane"]
 
@@ -132,8 +135,20 @@ class _Walk:
                 self._free(source)
             case Compute(kind=kind) if is_view(kind):
                 self._view(step)
+            case Compute(kind="sennit.take", args=(Ref(name),), results=(taken,)) if name in self.buffers and is_all(
+                self.buffers[name], taken
+            ):
+                self._same(name, taken, self.orders.get(name))
             case _:
                 self._job(step)
+
+    def _same(self, name: str, buffer: Buffer, order: MemoryOrder | None) -> None:
+        """Another name for what lies in memory already."""
+        root = self._storage(name)
+        self.root[buffer.name] = root
+        self.names[root].add(buffer.name)
+        if order is not None and not order.is_plain:
+            self.orders[buffer.name] = order
 
     def _allocate(self, name: str, made: int | None) -> None:
         self.root[name], self.made[name], self.names[name], self.readers[name] = name, made, {name}, []
@@ -151,15 +166,12 @@ class _Walk:
         first = next((arg for arg in step.args if isinstance(arg, Ref)), None)
         if first is None:
             raise ProgramError(f"{step.kind} looks at no buffer", where=f"lane {self.lane.name!r}")
-        root = self._storage(first.name)
+        self._storage(first.name)  # raises where it is not there
         seen = self.buffers[first.name]
         plain = MemoryOrder.plain(len(seen.layout.shape))
         order = order_of_view(step, self.orders.get(first.name, plain), {first.name: seen.type}, first.name)
         for buffer in step.results:
-            self.root[buffer.name] = root
-            self.names[root].add(buffer.name)
-            if not order.is_plain:
-                self.orders[buffer.name] = order
+            self._same(first.name, buffer, order)
 
     def _job(self, step: Step) -> None:
         position, stream = len(self.jobs), stream_of(step)
@@ -253,6 +265,10 @@ class _Walk:
                 return f"send {buffer.tensor} to {to}{_times(buffer)}"
             case Receive(result, origin):
                 return f"receive {result.tensor} from {origin}{_times(result)}"
+            case Exchange(source=given, result=taken):
+                moved = taken if given is None else self.buffers[given]
+                assert moved is not None  # `exchange_meetings` refuses one that neither gives nor takes
+                return f"exchange {moved.tensor}{_times(moved)}"
             case Free(source):
                 return f"free {source}"
 
@@ -268,10 +284,12 @@ def _category(step: Step) -> Category:
     match step:
         case Collective():
             return Category.COLLECTIVE
-        case Send():
+        case Send() | Exchange(result=None):
             return Category.SEND
-        case Receive():
+        case Receive() | Exchange(source=None):
             return Category.RECEIVE
+        case Exchange():
+            return Category.COLLECTIVE
         case Compute() | Free():
             return Category.COMPUTE
 
@@ -280,6 +298,8 @@ def _staging(step: Step) -> str | None:
     match step:
         case Send(source=source):
             return source
+        case Exchange(source=given):
+            return given
         case Collective(kind=CollectiveKind.REDUCE_SCATTER | CollectiveKind.ALL_TO_ALL, source=source):
             return source
         case Collective(kind=CollectiveKind.ALL_GATHER, result=result):

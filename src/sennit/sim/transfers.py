@@ -5,19 +5,21 @@ the bytes of a bundle lie on the wires together. Clusters are the same from each
 the group of the same shape that begins in node 0, and moved to its wires: thousands of groups cost as much as one.
 
 `alike` says whether the parts of each bundle are told apart by nothing that the clock sees: equal latency, and wires of equal
-sorts with equal bytes, where the sort of a wire is the list of all bundles with the bytes that each lays on it.
+sorts with equal bytes, where the sort of a wire is what it carries a second and the list of all bundles with the bytes that each
+lays on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from sennit.cluster import Topology
+from sennit.cluster import Topology, Wire
 from sennit.cost import CollectiveTimes, Transfer, collective, point_to_point
 from sennit.ir.dtype import TensorType
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import CollectiveKind
+from sennit.sim.exchanges import Part
 
 __all__ = ["Bundle", "Group", "Party", "Transfers", "alike"]
 
@@ -89,6 +91,32 @@ class Transfers:
             self.bundles[key] = self._bundle([self._send(pair, size) for pair in pairs])
         return self.bundles[key]
 
+    def exchange(self, parts: tuple[Part, ...]) -> Bundle:
+        """The messages of several parts of an exchange; a part is one thing, whose messages start together."""
+        key = ("exchange", tuple([id(part) for part in parts]))
+        if key not in self.bundles:
+            self.bundles[key] = self._bundle([self._messages(part) for part in parts])
+            self.alive.append(parts)
+        return self.bundles[key]
+
+    def _messages(self, part: Part) -> Transfer:
+        sends = [self._send((sender, receiver), size) for sender, receiver, size in part.messages]
+        if not sends:
+            return Transfer(0.0, (), "nothing to move", 0)
+        load: dict[int, float] = {}
+        sent: dict[int, int] = {}
+        for (sender, _, size), send in zip(part.messages, sends, strict=True):
+            sent[sender] = sent.get(sender, 0) + size
+            for wire, laid in send.load:
+                load[wire] = load.get(wire, 0.0) + laid
+        return Transfer(
+            max(send.latency for send in sends),
+            tuple(sorted(load.items())),
+            "messages",
+            max(sent.values()),
+            max(send.floor for send in sends),
+        )
+
     def _collective(self, kind: CollectiveKind, group: Group, size: int) -> Transfer:
         def make(members: Group) -> Transfer:
             found = self.collectives(kind, members, size) if self.collectives is not None else None
@@ -129,14 +157,17 @@ class Transfers:
         )
 
 
-def alike(bundles: list[Bundle]) -> bool:
+def alike(bundles: list[Bundle], wires: Sequence[Wire]) -> bool:
     """Whether the parts of every bundle see the same: see the module's text."""
     laid: dict[int, list[tuple[int, float]]] = {}
     for number, bundle in enumerate(bundles):
         for wire, size in bundle.load:
             laid.setdefault(wire, []).append((number, round(size, 3)))
-    sorts: dict[tuple[tuple[int, float], ...], int] = {}
-    sort = {wire: sorts.setdefault(tuple(items), len(sorts)) for wire, items in laid.items()}
+    sorts: dict[object, int] = {}
+    sort = {
+        wire: sorts.setdefault((wires[wire].bandwidth, wires[wire].burst, tuple(items)), len(sorts))
+        for wire, items in laid.items()
+    }
     for bundle in bundles:
         seen = {
             (part.latency, part.floor, tuple(sorted([(round(size, 3), sort[wire]) for wire, size in part.load])))

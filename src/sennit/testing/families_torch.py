@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from sennit.capture.experts import experts_as_batch
 from sennit.testing.evoformer_torch import AlphaFoldTrunk, EvoformerConfig
 
 __all__ = ["Family", "Sample", "families", "transformers_module"]
@@ -53,6 +54,7 @@ def families() -> dict[str, Family]:
         "gpt2": Family("transformers", gpt2),
         "llama": Family("transformers", llama),
         "mixtral": Family("transformers", mixtral),
+        "mixtral batch": Family("transformers", mixtral_batch),
         "t5": Family("transformers", t5),
         "mbart": Family("transformers", mbart),
         "bert": Family("transformers", bert),
@@ -96,6 +98,18 @@ def mixtral(layers: int) -> Sample:
     config._experts_implementation = "batched_mm"
     # with a mask, the balancing loss counts tokens by addition; without one, by `bincount`, whose size depends on values
     return Sample(_model("MixtralForCausalLM", config), {**_tokens(), **_padding()})
+
+
+def mixtral_batch(layers: int) -> Sample:
+    """The same, its experts one batched product over experts, without the loss that balances them."""
+    transformers_module()
+    registry = importlib.import_module("transformers.integrations.moe").ALL_EXPERTS_FUNCTIONS
+    registry.register("batch", experts_as_batch)
+    sample = mixtral(layers)
+    model: Any = sample.model
+    model.config._experts_implementation = "batch"
+    model.config.output_router_logits = False
+    return sample
 
 
 def t5(layers: int) -> Sample:

@@ -10,7 +10,7 @@ from functools import partial
 from sennit.errors import PlanError
 from sennit.ir.graph import Graph, Phase
 from sennit.ir.mesh import Mesh
-from sennit.plan import Plan, data_inputs, data_parallel, pipeline, tensor_parallel, transform
+from sennit.plan import Plan, data_inputs, data_parallel, pipeline, tensor_parallel, transform, zoo
 
 __all__ = ["Splits", "family_mesh", "family_plan", "splits"]
 
@@ -46,6 +46,7 @@ def splits() -> Mapping[str, Splits]:
         "llama": llama,
         # the loss that balances the experts is no sum over samples
         "mixtral": Splits(llama.layers, projections, "*.o_proj", microbatches=False),
+        "mixtral batch": Splits(llama.layers, projections, "*.o_proj"),
         "t5": Splits((*_two("encoder.block"), *_two("decoder.block")), "*.q|*.k|*.v|*.wi", "*.o|*.wo"),
         "mbart": Splits(
             (*_two("model.encoder.layers"), *_two("model.decoder.layers")), f"{projections}|*.fc1", "*.out_proj|*.fc2"
@@ -71,9 +72,29 @@ def splits() -> Mapping[str, Splits]:
 
 
 def family_plan(name: str, how: str) -> Callable[[Graph, Mesh], Plan]:
-    """The `data`, `tensor` or `pipeline` plan of a family."""
+    """A plan of a family: by its names (`data`, `tensor`, `pipeline`), or as the zoo finds it in the graph (`found`, `sequence`, `context`,
+    `experts`, `co-shard`; `interlaced`, `interleaved`, `zero bubble`, `v`, `chimera`, `recycled`)."""
     split = splits()[name]
     match how:
+        case "found":
+            return zoo.tensor_parallel
+        case "sequence":
+            return partial(zoo.tensor_parallel, sequence=True)
+        case "context":
+            return zoo.context_parallel
+        case "experts":
+            return zoo.expert_parallel
+        case "co-shard":
+            return partial(zoo.co_shard, pieces=2)
+        case "interlaced":
+            return partial(zoo.interlaced, layers=split.layers)
+        case "chimera":
+            return partial(zoo.chimera, layers=split.layers)
+        case "recycled":
+            return zoo.recycled
+        case "interleaved" | "zero bubble" | "v":
+            schedule = {"interleaved": "interleaved", "zero bubble": "zero bubble h1", "v": "dual pipe v"}[how]
+            return partial(pipeline, layers=split.layers, schedule=schedule)
         case "data":
             return data_parallel
         case "tensor" if split.column:
@@ -83,7 +104,7 @@ def family_plan(name: str, how: str) -> Callable[[Graph, Mesh], Plan]:
         case "pipeline":
             return partial(pipeline, layers=split.layers)
         case _:
-            raise PlanError(f"there is no plan {how!r}", fix="use data, tensor or pipeline")
+            raise PlanError(f"there is no plan {how!r}", fix="use one of those that family_plan names")
 
 
 def family_mesh(name: str, how: str, ranks: int) -> Mesh:
@@ -92,8 +113,21 @@ def family_mesh(name: str, how: str, ranks: int) -> Mesh:
     match how:
         case "data":
             return Mesh.make({"dp": ranks})
-        case "tensor":
+        case "tensor" | "found" | "sequence":
             return Mesh.make({**rest, "tp": 2})
+        case "co-shard" if "swin" in name:  # its first layers have two heads: one for each piece
+            return Mesh.make({"dp": ranks})
+        case "co-shard":
+            return Mesh.make({**rest, "tp": 2})
+        case "context":
+            return Mesh.make({**rest, "cp": 2})
+        case "experts":
+            return Mesh.make({**rest, "ep": 2})
+        case "chimera":  # both ways have rows of each micro-batch
+            stages = 4 if ranks >= 4 and len(splits()[name].layers) >= 4 else 2
+            return Mesh.make({"pp": stages, "dp": ranks // stages}, {"mb": 2 if stages == ranks else 1})
+        case "v":  # twice as many micro-batches as stages
+            return Mesh.make({"pp": 2, **rest}, {"mb": 4})
         case _:
             return Mesh.make({"pp": 2, **rest}, {"mb": 2} if splits()[name].microbatches else None)
 

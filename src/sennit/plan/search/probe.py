@@ -1,0 +1,349 @@
+"""What one unit costs under one way to split it: read off the program that the compiler makes of the shallow graph.
+
+`probe` propagates and lowers a plan of the shallow graph, and puts one device of it on the clock: operators cost what `sennit.cost` says of their local
+pieces, collectives what all their groups together take on the cluster's wires (`sim/transfers.py`), and a step starts when what it
+waits for has ended (`sim/lane.py`). There is no other cost model. The batch lies over an axis `dp` that is as large as the number of
+micro-batches of all replicas: so a device sees one micro-batch of the size that is asked for, and the plan needs no time axis.
+Collectives over `dp` take no time here: gradients are summed once a step, and that is counted where the number of replicas is known.
+
+Of each item, for one unit and one micro-batch on one device:
+
+    F = when its last forward step ends, less when the last forward step of the item before it does
+    B = the same backward, with the steps of W taking no time
+    W = the seconds of the backward steps that lead to gradients of its own parameters and to nothing else
+
+    activations   bytes made forward and still there when its backward begins
+    working       the most that is live while its backward runs, beyond what was there when it began
+    sends         bytes of what a later item reads forward
+    parameters, gradients, state: bytes that are there all the time
+    tied          bytes of parameters that an earlier item reads first: they are held again where that one lies on other devices
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sennit.cluster import Cluster, Topology
+from sennit.ir.dtype import TensorType
+from sennit.ir.event import MemoryKind
+from sennit.ir.graph import Graph, OutputKind, Phase, Role
+from sennit.ir.mesh import Mesh
+from sennit.ir.program import Collective, CollectiveKind, Compute, Lane
+from sennit.plan.lower import lower
+from sennit.plan.plan import Plan
+from sennit.plan.propagate import propagate
+from sennit.plan.search.shallow import Shallow
+from sennit.sim.lane import LaneCode, compile_lane
+from sennit.sim.local import LocalTypes, Machine, StepCosts, Types
+from sennit.sim.optimizer import Optimizer
+from sennit.sim.transfers import Transfers
+
+__all__ = ["ItemCost", "Wires", "probe"]
+
+
+@dataclass(frozen=True, slots=True)
+class ItemCost:
+    """Seconds and bytes of one unit, by the module's text. `compute` and `talk` are what F, B and W hold of operators and of
+    collectives, waited for or not; `wire_bytes` is what the device sends in them."""
+
+    forward: float
+    backward: float
+    weights: float
+    compute: float
+    talk: float
+    wire_bytes: int
+    activations: int
+    working: int
+    sends: int
+    parameters: int
+    gradients: int
+    state: int
+    tied: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return self.forward + self.backward + self.weights
+
+
+class Wires:
+    """Seconds that collectives and transfers take on a cluster when all groups of one shape run at once."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.topology = cluster, Topology.of(cluster)
+        self.transfers = Transfers(self.topology, None)
+        self.meshes: dict[tuple[int, int], Mesh] = {}
+        self.sizes: dict[int, TensorType] = {}
+        self.found: dict[tuple[CollectiveKind, int, int, int], tuple[float, int]] = {}
+
+    def collective(self, kind: CollectiveKind, stride: int, count: int, size: int) -> float:
+        """Groups of `count` devices, `stride` apart; `size` as in `cost/transfer.py`."""
+        return self._collective(kind, stride, count, size)[0]
+
+    def wire_bytes(self, kind: CollectiveKind, stride: int, count: int, size: int) -> int:
+        return self._collective(kind, stride, count, size)[1]
+
+    def _collective(self, kind: CollectiveKind, stride: int, count: int, size: int) -> tuple[float, int]:
+        if count == 1 or size == 0:
+            return 0.0, 0
+        key = (kind, stride, count, size)
+        if key not in self.found:
+            mesh = self._mesh(stride, count)
+            party = self.transfers.party(mesh, ("group",), mesh.devices)
+            moved = self.sizes.setdefault(size, _bytes(size))
+            bundle = self.transfers.collective(kind, party, moved)
+            self.found[key] = (bundle.latency + bundle.drain, bundle.wire_bytes)
+        return self.found[key]
+
+    def send(self, distance: int, devices: int, size: int) -> float:
+        """From each of `devices` devices to the one `distance` behind it, at once."""
+        if size == 0 or distance + devices > self.cluster.devices:
+            return 0.0
+        bundle = self.transfers.pairs(tuple((device, device + distance) for device in range(devices)), size)
+        return bundle.latency + bundle.drain
+
+    def _mesh(self, stride: int, count: int) -> Mesh:
+        if (stride, count) not in self.meshes:
+            outer = max(1, self.cluster.devices // (stride * count))
+            self.meshes[stride, count] = Mesh.make({"outer": outer, "group": count, "inner": stride})
+        return self.meshes[stride, count]
+
+
+def _bytes(size: int) -> TensorType:
+    from sennit.ir.dtype import DType
+
+    return TensorType((size,), DType.I8)
+
+
+def probe(
+    model: Shallow,
+    planner: Callable[[Graph, Mesh], Plan],
+    mesh: Mesh,
+    wires: Wires,
+    optimizer: Optimizer,
+    serial: Mapping[str, int] | None = None,
+) -> tuple[ItemCost, ...]:
+    """The costs of each item of the model under a plan on this mesh. `serial` names axes whose pieces one device runs one after another
+    (co-shard), with their sizes: compute counts for all pieces, sums over the axis are made where they lie."""
+    plan = planner(model.graph, mesh)
+    program = lower(propagate(plan))
+    (lane,) = program.lanes
+    code = compile_lane(lane, blocking=False)
+    types = LocalTypes().of(code, lane.devices[0])
+    clock = _Clock(model, plan, lane, code, types, wires, serial or {})
+    return tuple(clock.cost(number, optimizer) for number in range(len(model.items)))
+
+
+class _Clock:
+    """One device of a lowered shallow graph, with the seconds of each of its jobs and the item that each belongs to."""
+
+    def __init__(
+        self,
+        model: Shallow,
+        plan: Plan,
+        lane: Lane,
+        code: LaneCode,
+        types: Types,
+        wires: Wires,
+        serial: Mapping[str, int],
+    ) -> None:
+        self.model, self.lane, self.code, self.types, self.wires, self.serial = model, lane, code, types, wires, serial
+        self.mesh = plan.mesh
+        graph = plan.graph  # recomputation adds operators to it
+        self.phase = {value.name: op.phase for op in graph.ops for value in op.results}
+        self.item = _items(model, graph)
+        self.weights = _weight_gradients(graph, self.item)
+        self.reads = self._parameters()
+        self.device = Machine(wires.cluster.device)
+        computes = dict(zip(code.computes, StepCosts().of(code, types, self.device), strict=True))
+        times = 1
+        for size in serial.values():
+            times *= size
+        self.seconds = [
+            computes[number] * times if number in computes else self._talk(number) for number in range(len(code.jobs))
+        ]
+        self.place = [self._place(number) for number in range(len(code.jobs))]
+        self.whole = self._run(self.seconds)
+        self.without = self._run(
+            [0.0 if self._is_weights(number) else seconds for number, seconds in enumerate(self.seconds)]
+        )
+
+    def _parameters(self) -> list[set[str]]:
+        """The parameters that each item reads, by buffer."""
+        named = {entry.buffer.tensor: entry.buffer.name for entry in self.lane.inputs if entry.role is Role.PARAM}
+        found: list[set[str]] = [set() for _ in self.model.items]
+        for op in self.model.graph.ops:
+            found[self.model.item_of[op.name]].update(named[name] for name in op.reads if name in named)
+        return found
+
+    def _talk(self, number: int) -> float:
+        step = self.code.jobs[number].step
+        assert isinstance(step, Collective), f"{step} in a shallow graph on one lane"
+        if "dp" in step.axes:
+            return 0.0
+        size = self._moved(step)
+        if any(axis in self.serial for axis in step.axes):  # pieces of one device: summed in its memory
+            rate = self.wires.cluster.device.bandwidth.value * self.wires.cluster.device.bandwidth_efficiency.value
+            return 3 * size / rate
+        stride, count = self._group(step.axes)
+        return self.wires.collective(step.kind, stride, count, size)
+
+    def _moved(self, step: Collective) -> int:
+        is_input = step.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
+        return self.types[step.source if is_input else step.result.name].bytes
+
+    def _group(self, axes: tuple[str, ...]) -> tuple[int, int]:
+        """How far apart the devices of a group are, not counting axes whose pieces share a device; and how many there are."""
+        stride, count = 1, 1
+        for axis in reversed(self.mesh.space):
+            if axis.name in axes:
+                count *= axis.size
+            elif count == 1 and axis.name not in self.serial:
+                stride *= axis.size
+        return stride, count
+
+    def _place(self, number: int) -> tuple[int, Phase]:
+        """The item and phase of a job; one that moves data belongs to what it moves, in the phase in which that is made."""
+        step = self.code.jobs[number].step
+        tensor = step.op if isinstance(step, Compute) and step.op in self.item else None
+        if tensor is None:
+            tensor = step.results[0].tensor if isinstance(step, Compute) else step.result.tensor  # type: ignore[union-attr]
+        if tensor not in self.item:
+            return self._reader(number)
+        phase = step.phase if isinstance(step, Compute) else self.phase[tensor]
+        return self.item[tensor], phase
+
+    def _reader(self, number: int) -> tuple[int, Phase]:
+        """For what is made of an input: where it is first read."""
+        step = self.code.jobs[number].step
+        result = step.results[0].name if isinstance(step, Compute) else step.result.name  # type: ignore[union-attr]
+        for later in range(number + 1, len(self.code.jobs)):
+            if result in self.code.jobs[later].reads:
+                return self._place(later)
+        return 0, Phase.FORWARD
+
+    def _is_weights(self, number: int) -> bool:
+        step = self.code.jobs[number].step
+        return isinstance(step, Compute) and step.op in self.weights
+
+    def _run(self, seconds: list[float]) -> list[float]:
+        stop = [0.0] * len(seconds)
+        for number, job in enumerate(self.code.jobs):
+            stop[number] = max((stop[other] for other in job.waits), default=0.0) + seconds[number]
+        return stop
+
+    def cost(self, item: int, optimizer: Optimizer) -> ItemCost:
+        jobs = [number for number, place in enumerate(self.place) if place[0] == item]
+        weights = sum(self.seconds[number] for number in jobs if self._is_weights(number))
+        talk = [number for number in jobs if number not in set(self.code.computes)]
+        forward = [number for number in jobs if self.place[number][1] is Phase.FORWARD]
+        backward = [number for number in jobs if self.place[number][1] is Phase.BACKWARD]
+        activations, working = self._memory(item, backward)
+        inputs = self._inputs(item)
+        earlier = {name for other in range(item) for name in self.reads[other]}
+        return ItemCost(
+            forward=self._duration(forward, self.whole),
+            backward=self._duration(backward, self.without),
+            weights=weights,
+            compute=sum(self.seconds[number] for number in jobs) - sum(self.seconds[number] for number in talk),
+            talk=sum(self.seconds[number] for number in talk),
+            wire_bytes=sum(self._wire_bytes(number) for number in talk),
+            activations=activations,
+            working=working,
+            sends=self._sends(item),
+            parameters=sum(self.types[name].bytes for name, _ in inputs),
+            gradients=sum(self.types[name].bytes for name, trained in inputs if trained),
+            state=sum(optimizer.bytes(self.types[name]) for name, trained in inputs if trained),
+            tied=sum(self.types[name].bytes for name in self.reads[item] & earlier),
+        )
+
+    def _wire_bytes(self, number: int) -> int:
+        step = self.code.jobs[number].step
+        assert isinstance(step, Collective)
+        if "dp" in step.axes or any(axis in self.serial for axis in step.axes):
+            return 0
+        return self.wires.wire_bytes(step.kind, *self._group(step.axes), self._moved(step))
+
+    def _duration(self, jobs: list[int], stop: list[float]) -> float:
+        """From the end of what was before the first of these to the end of the last."""
+        if not jobs:
+            return 0.0
+        before = [number for number in range(min(jobs)) if self.place[number] != self.place[jobs[0]]]
+        begin = max((stop[number] for number in before), default=0.0)
+        return max(0.0, max(stop[number] for number in jobs) - begin)
+
+    def _inputs(self, item: int) -> list[tuple[str, bool]]:
+        """The parameters that an item is the first to read, and whether they are trained."""
+        trained = {output.path for output in self.lane.outputs if output.kind is OutputKind.GRADIENT}
+        earlier = {name for other in range(item) for name in self.reads[other]}
+        return [
+            (entry.buffer.name, entry.path in trained)
+            for entry in self.lane.inputs
+            if entry.buffer.name in self.reads[item] and entry.buffer.name not in earlier
+        ]
+
+    def _memory(self, item: int, backward: list[int]) -> tuple[int, int]:
+        """Activations that wait for the item's backward, and the most that its backward adds to them."""
+        if not backward:
+            return 0, 0
+        begin, end = min(backward), max(backward)
+        kept, changes = 0, dict[int, int]()
+        for storage in self.code.storages:
+            if storage.kind is not MemoryKind.ACTIVATIONS or storage.made is None:
+                continue
+            size = self.types[storage.buffer].bytes
+            last = max(storage.ends) if storage.ends else len(self.code.jobs)
+            if storage.made < begin <= last and self.place[storage.made] == (item, Phase.FORWARD):
+                kept += size
+            elif begin <= storage.made <= end:
+                changes[storage.made] = changes.get(storage.made, 0) + size
+            if begin <= last <= end and (storage.made >= begin or self.place[storage.made] == (item, Phase.FORWARD)):
+                changes[last + 1] = changes.get(last + 1, 0) - size
+        live = most = 0
+        for number in sorted(changes):
+            live += changes[number]
+            most = max(most, live)
+        return kept, most
+
+    def _sends(self, item: int) -> int:
+        """Bytes of the item's forward results that a later item reads forward."""
+        graph = self.model.graph
+        crossing: set[str] = set()
+        for op in graph.ops:
+            if op.phase is Phase.FORWARD and self.model.item_of[op.name] > item:
+                crossing.update(name for name in op.reads if self.item.get(name) == item)
+        sizes: dict[str, int] = {}
+        for name, buffer in self.code.buffers.items():
+            if buffer.tensor in crossing and self.phase.get(buffer.tensor) is Phase.FORWARD:
+                sizes[buffer.tensor] = min(sizes.get(buffer.tensor, 1 << 62), self.types[name].bytes)
+        return sum(sizes.values())
+
+
+def _items(model: Shallow, graph: Graph) -> dict[str, int]:
+    """The item of each value; a clone that recomputation made belongs with what it repeats."""
+    found: dict[str, int] = {}
+    for op in graph.ops:
+        name = op.name
+        while name not in model.item_of:
+            name = name.removesuffix(".again")
+        for value in op.results:
+            found[value.name] = model.item_of[name]
+    return found
+
+
+def _weight_gradients(graph: Graph, item: Mapping[str, int]) -> set[str]:
+    """Backward operators that lead to gradients of parameters and to no other item's work."""
+    gradients = {output.name for output in graph.outputs if output.kind is OutputKind.GRADIENT}
+    readers: dict[str, list[str]] = {}
+    for op in graph.ops:
+        for name in op.reads:
+            readers.setdefault(name, []).append(op.name)
+    found: set[str] = set()
+    for op in reversed(graph.ops):
+        if op.phase is not Phase.BACKWARD:
+            continue
+        behind = [reader for value in op.results for reader in readers.get(value.name, ())]
+        leads = behind or any(value.name in gradients for value in op.results)
+        if leads and all(reader in found and item[reader] == item[op.name] for reader in behind):
+            found.add(op.name)
+    return found
