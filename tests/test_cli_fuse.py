@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from sennit import cli_fuse, cli_profile
 from sennit.cli import main
 from sennit.ir.strategy import Strategy
 
 MODEL = "gpt:layers=1,batch=2,tokens=8"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine would count as work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -82,3 +95,16 @@ def test_faults_are_named(capsys, arguments: tuple[str, ...], message: str) -> N
     status, text, error = run(capsys, *arguments)
     assert (status, text) == (2, "")
     assert message in error
+
+
+def test_every_field_of_both_documents_is_described() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "commands.md").read_text(encoding="utf-8")
+    for document in (
+        cli_fuse.FuseResult,
+        cli_fuse.VariantSummary,
+        cli_fuse.Bounds,
+        cli_profile.ProfileResult,
+        cli_profile.KernelTime,
+    ):
+        for field in dataclasses.fields(document):
+            assert f"`{field.name}`" in text, f"docs/commands.md does not describe {document.__name__}.{field.name}"

@@ -226,19 +226,27 @@ class Subject:
         """(call, reads, writes, values that nothing reads any more), kernel by kernel."""
         from sennit.fuse.kernel_torch import compile_kernel, kernel_module
 
-        found = []
+        outputs = {output.name for output in self.graph.outputs}
+        steps = [(*kernel_module(kernel, written), kernel, written) for kernel, written in self.questions(strategy)]
+        found = with_ends(
+            [(placed(module, self.device).forward, reads, writes) for module, reads, writes, _, _ in steps], outputs
+        )
+        if not compiled:
+            return found
         artifacts: dict[Any, Any] = {}
-        for kernel, written in self.questions(strategy):
-            module, reads, writes = kernel_module(kernel, written)
-            call: Any = placed(module, self.device).forward
-            if compiled and is_compiled(kernel):
-                lie = tuple(self.layouts[name] for name in reads)
-                key = (signature(kernel, written, self.types), lie)
-                if key not in artifacts:
-                    artifacts[key] = compile_kernel(module, [made(layout, self.device) for layout in lie])
-                call = artifacts[key]
-            found.append((call, reads, writes))
-        return with_ends(found, {output.name for output in self.graph.outputs})
+
+        def compile_one(place: int, inputs: list[Any]) -> Any:
+            """For inputs that lie as these do: what a compiled kernel writes may lie otherwise than what torch writes."""
+            module, _, _, kernel, written = steps[place]
+            if not is_compiled(kernel):
+                return found[place][0]
+            lie = tuple((tuple(value.shape), tuple(value.stride()), value.dtype) for value in inputs)
+            key = (signature(kernel, written, self.types), lie)
+            if key not in artifacts:
+                artifacts[key] = compile_kernel(module, inputs)
+            return artifacts[key]
+
+        return compiled_chain(found, self.inputs, compile_one)
 
     def whole(self) -> Job:
         kernel = Kernel(self.graph.ops)
@@ -252,6 +260,21 @@ def with_ends(found: list[Any], outputs: set[str]) -> list[Any]:
         if name not in outputs:
             ends.setdefault(place, []).append(name)
     return [(*item, ends.get(place, [])) for place, item in enumerate(found)]
+
+
+def compiled_chain(chain: list[Any], inputs: dict[str, Any], compile_one: Callable[[int, list[Any]], Any]) -> list[Any]:
+    """The chain with each call made for the values that reach it, by running it once."""
+    import torch
+
+    values, made_calls = dict(inputs), []
+    with torch.no_grad():
+        for place, (_, reads, writes, ends) in enumerate(chain):
+            call = compile_one(place, [values[name] for name in reads])
+            values.update(zip(writes, call(*[values[name] for name in reads]), strict=True))
+            made_calls.append((call, reads, writes, ends))
+            for name in ends:
+                values.pop(name, None)
+    return made_calls
 
 
 def run_all(

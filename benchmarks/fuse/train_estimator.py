@@ -186,16 +186,20 @@ def comparisons(rows: list[Row], arguments: Any, device: str) -> None:
     models = arguments.held or sorted({row.model for row in rows})
     work = [(rows, model, arguments.networks, arguments.epochs, device) for model in models]
     pooled: dict[str, list[Any]] = {}
-    if arguments.jobs > 1:
-        with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
-            found = list(pool.imap(compare, work))
-    else:
-        found = [compare(job) for job in work]
-    for item in found:
+
+    def show(item: dict[str, Any]) -> None:
         print(f"held out: {item['model']}, {item['groups']} groups ({item['seconds']:.0f} s)")
         for name, error in item["errors"].items():
             print(line(name, error), flush=True)
             pooled.setdefault(name, []).append(error)
+
+    if arguments.jobs > 1:
+        with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+            for item in pool.imap_unordered(compare, work):
+                show(item)
+    else:
+        for job in work:
+            show(compare(job))
     print("all models, each predicted by what never saw it")
     for name, parts in pooled.items():
         print(line(name, np.concatenate(parts)))

@@ -91,7 +91,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class FuseResult:
-    """`gap` is the best step over the structural bound; `over_ddp` the fastest DDP of the sweep over the best step."""
+    """`gap` is the step of the last search over the structural bound of its kernels; `over_ddp` the fastest DDP of the sweep over the best step."""
 
     schema: str
     origin: str
@@ -168,6 +168,7 @@ def _until_interrupted() -> Iterator[Callable[[], bool]]:
 def _subject(command: Fuse, say: Progress) -> tuple[Graph, Cluster, int]:
     from sennit.capture import capture
     from sennit.cluster import load
+    from sennit.fuse.costs_torch import data_parallel_graph
 
     cluster = load(command.cluster)
     count = cluster.devices if command.devices is None else command.devices
@@ -180,7 +181,7 @@ def _subject(command: Fuse, say: Progress) -> tuple[Graph, Cluster, int]:
     say(f"making {command.model}")
     model, sample = load_model(command.model, memory=False)
     say(f"capturing {command.model}")
-    return capture(model, sample.args, dict(sample.kwargs)), cluster, count
+    return data_parallel_graph(capture(model, sample.args, dict(sample.kwargs)), cluster.device), cluster, count
 
 
 def _step_model(command: Fuse, graph: Graph, cluster: Cluster, count: int) -> tuple[StepModel, str]:
@@ -250,7 +251,7 @@ def _result(
         variants=tuple(map(_summary, found.variants)),
         best=best.name,
         bounds=Bounds(found.found.full_overlap, found.found.tight, found.found.structural),
-        gap=best.seconds / found.found.structural,
+        gap=found.found.gap,
         over_ddp=found.fastest("DDP").seconds / best.seconds,
         over_compiled_ddp=found.fastest("compiled DDP").seconds / best.seconds,
         candidates=found.found.tried,
@@ -301,7 +302,7 @@ def _print(result: FuseResult, found: Study) -> None:
     Console().print(fusion_table(found))
     print(
         f"bounds of these kernels: {units.seconds(result.bounds.full_overlap_seconds)} full overlap, "
-        f"{units.seconds(result.bounds.structural_seconds)} with any buckets; the best step takes {result.gap:.3f} of the latter"
+        f"{units.seconds(result.bounds.structural_seconds)} with any buckets; the step takes {result.gap:.3f} of the latter"
     )
     print(
         f"{result.over_ddp:.2f} times as fast as the best DDP of the sweep, {result.over_compiled_ddp:.2f} times as the best compiled DDP "

@@ -29,10 +29,20 @@ from sennit.fuse.model import KernelOrder, Numbers, StepModel
 from sennit.fuse.search_options import SearchOptions
 from sennit.ir.strategy import Bucket, Part, Reduce, WaitAt
 
-__all__ = ["Buckets", "refine_buckets", "refined", "same_as_ddp", "solve_buckets", "solved", "with_algorithms"]
+__all__ = [
+    "MEGABYTES",
+    "Buckets",
+    "refine_buckets",
+    "refined",
+    "same_as_ddp",
+    "solve_buckets",
+    "solved",
+    "with_algorithms",
+]
 
 Buckets = tuple[Bucket, ...]
 _MEBI = 1 << 20
+MEGABYTES = (1, 5, 25, 100)  # the caps that people give DDP; it closes its first bucket at 1
 _FRACTIONS = (2, 4, 8, 16, 32, 64, 128)
 _LEAST = 64 << 10
 _ROUNDS = 200
@@ -91,6 +101,9 @@ def _bucketings(model: StepModel, gradients: Sequence[Gradient], options: Search
     sizes = _sizes(gradients, options)
     for size in sizes:
         yield same_as_ddp(gradients, size)
+    if options.sizes is None:
+        for size in MEGABYTES:
+            yield same_as_ddp(gradients, size * _MEBI, _MEBI)
     if options.across_steps:
         for size in sizes:
             yield _across(model, gradients, size, splits=options.splits)

@@ -19,20 +19,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from sennit.fuse.bucket_search import Buckets, same_as_ddp
+from sennit.fuse.bucket_search import MEGABYTES, Buckets, same_as_ddp
 from sennit.fuse.clock import Span, steady_state, traced
 from sennit.fuse.kernel_set import Limits
 from sennit.fuse.model import Grouping, KernelOrder, StepModel
-from sennit.fuse.moves import fused_greedily
+from sennit.fuse.moves import AS_COMPILED, fused_greedily
 from sennit.fuse.search import Found, SearchOptions, search
 from sennit.ir.graph import Phase
 from sennit.ir.strategy import Bucket, Part, Strategy
 from sennit.ir.strategy_check import check_strategy
 
-__all__ = ["MEGABYTES", "Study", "Variant", "group_numbers", "study", "timed_variant"]
-
-MEGABYTES = (1, 5, 25, 100)
-_MEBI = 1 << 20
+__all__ = ["Study", "Variant", "group_numbers", "study", "timed_variant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +108,7 @@ def _today(model: StepModel) -> list[Variant]:
     whole: Buckets = (Bucket(tuple(map(Part, gradients))),) if gradients else ()
     each = tuple(Bucket((Part(path),)) for path in gradients)
     full = fused_greedily(model, Limits())
-    as_compiled = fused_greedily(model, Limits(size=1 << 20, around_products=False))
+    as_compiled = fused_greedily(model, AS_COMPILED)
     found = [
         timed_variant(model, "no overlap", alone, whole),
         timed_variant(model, "no fusion", alone, each),
@@ -122,7 +119,7 @@ def _today(model: StepModel) -> list[Variant]:
         assert order is not None
         arrivals = model.arrivals(order, model.kernel_seconds(order, grouping))
         found += [
-            timed_variant(model, f"{name}, {size} MB", grouping, same_as_ddp(arrivals, size * _MEBI, _MEBI))
+            timed_variant(model, f"{name}, {size} MB", grouping, same_as_ddp(arrivals, size << 20, 1 << 20))
             for size in MEGABYTES
         ]
     return found

@@ -1,7 +1,7 @@
 """Which estimator serves which device.
 
 The weights that ship (`fuse/weights/`) were trained on groups that Inductor compiled for one sort of GPU. For that device the learned estimator answers. For any other the costs are those by
-stages (`kernel_cost.py`), with the device's own profile where it has one. On a CPU operators run one by one, as they are: a group takes the sum of its parts (`Unfused`). Times that were
+stages (`kernel_cost.py`), with the device's own profile where it has one. On a CPU operators run one by one, as they are: a group takes the sum of its parts (`Unfused`), by a profile of CPU operators. Times that were
 measured here (`cost/database.py`) come before all of them.
 """
 
@@ -12,16 +12,21 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+import torch
+
 from sennit.cluster import Device
-from sennit.fuse.kernel_cost import Estimate, KernelCost, Staged
+from sennit.cost import OperatorCosts, load_profile
+from sennit.fuse.draws_torch import with_torch_draws
+from sennit.fuse.kernel_cost import Estimate, KernelCost, Roofline, Staged
 from sennit.fuse.known_cost import KnownCost
 from sennit.fuse.signature import signature
 from sennit.ir.graph import Graph, Op
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["Chosen", "Unfused", "choose_cost"]
+__all__ = ["Chosen", "Unfused", "choose_cost", "data_parallel_graph"]
 
 _LEARNED = {"H200 SXM5 141GB": "estimator_h200.pt"}
+_CPU = "cpu-rank"  # fitted by benchmarks/fuse/fit_cpu.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +53,16 @@ class Chosen:
     source: str
 
 
+def data_parallel_graph(graph: Graph, device: Device) -> Graph:
+    """The graph as `DataParallel` runs it, with torch's own random numbers: a strategy for it is one for that."""
+    return with_torch_draws(graph, torch.device("cpu" if device.kind.startswith("CPU") else "cuda"))
+
+
 def choose_cost(graph: Graph, device: Device, measured: Mapping[str, float] | None = None) -> Chosen:
     """`measured` are seconds by signature."""
-    staged = Staged.of(graph, device)
+    is_cpu = device.kind.startswith("CPU")
+    costs = OperatorCosts(device, load_profile(_CPU), carried=True) if is_cpu else OperatorCosts.of(device)
+    staged = Staged(Roofline.of(graph, device), costs)
     estimator: KernelCost = staged
     weights = _weights(device)
     if weights is not None:
@@ -58,9 +70,9 @@ def choose_cost(graph: Graph, device: Device, measured: Mapping[str, float] | No
 
         estimator = LearnedCost.load(weights, staged)
         source = f"estimator trained on groups measured on {device.kind}"
-    elif device.kind.startswith("CPU"):
+    elif is_cpu:
         estimator = Unfused(staged, measured or {})
-        source = f"operators one by one, roofline of {device.kind}"
+        source = f"operators one by one, the profile {_CPU} carried over to {device.kind}"
     else:
         source = f"stages with the profile of {device.kind}" if device.profile else f"stages, roofline of {device.kind}"
     if measured:

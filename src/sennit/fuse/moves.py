@@ -19,7 +19,12 @@ from collections.abc import Mapping
 from sennit.fuse.kernel_set import KernelSet, Limits, is_legal
 from sennit.fuse.model import Grouping, Numbers, StepModel
 
-__all__ = ["Limits", "fused_by_cost", "fused_greedily", "has_detour", "is_legal", "random_move"]
+__all__ = ["AS_COMPILED", "Limits", "fused_by_cost", "fused_greedily", "has_detour", "is_legal", "random_move"]
+
+
+AS_COMPILED = Limits(
+    size=1 << 20, around_products=False
+)  # fusion as a compiler does it that leaves products to libraries
 
 
 def has_detour(model: StepModel, home: Mapping[int, Numbers], first: Numbers, second: Numbers) -> bool:

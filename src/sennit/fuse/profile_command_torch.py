@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from sennit.capture import capture_call
 from sennit.cost.database import MeasuredChannel, MeasuredKernel, Place
 from sennit.errors import RunError
+from sennit.fuse.draws_torch import with_torch_draws
 from sennit.fuse.measure_torch import measure_step, place_of
 from sennit.fuse.profile_torch import measure_channel
 
@@ -45,18 +46,14 @@ def measured_here(
         return None
     say("capturing")
     captured = capture_call(model, args, dict(kwargs))
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    graph = with_torch_draws(captured.graph, device)
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers()), **captured.constants}
     state.update(captured.signature.flatten(args, kwargs))
     place = place_of(device)
-    kernels = measure_step(captured.graph, _seeded(state), device, rounds=rounds, compiled=compiled, say=say)
+    kernels = measure_step(graph, state, device, rounds=rounds, compiled=compiled, say=say)
     if channel is not None:
         dist.destroy_process_group()
-    return Measured(place, len(captured.graph.ops), tuple(kernels), channel)
-
-
-def _seeded(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """With the two numbers that random operators count from."""
-    return {"seed": torch.zeros(2, dtype=torch.int64), **state}
+    return Measured(place, len(graph.ops), tuple(kernels), channel)
 
 
 def _device(name: str | None) -> torch.device:

@@ -1,6 +1,7 @@
 """The search for a strategy: operators and buckets chosen together (DisCo, section 5), with bounds.
 
-    1. seeds: no fusion, fusion wherever it is legal, fusion wherever one kernel is estimated to take less than two; each with the best of several bucketings
+    1. seeds: no fusion, fusion wherever it is legal, fusion as a compiler does it that leaves products to libraries, fusion wherever one kernel is estimated to take less than
+       two; each with the best of several bucketings, DDP's among them
     2. take the candidate with the least step time from a queue; apply up to `beta` random moves to it, some times over
     3. after every change of operators, time the step with the buckets that it had; where that is a gain, solve the buckets again for the new arrival times
     4. keep what takes at most `alpha` times the best; stop when the queue is empty, after `patience` tries without gain, at the deadline, or when told
@@ -36,7 +37,7 @@ from sennit.fuse.bucket_search import (
 from sennit.fuse.clock import full_overlap, tight
 from sennit.fuse.kernel_set import KernelSet
 from sennit.fuse.model import Grouping, KernelOrder, Numbers, StepModel
-from sennit.fuse.moves import fused_by_cost, fused_greedily
+from sennit.fuse.moves import AS_COMPILED, fused_by_cost, fused_greedily
 from sennit.fuse.search_options import SearchOptions
 from sennit.ir.strategy import Strategy
 
@@ -132,7 +133,9 @@ class _Search:
         if not self.options.operators:
             return [Grouping()]
         limits = self.options.limits
-        return [Grouping(), fused_greedily(self.model, limits), fused_by_cost(self.model, limits)]
+        as_compiled = fused_greedily(self.model, AS_COMPILED)
+        by_cost = fused_by_cost(self.model, limits), fused_by_cost(self.model, limits, as_compiled)
+        return [Grouping(), fused_greedily(self.model, limits), as_compiled, *by_cost]
 
     def _improve(self, candidate: _Candidate) -> bool:
         """Whether random moves from this candidate found a better one. It goes back to the queue while it is among the best."""
