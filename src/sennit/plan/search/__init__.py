@@ -1,0 +1,7 @@
+"""Search for the fastest plan that fits: probe units with the compiler, bound, choose, schedule."""
+
+from sennit.plan.search.choice import Choice, Kind, Part, differences
+from sennit.plan.search.search import Found, Space, search
+from sennit.plan.search.ways import Keep, Way
+
+__all__ = ["Choice", "Found", "Keep", "Kind", "Part", "Space", "Way", "differences", "search"]
