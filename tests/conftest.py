@@ -29,6 +29,14 @@ settings.register_profile("fuzz", derandomize=False, deadline=None, print_blob=T
 settings.load_profile("ci")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Certificates and profiles of tests do not go to the user's cache; processes started by tests share one folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SENNIT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--hypothesis-profile") != "fuzz":
         return

@@ -3,10 +3,13 @@
     sudo python benchmarks/sim/gloo_network.py [--rate 50mbit] [--burst 32k] [--ranks-per-host 1] [--repeats 11]
 
 Two hosts are network namespaces of this machine (`sennit.testing.network`: Linux, root, iproute2). Their ranks first probe the link, as
-`sennit probe` does, which gives the cluster; then they run a small GPT under several plans. Each plan is simulated on the
-probed cluster. Nothing is fitted to the steps. Compute is that of the `laptop` cluster measured here, times what a step of the whole model takes on every rank at
-once over what is simulated for it; the model is small and the
-link slow, so that a machine with other work on it tells something too. The least of the repeated steps counts.
+`sennit probe` does, which gives the cluster; then they run a small GPT under several plans. Each plan is simulated on the probed
+cluster. Nothing is fitted to the plans' steps. Compute is that of the `laptop` cluster measured here, times what a step of the whole
+model takes on every rank at once over what is simulated for it.
+
+Rounds of one step of each plan follow each other, and the least of a plan's steps counts, as it does for the step of the whole model: on
+a machine with other work, that is what tells something. Where the load is several times the cores, take a lower rate, so that the link
+takes more of a step than compute does.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 
@@ -36,12 +39,18 @@ from sennit.ir.graph import Graph
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Program
 from sennit.plan import data_parallel, lower, pipeline, propagate, tensor_parallel
-from sennit.run.processes import _run
+from sennit.run.distributed import ProcessCommunicator
+from sennit.run.emit import emit_lane
+from sennit.run.groups import ProcessGroups
+from sennit.run.load import load_source
+from sennit.run.pieces import inputs_of
+from sennit.run.rank import Rank
 from sennit.sim import Straggler, exposed_parts, simulate, simulate_fully
 
 HOSTS = 2
 CONFIG = GPTConfig(vocabulary=512, context=64, width=128, heads=8, layers=2)
 BATCH = 32
+PROBED = (8, 64 << 10, 1 << 20, 4 << 20)
 
 
 def graph_of() -> Graph:
@@ -77,39 +86,63 @@ def state() -> dict[str, torch.Tensor]:
 
 
 def rank_main(folder: Path, host: int, repeats: int) -> None:
+    """Probe, then rounds of one step of each plan and one of the whole model: what disturbs the machine for a while disturbs all of
+    them. Rank 0 writes the answer."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
     # messages that are large against the token bucket of the link
-    probe = probe_ranks(sizes=(8, 64 << 10, 1 << 20, 4 << 20), repeats=7, host=f"host {host}")
-    alone = serial_step(repeats)
-    steps: dict[str, list[float]] = {}
-    for path in sorted(folder.glob("*.program")):
-        _, seconds = _run(rank, path.read_text(encoding="utf-8"), str(folder / "state.pt"), repeats)
-        slowest = torch.tensor(seconds, dtype=torch.float64)
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        steps[path.stem] = slowest.tolist()
-    if rank == 0:
-        answer = {"probe": msgspec.to_builtins(probe), "alone": alone, "steps": steps}
+    probe = probe_ranks(sizes=PROBED, repeats=7, host=f"host {host}")
+    alone = serial_step()
+    steps = {path.stem: plan_step(path, folder / "state.pt") for path in sorted(folder.glob("*.program"))}
+    seconds: dict[str, list[float]] = {name: [] for name in ("alone", *steps)}
+    for _ in range(repeats + 1):
+        for name, step in (("alone", alone), *steps.items()):
+            dist.barrier()
+            start = time.perf_counter()
+            step()
+            seconds[name].append(time.perf_counter() - start)
+    slowest = torch.tensor([row[1:] for row in seconds.values()], dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    if dist.get_rank() == 0:
+        answer = {
+            "probe": msgspec.to_builtins(probe),
+            "steps": dict(zip(seconds, slowest.tolist(), strict=True)),
+        }
         (folder / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
     dist.destroy_process_group()
 
 
-def serial_step(repeats: int) -> float:
-    """The least of some steps of the whole model, which every rank does at the same time and for itself."""
+def plan_step(path: Path, state: Path) -> Callable[[], object]:
+    """A step of the program, ready to run on this rank."""
+    rank = dist.get_rank()
+    program = Program.parse(path.read_text(encoding="utf-8"))
+    lane = program.lane_of(rank)
+    step = load_source(emit_lane(program, lane), f"<{program.name} {lane.name}>")
+    groups = ProcessGroups()
+    groups.make_for(program)
+    communicator = ProcessCommunicator(groups)
+    handle = Rank(program, lane, rank, communicator)
+    inputs = inputs_of(lane, rank, torch.load(state))
+
+    def call() -> None:
+        with torch.no_grad():
+            step(handle, inputs)
+            communicator.finish()
+
+    return call
+
+
+def serial_step() -> Callable[[], object]:
+    """A step of the whole model, which every rank does at the same time and for itself."""
     torch.manual_seed(0)
     model, batch = GPT(CONFIG), random_batch(CONFIG, BATCH)
-    best = float("inf")
-    for _ in range(repeats):
-        dist.barrier()
-        start = time.perf_counter()
+
+    def call() -> None:
         with sdpa_kernel(SDPBackend.MATH):  # the form of attention that is captured
             model(*batch).backward()
-        best = min(best, time.perf_counter() - start)
         model.zero_grad()
-    slowest = torch.tensor([best], dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return float(slowest.item())
+
+    return call
 
 
 # ---- here ----------------------------------------------------------------------------------------------------------------
@@ -162,6 +195,7 @@ def main() -> None:
     parser.add_argument("--burst", default="32k", help="what the link lets through at once: small against messages")
     parser.add_argument("--ranks-per-host", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--keep", type=Path, help="write what was measured, and the probed cluster, here")
     parser.add_argument("--on-rank", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--host", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -178,23 +212,24 @@ def main() -> None:
             (folder / f"{number}.program").write_text(str(program), encoding="utf-8")
         answer = on_hosts(folder, options.rate, options.burst, options.ranks_per_host, options.repeats)
     cluster = cluster_of(answer, like)
+    if options.keep is not None:
+        options.keep.write_text(json.dumps({**answer, "cluster": str(cluster)}, indent=1), encoding="utf-8")
     assert cluster.nic is not None
     print(f"{HOSTS} hosts of {options.ranks_per_host} on {os.cpu_count()} cores, link of {options.rate}", end=": ")
     print(f"probed {cluster.nic.bandwidth.value / 1e6:.1f} MB/s, {2e6 * cluster.nic.latency.value:.0f} us\n")
     whole = simulate(lower(propagate(data_parallel(graph_of(), Mesh.parse("dp=1")))), cluster).span
-    alone = answer["alone"]
-    assert isinstance(alone, float)
+    steps = answer["steps"]
+    assert isinstance(steps, dict)
+    alone = min(steps["alone"])
     factor = alone / whole
     print(
         f"a step of the whole model on every rank: {alone * 1e3:.0f} ms measured, {whole * 1e3:.0f} ms simulated; compute x{factor:.2f}\n"
     )
     print("| plan | measured, ms | simulated, ms | off by | waits for |\n|---|---|---|---|---|")
-    steps = answer["steps"]
-    assert isinstance(steps, dict)
     errors = []
     for number, (name, program) in enumerate(found.items()):
         timeline = simulate_fully(program, cluster, what_if=[Straggler(factor)]).timeline
-        real = min(steps[str(number)][1:])
+        real = min(steps[str(number)])
         errors.append(timeline.span / real - 1)
         parts = exposed_parts(timeline, 0)
         why = f"{parts[0].stream}, {parts[0].seconds * 1e3:.0f} ms" if parts else "compute"

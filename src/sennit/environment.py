@@ -2,7 +2,7 @@
 
     SENNIT_DEBUG      1, true, yes, on or 0, false, no, off: show the traceback of an error (default off)
     SENNIT_LOG        debug, info, warning, error or critical: what is logged to stderr (default warning)
-    SENNIT_CACHE_DIR  an absolute path, `~` allowed: where measured profiles are kept
+    SENNIT_CACHE_DIR  an absolute path, `~` allowed: where measured profiles and certificates of operator rules are kept
                       (default: $XDG_CACHE_HOME/sennit, else ~/.cache/sennit)
     SENNIT_INTERFACE  the network interface by which the backend reaches other hosts, such as eth0
                       (default: the one that leads to the host of the rendezvous)

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from reshard_strategies import Pair, any_pairs, even_pairs
 
 from sennit.errors import LayoutError
+from sennit.ir.exchange import traffic, transfers
 from sennit.ir.layout import Layout
 from sennit.ir.mesh import Mesh
 from sennit.ir.region import Region
-from sennit.reshard.exchange import traffic, transfers
 
 
 @settings(derandomize=True, deadline=None, max_examples=80)

@@ -170,3 +170,15 @@ def alone(rows: int = 8) -> tuple[float, dict[str, Any]]:
     made = model(batch(rows))
     (made["one"] + made["two"]).backward()
     return made["one"].item(), model.full_state_dict()
+
+
+def results_of_microbatches(rank: int, mesh: str) -> Tensor:
+    """The prediction that a training step of two micro-batches returns beside its losses."""
+    planner = two_stages if "pp" in mesh else data_parallel
+    model = sennit.parallelize(
+        two_losses(), sennit.Sample((batch(),)), plan=planner, mesh=mesh, results=["prediction"], certify=False
+    )
+    made = model(batch())
+    (made["one"] + made["two"]).backward()
+    found: Tensor = made["prediction"].detach()
+    return found

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from stage_plans import STAGE_PLANS
 from torch import Tensor
 
 import sennit
@@ -45,6 +46,7 @@ PLANS: dict[str, tuple[Callable[[Graph, Mesh], Plan], str]] = {
     "pipeline": (staged, "pp=2,dp=2;mb=4"),
     "two devices, tensor": (megatron, "tp=2"),
     "two devices, pipeline": (staged, "pp=2;mb=2"),
+    **STAGE_PLANS,
 }
 
 
@@ -73,6 +75,13 @@ def fresh(plan: str) -> sennit.ParallelModule:
     model.step_count = 0
     model.zero_grad()
     return model
+
+
+def train_shared(rank: int, plan: str) -> tuple[Record, list[str], str]:
+    """Three steps of the shared model."""
+    model = fresh(plan)
+    record = train_parallel(model, batches(), adamw(model))
+    return record, [name for name, _ in model.named_parameters()], model.source()
 
 
 def accumulate(rank: int, plan: str) -> dict[str, Tensor]:

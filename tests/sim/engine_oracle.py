@@ -10,7 +10,11 @@ joins or leaves:
 - **wires.** While a flow of unit u (its bytes on its busiest wire) runs at r bytes a second, it fills wire w by r * load_w / u.
   Rates are max-min fair: all rise together until a wire is full, the flows on it keep their rate, the others rise on
   (progressive filling). A flow never exceeds its undisturbed speed.
-- **cores.** Flows that occupy cores of a node, a of them on c cores, run at min(1, c / a): a processor shared evenly.
+- **bursts.** A flow that comes to a wire with a bucket, idle for t seconds, is ahead by min(t, burst / bandwidth); the least over such
+  wires, shared by those who come together, and no more than what its other wires allow.
+- **cores.** Flows that keep a cores of a node busy, of its c, run at min(1, c / a): a processor shared evenly.
+- **turns.** A flow is held up by those of the other direction that had begun and not ended when its receive was posted; it starts, with
+  its latency, when the last of them has ended.
 
 Only flows that share a wire or an overfull node with one that joined or left are looked at again. Events at the same time
 are taken together, in the order of task numbers: the outcome does not depend on the order of insertion.
@@ -18,7 +22,7 @@ are taken together, in the order of task numbers: the outcome does not depend on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 
 from sennit.sim.engine import Run, Tasks, successors
@@ -29,14 +33,55 @@ __all__ = ["run"]
 _JOIN = -1  # the version of a heap entry that ends a latency; others end a task
 
 
-def run(tasks: Tasks, bandwidth: Sequence[float], cores: Sequence[float] = ()) -> Run:
-    """Play the tasks through; `bandwidth` is by wire, `cores` by node."""
+def run(
+    tasks: Tasks, bandwidth: Sequence[float], cores: Sequence[float] = (), burst: Mapping[int, float] | None = None
+) -> Run:
+    """Play the tasks through; `bandwidth` is by wire, `cores` by node, `burst` by wire."""
     count = len(tasks)
     start, stop, cause = [0.0] * count, [0.0] * count, [-1] * count
     started = bytearray(count)
     behind, waits = successors(tasks)
     latency, drain, load, workers = tasks.latency, tasks.drain, tasks.load, tasks.workers
-    sharing = _Sharing(tasks, bandwidth, cores)
+    sharing = _Sharing(tasks, bandwidth, cores, burst or {})
+    began: set[int] = set()
+    free: set[int] = set()  # those that were held up before
+
+    def posted(task: int) -> float:
+        return max([stop[wait] for wait in tasks.turns[task].receiver_waits], default=0.0)
+
+    def holders(task: int) -> list[int]:
+        """Who began before the receive was posted, and has not ended by then."""
+        mine, when = tasks.turns[task], posted(task)
+        return [
+            other
+            for other, turn in tasks.turns.items()
+            if other in began
+            and (turn.connection, turn.forth) == (mine.connection, not mine.forth)
+            and (other not in over or stop[other] > start[task])
+            and (start[other] < when or (start[other] == when > posted(other) and turn.sent < mine.received))
+        ]
+
+    def go(task: int) -> None:
+        began.add(task)
+        sharing.join(task, now)
+
+    def come(task: int) -> None:
+        if task not in tasks.turns or task in free:
+            go(task)
+        else:
+            comers.append(task)
+
+    def release(task: int, by: list[int]) -> None:
+        """Those that held it up have ended."""
+        last = max(by, key=lambda other: stop[other])
+        start[task], cause[task] = stop[last], last
+        free.add(task)
+        held.pop(task, None)
+        heappush(heap, (stop[last] + latency[task], task, _JOIN))
+
+    held: dict[int, list[int]] = {}
+    over: set[int] = set()
+    comers: list[int] = []
     version = sharing.version
     heap: list[tuple[float, int, int]] = []
     ready = [task for task in range(count) if waits[task] == 0]
@@ -50,9 +95,22 @@ def run(tasks: Tasks, bandwidth: Sequence[float], cores: Sequence[float] = ()) -
             elif latency[task]:
                 heappush(heap, (now + latency[task], task, _JOIN))
             else:
-                sharing.join(task, now)
+                come(task)
         ready = []
-        if sharing.dirty:
+        for task, by in list(held.items()):
+            if over.issuperset(by):
+                release(task, by)
+        if comers and not (heap and heap[0][0] == now):
+            for task in sorted(comers, key=lambda task: (posted(task), task)):
+                by = holders(task)
+                if not by:
+                    go(task)
+                elif over.issuperset(by):
+                    release(task, by)
+                else:
+                    held[task] = by
+            comers = []
+        if sharing.dirty and not (heap and heap[0][0] == now):
             sharing.settle(now, heap)
         if not heap:
             break
@@ -60,12 +118,13 @@ def run(tasks: Tasks, bandwidth: Sequence[float], cores: Sequence[float] = ()) -
         while heap and heap[0][0] == now:
             _, task, kind = heappop(heap)
             if kind == _JOIN:
-                sharing.join(task, now)
+                come(task)
                 continue
             if load[task] or workers[task]:
                 if kind != version[task]:
                     continue  # its rate has changed since
-                sharing.leave(task)
+                sharing.leave(task, now)
+                over.add(task)
             stop[task] = now
             for other in behind[task]:
                 waits[other] -= 1
@@ -78,16 +137,20 @@ def run(tasks: Tasks, bandwidth: Sequence[float], cores: Sequence[float] = ()) -
 class _Sharing:
     """The flows that run now and their rates."""
 
-    def __init__(self, tasks: Tasks, bandwidth: Sequence[float], cores: Sequence[float]) -> None:
+    def __init__(
+        self, tasks: Tasks, bandwidth: Sequence[float], cores: Sequence[float], burst: Mapping[int, float]
+    ) -> None:
         count = len(tasks)
-        self.tasks, self.bandwidth, self.cores = tasks, bandwidth, cores
+        self.tasks, self.bandwidth, self.cores, self.burst = tasks, bandwidth, cores, burst
+        self.fresh: list[int] = []
+        self.idle_since: dict[int, float] = {}
         self.version = [0] * count
         self.left = [1.0] * count  # of its work
         self.rate = [0.0] * count  # of its work, a second
         self.since = [0.0] * count
         self.on_wire: dict[int, dict[int, None]] = {}
         self.on_node: list[dict[int, None]] = [{} for _ in cores]
-        self.busy = [0] * len(cores)
+        self.busy = [0.0] * len(cores)
         self.share = [1.0] * len(cores)
         self.dirty: dict[int, None] = {}
 
@@ -100,11 +163,14 @@ class _Sharing:
             self.busy[node] += number
             self._reshare(node)
         self.dirty[task] = None
+        self.fresh.append(task)
 
-    def leave(self, task: int) -> None:
+    def leave(self, task: int, now: float) -> None:
         for wire, _ in self.tasks.load[task]:
             here = self.on_wire[wire]
             del here[task]
+            if all(other in self.fresh for other in here):
+                self.idle_since[wire] = now
             self.dirty.update(here)
         for node, number in self.tasks.workers[task]:
             del self.on_node[node][task]
@@ -120,6 +186,9 @@ class _Sharing:
 
     def settle(self, now: float, heap: list[tuple[float, int, int]]) -> None:
         """New rates for every flow that what joined or left can touch."""
+        for task in self.fresh:
+            self.left[task] -= self._ahead(task, now)
+        self.fresh = []
         for group in self._components():
             for task, rate in self._rates(group).items():
                 old = self.rate[task]
@@ -132,6 +201,18 @@ class _Sharing:
                 self.version[task] += 1
                 heappush(heap, (now + (self.left[task] / rate if rate else 0.0), task, self.version[task]))
         self.dirty.clear()
+
+    def _ahead(self, task: int, now: float) -> float:
+        """The part of a new flow's work that its wires' buckets have done."""
+        load, drain = self.tasks.load[task], self.tasks.drain[task]
+        saved = []
+        for wire, _ in load:
+            if wire in self.burst:
+                together = [other for other in self.on_wire[wire] if other in self.fresh]
+                idle = now - self.idle_since.get(wire, -1e9) if len(together) == len(self.on_wire[wire]) else 0.0
+                saved.append(min(self.burst[wire] / self.bandwidth[wire], idle) / len(together))
+        bound = max((size / self.bandwidth[wire] for wire, size in load if wire not in self.burst), default=0.0)
+        return min(min(saved), max(0.0, drain - bound)) / drain if saved else 0.0
 
     def _components(self) -> Iterable[list[int]]:
         seen: set[int] = set()

@@ -93,6 +93,48 @@ def test_transfers_on_one_wire_slow_each_other_down() -> None:
     assert timeline.span == pytest.approx(transfer.latency + 2 * transfer.drain(topology))
 
 
+def test_ranks_that_take_turns_hold_up_each_others_messages() -> None:
+    text = """
+    program "both ways" {
+      mesh m0 = x=1@0
+      mesh m1 = x=1@1
+      lane a on 0 {
+        input %x : f32[1024,1024] of %x on m0 "x"
+        send %x to b
+        send %x to b
+        receive %z : f32[1024,1024] of %y on m0 from b
+      }
+      lane b on 1 {
+        input %w : f32[1024,1024] of %w on m1 "w"
+        receive %x : f32[1024,1024] of %x on m1 from a
+        forward %y : f32[1024,1024] of %y on m1 = aten.mm.default(%w, %w) for %y "b"
+        send %y to a
+        receive %v : f32[1024,1024] of %x on m1 from a
+      }
+    }
+    """
+    plain = str(load("laptop"))
+    both, turns = (
+        simulate(Program.parse(text), Cluster.parse(plain.replace("take_turns = false", f"take_turns = {more}")))
+        for more in ("false", "true")
+    )
+    way = next(event for event in both.events if event.name.startswith("send y"))
+    second = [event for event in turns.events if event.name.startswith("receive x")][1]
+    back = next(event for event in turns.events if event.name.startswith("send y"))
+    # b posts its second receive behind its own message, which was announced long before
+    assert (second.start, second.start - back.start) == (back.stop, pytest.approx(way.stop - way.start))
+
+
+def test_a_transfer_on_a_slow_link_leaves_its_core_free(tensor_parallel: Maker) -> None:
+    part = 'transfer_cores = { value = 0.01, basis = "measured", source = "a test" }'
+    plain = str(load("laptop:4")).replace("cores = { value = 8.0", "cores = { value = 2.0")
+    whole, free = (
+        Cluster.parse(text) for text in (plain, plain.replace("blocking = true", f"blocking = true\n{part}"))
+    )
+    # four transfers of a ring on two cores
+    assert simulate(tensor_parallel(4, 512), free).span < simulate(tensor_parallel(4, 512), whole).span
+
+
 def test_ranks_beyond_the_cores_slow_down(tensor_parallel: Maker) -> None:
     few = Cluster.parse(str(load("laptop:4")).replace("cores = { value = 8.0", "cores = { value = 2.0"))
     plain, slow = (simulate(tensor_parallel(4, 512), cluster) for cluster in (load("laptop:4"), few))

@@ -7,9 +7,9 @@
     [device.peak]   f64, f32, bf16, f16, i8              floating (or integer) operations a second
     [device.matmul] efficiency, tile, units, depth       the shape of the matrix-product efficiency curve
     [[link]]        name, between, bandwidth, efficiency, latency, shared, multicast, protocols
-    [nic]           per_node, bandwidth, efficiency, latency, protocols
+    [nic]           per_node, bandwidth, efficiency, latency, protocols, burst
     [fabric]        rails, oversubscription
-    [host]          cores, transfers_use_cores, blocking
+    [host]          cores, transfers_use_cores, blocking, transfer_cores, take_turns
     [[variant]]     nodes, device, nic                   nodes that differ from the others
 
 A figure is `{ value = 450e9, basis = "data sheet", source = "..." }`, in bytes, seconds, bytes a second or operations a second.
@@ -22,14 +22,16 @@ each; with `shared` all wires of the entry in a node, both ways, have that capac
 which a switch reduces and broadcasts (NVLink SHARP). `protocols` are faster starts at a lower bandwidth.
 
 **Between nodes** each NIC has a wire each way to a leaf switch: leaf r serves NIC r of all nodes with `rails`, else a leaf
-serves one node. Leaves meet in a spine, by an uplink of what their NICs bring together over `oversubscription`.
+serves one node. Leaves meet in a spine, by an uplink of what their NICs bring together over `oversubscription`. `burst` is the bytes
+that a NIC lets through at once when it was idle: networks of clouds and rate limits are token buckets.
 
 **Library.** `collective_start` and `send_start` are seconds before the first byte, on top of the links' latency. `reduction` is
 the bytes a second that a device adds to its own when that is not done while others arrive; without it, it is.
 
 **Host.** With `[host]` the devices of a node are processes on its cores: work beyond `cores` slows all of it down evenly.
-With `transfers_use_cores` a transfer occupies a core at each of its ends. With `blocking` a device issues a transfer only
-once the compute steps before it are done, as a CPU rank does; without, it issues ahead, as a GPU stream does.
+With `transfers_use_cores` a transfer keeps a core at each of its ends busy, or `transfer_cores` of one: a slow link leaves most of
+it free. With `blocking` a device issues a transfer only once the compute steps before it are done, as a CPU rank does; without,
+it issues ahead, as a GPU stream does. With `take_turns` two ranks send to each other one way at a time, as over gloo (`sim/turns.py`).
 """
 
 from __future__ import annotations
@@ -169,6 +171,7 @@ class Nic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     latency: Figure
     efficiency: Figure | None = None
     protocols: tuple[Protocol, ...] = ()
+    burst: Figure | None = None
 
 
 class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -176,10 +179,12 @@ class Fabric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     oversubscription: Figure
 
 
-class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     cores: Figure
     transfers_use_cores: bool
     blocking: bool
+    transfer_cores: Figure | None = None
+    take_turns: bool = False
 
 
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -216,7 +221,11 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
             check_link(link, self)
         if self.nic is not None:
             check_rates("[nic]", "nic", self.nic.bandwidth, self.nic.efficiency, self.nic.latency, self.nic.protocols)
+            if self.nic.burst is not None:
+                check_positive(self.nic.burst, "burst in bytes", "[nic]", "leave it out if there is none")
         check_fabric(self)
+        if self.host is not None and self.host.transfer_cores is not None:
+            check_positive(self.host.transfer_cores, "transfer_cores", "[host]", "leave it out for a whole core")
         for variant in self.variant:
             check_variant(variant, self)
         for name, figure in (("collective_start", self.collective_start), ("send_start", self.send_start)):

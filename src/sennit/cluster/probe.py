@@ -1,9 +1,19 @@
 """A cluster from the times of messages between its ranks: what `cluster/probe_torch.py` measures becomes a description.
 
-    seconds(size) = latency + size / bandwidth          for each class of pairs: within a node, between nodes
+    seconds(size) = latency + max(0, size - burst) / bandwidth     for each class of pairs: within a node, between nodes
 
-**Estimates.** Latency is the median time of the smallest message, one way. Bandwidth is the slope between the two largest
-sizes. Each has a 95% interval, by resampling the measured times of all pairs of the class.
+**Estimates.** Latency is the lowest decile of the times of the smallest message, one way: other work on the machines only ever adds
+to it; with gloo no more than what an all-reduce of 8 bytes, a ring there, allows for its hops. Bandwidth is the slope between the two largest sizes. `burst` is what the largest message is faster than both say, between
+nodes: a token bucket lets through so many bytes at once after a pause. Each has a 95% interval, by resampling the measured
+times of all pairs of the class; a burst whose interval holds 0 is none.
+
+**All-reduces** of several sizes over all ranks. What they take beyond a ring's hops and bytes is `collective_start` (of 8 bytes) and, for
+gloo, `reduction`: the median over the sizes, in seconds a byte. One size alone may be an unlucky one: gloo cuts large arrays into
+segments, and ranks that fall out of step then wait for each other.
+
+**Gloo's ranks** also say what part of a core a transfer keeps busy (processor time over time of the large all-reduces), and whether two
+ranks send to each other one way at a time: a message, and a quarter of its time later one the other way; together they take 1.25
+times as long as one, or twice.
 
 **Sharing.** All disjoint pairs of a class send at once. What they carry together, over what one carries alone, is the number of
 ways that there are: NICs between nodes; within a node as many as pairs where each device has a link of its own, fewer where
@@ -13,15 +23,17 @@ they share one, which then is one shared link of the capacity that was seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 
-from sennit.cluster.description import Basis, Cluster, Fabric, Figure, Link, Nic, Scale
+from sennit.cluster.description import Basis, Cluster, Fabric, Figure, Host, Link, Nic, Scale
 from sennit.errors import ClusterError
 
-__all__ = ["Estimate", "PairClass", "Probe", "Times", "cluster_of_probe", "estimate"]
+__all__ = ["Estimate", "PairClass", "Probe", "Times", "cluster_of_probe", "estimate", "estimate_burst"]
+
+ONE_WAY = 1.6  # opposite messages that together take so many times as long as one take turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +58,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class PairClass:
-    """`ways` is what all disjoint pairs carry at once, in bandwidths of one."""
+    """`ways` is what all disjoint pairs carry at once, in bandwidths of one. `burst` is in bytes."""
 
     name: str
     pairs: int
@@ -54,11 +66,14 @@ class PairClass:
     bandwidth: Estimate
     ways: float
     at_once: int
+    burst: Estimate | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """`small_all_reduce` and `large_all_reduce` are seconds of all-reduces over all ranks, of 8 and of `large_bytes` bytes."""
+    """`small_all_reduce` and `large_all_reduce` are seconds of all-reduces over all ranks, of 8 and of `large_bytes` bytes;
+    `all_reduces` has those of other sizes. `cores_busy` is the part of a core that a transfer takes, `opposite` the time of two
+    messages in opposite directions over that of one: see the module's text."""
 
     nodes: int
     per_node: int
@@ -69,20 +84,35 @@ class Probe:
     small_all_reduce: float
     large_all_reduce: float
     large_bytes: int
+    all_reduces: tuple[tuple[int, float], ...] = ()
+    cores_busy: float | None = None
+    opposite: float | None = None
 
 
 def estimate(times: Times, draws: int = 200) -> tuple[Estimate, Estimate]:
     """Latency and bandwidth with their intervals, from one class's times."""
+    latency, bandwidth, _ = _estimates(times, draws)
+    return latency, bandwidth
+
+
+def estimate_burst(times: Times, draws: int = 200) -> Estimate | None:
+    """Bytes that pass at once after a pause; None where the times do not show any."""
+    _, _, burst = _estimates(times, draws)
+    return burst if burst.low > 0 and burst.value < times.sizes[-2] else None
+
+
+def _estimates(times: Times, draws: int) -> tuple[Estimate, Estimate, Estimate]:
     rows = [np.array(row) for row in times.seconds]
 
-    def both(picked: Sequence[np.ndarray]) -> tuple[float, float]:
+    def all_three(picked: Sequence[np.ndarray]) -> tuple[float, float, float]:
         middle = [float(np.median(row)) for row in picked]
-        carried = max(1e-9, middle[-1] - middle[-2])
-        return middle[0], (times.sizes[-1] - times.sizes[-2]) / carried
+        latency = float(np.quantile(picked[0], 0.1))
+        bandwidth = (times.sizes[-1] - times.sizes[-2]) / max(1e-9, middle[-1] - middle[-2])
+        return latency, bandwidth, times.sizes[-1] - (middle[-1] - latency) * bandwidth
 
     generator = np.random.default_rng(0)
-    drawn = np.array([both([generator.choice(row, len(row)) for row in rows]) for _ in range(draws)])
-    values = both(rows)
+    drawn = np.array([all_three([generator.choice(row, len(row)) for row in rows]) for _ in range(draws)])
+    values = all_three(rows)
     low, high = np.quantile(drawn, 0.025, axis=0), np.quantile(drawn, 0.975, axis=0)
     return tuple(  # type: ignore[return-value]
         Estimate(value, min(value, float(a)), max(value, float(b)))
@@ -92,6 +122,7 @@ def estimate(times: Times, draws: int = 200) -> tuple[Estimate, Estimate]:
 
 def cluster_of_probe(probe: Probe, like: Cluster, name: str) -> Cluster:
     """`like` says what the devices are and what their library knows; links, NICs and starts are the measured ones."""
+    probe = _in_step(probe)
     if like.device.per_node != probe.per_node:
         like = msgspec.structs.replace(like, device=msgspec.structs.replace(like.device, per_node=probe.per_node))
     inside, between = probe.inside, probe.between
@@ -123,6 +154,7 @@ def cluster_of_probe(probe: Probe, like: Cluster, name: str) -> Cluster:
             per_node=count,
             bandwidth=_measured(between.bandwidth.value, probe, what),
             latency=_measured(between.latency.value / 2, probe, f"half of a message's way, {_span(between.latency)} s"),
+            burst=_burst(probe, between.burst),
         )
         links.append(_through("nic"))
     if not links:
@@ -141,6 +173,7 @@ def cluster_of_probe(probe: Probe, like: Cluster, name: str) -> Cluster:
         fabric=Fabric(False, full) if nic is not None else None,
         collective_start=_measured(start, probe, "an all-reduce of 8 bytes over all ranks, less its hops"),
         reduction=_reduction(probe, links, nic),
+        host=_host(probe, like.host),
         send_start=Figure(0.0, Basis.MEASURED, "counted in the links' latency, which was measured with the library"),
         variant=(),
     )
@@ -156,34 +189,74 @@ def _through(end: str) -> Link:
     )
 
 
-def _start(probe: Probe) -> float:
-    """What a small all-reduce takes beyond the hops of a ring, in which each is a message's way."""
+def _in_step(probe: Probe) -> Probe:
+    """The probe with latencies that its small all-reduce allows, where that is a ring."""
+    hops = _hops(probe)
+    if probe.backend != "gloo" or not 0 < probe.small_all_reduce < hops:
+        return probe
+    factor = probe.small_all_reduce / hops
+
+    def bounded(pairs: PairClass | None) -> PairClass | None:
+        if pairs is None:
+            return None
+        latency = pairs.latency
+        return replace(pairs, latency=replace(latency, value=latency.value * factor, low=latency.low * factor))
+
+    return replace(probe, inside=bounded(probe.inside), between=bounded(probe.between))
+
+
+def _hops(probe: Probe) -> float:
+    """Seconds of the hops of a ring, in which each is a message's way."""
     hops = 0.0
     if probe.inside is not None:
         hops += 2 * (probe.per_node - 1) * probe.nodes * probe.inside.latency.value
     if probe.between is not None:
         hops += 2 * (probe.nodes - 1) * probe.between.latency.value
-    return max(0.0, probe.small_all_reduce - hops)
+    return hops
+
+
+def _start(probe: Probe) -> float:
+    """What a small all-reduce takes beyond its hops."""
+    return max(0.0, probe.small_all_reduce - _hops(probe))
 
 
 def _reduction(probe: Probe, links: Sequence[Link], nic: Nic | None) -> Figure | None:
-    """What gloo adds a second: its large all-reduce less the small one and less a ring's bytes on the wires. Libraries of
-    GPUs add while others arrive."""
+    """What gloo adds a second: its all-reduces less the small one and less a ring's bytes on the wires. Libraries of GPUs add
+    while others arrive."""
     if probe.backend != "gloo":
         return None
     count = probe.nodes * probe.per_node
-    share = (count - 1) / count * probe.large_bytes
-    carried = 0.0
+    part = (count - 1) / count
+    a_byte = 0.0  # seconds on the wires
     if probe.inside is not None:
-        rate = links[0].bandwidth.value
-        carried = 2 * share * (count if links[0].shared else 1) / rate
+        a_byte = 2 * part * (count if links[0].shared else 1) / links[0].bandwidth.value
     if nic is not None:
-        carried = max(carried, 2 * share * probe.per_node / nic.per_node / probe.per_node / nic.bandwidth.value)
-    adding = probe.large_all_reduce - probe.small_all_reduce - carried
-    if adding <= 0:
+        a_byte = max(a_byte, 2 * part / nic.per_node / nic.bandwidth.value)
+    timed = probe.all_reduces or ((probe.large_bytes, probe.large_all_reduce),)
+    beyond = float(np.median([(seconds - probe.small_all_reduce) / size - a_byte for size, seconds in timed]))
+    if beyond <= 0:
         return None
-    size = f"{probe.large_bytes / 2**20:g} MiB"
-    return _measured(share / adding, probe, f"an all-reduce of {size} over all ranks, less its bytes on the wires")
+    sizes = " and ".join(dict.fromkeys(f"{size / 2**20:.3g}" for size, _ in (timed[0], timed[-1])))
+    what = f"all-reduces of {sizes} MiB over all ranks, less their bytes on the wires: the median of {len(timed)} sizes"
+    return _measured(part / beyond, probe, what)
+
+
+def _burst(probe: Probe, burst: Estimate | None) -> Figure | None:
+    if burst is None:
+        return None
+    return _measured(burst.value, probe, f"what large messages are ahead of their bandwidth, {_span(burst)} bytes")
+
+
+def _host(probe: Probe, host: Host | None) -> Host | None:
+    if host is None:
+        return None
+    busy, opposite = probe.cores_busy, probe.opposite
+    if busy is not None:
+        what = f"processor time over time of an all-reduce of {probe.large_bytes / 2**20:g} MiB"
+        host = msgspec.structs.replace(host, transfer_cores=_measured(max(1e-3, min(1.0, busy)), probe, what))
+    if opposite is not None:
+        host = msgspec.structs.replace(host, take_turns=opposite > ONE_WAY)
+    return host
 
 
 def _measured(value: float, probe: Probe, what: str) -> Figure:

@@ -18,12 +18,13 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from sennit.cluster.probe import PairClass, Probe, Times, estimate
+from sennit.cluster.probe import PairClass, Probe, Times, estimate, estimate_burst
 from sennit.errors import ClusterError
 
 __all__ = ["joined_ranks", "probe_ranks"]
 
 Pair = tuple[int, int]
+BETWEEN = "between nodes"
 
 
 @contextmanager
@@ -69,13 +70,37 @@ def probe_ranks(
     say("pairs within a node")
     inside = _class(ranks, "within a node", _pairs_inside(hosts), most_pairs)
     say("pairs between nodes")
-    between = _class(ranks, "between nodes", _pairs_between(hosts), most_pairs)
+    between = _class(ranks, BETWEEN, _pairs_between(hosts), most_pairs)
     say("all-reduces of all ranks")
-    small, large = ranks.all_reduce(8), ranks.all_reduce(wanted[-1])
+    small, _ = ranks.all_reduce(8)
+    timed = {size: ranks.all_reduce(size) for size in _all_reduce_sizes(wanted)}
+    large, busy = timed[wanted[-1]]
+    opposite = None
+    if backend == "gloo":
+        say("messages in opposite directions")
+        opposite = ranks.opposite((_pairs_between(hosts) or _pairs_inside(hosts))[0], wanted[-2])
     if rank:
         return None
     kind = torch.cuda.get_device_name() if device.type == "cuda" else "CPU ranks"
-    return Probe(len(hosts), len(hosts[0]), backend, kind, inside, between, small, large, wanted[-1])
+    return Probe(
+        len(hosts),
+        len(hosts[0]),
+        backend,
+        kind,
+        inside,
+        between,
+        small,
+        large,
+        wanted[-1],
+        tuple((size, seconds) for size, (seconds, _) in timed.items()),
+        busy if backend == "gloo" else None,
+        opposite,
+    )
+
+
+def _all_reduce_sizes(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of the messages, but for the smallest, and one more among them."""
+    return tuple(sorted({*sizes[1:], min(4 * sizes[1], sizes[-1])}))
 
 
 def _quiet(message: str) -> None:
@@ -123,13 +148,15 @@ def _class(ranks: _Ranks, name: str, pairs: list[Pair], most: int) -> PairClass 
             seconds[position] += row
     times = Times(ranks.sizes, tuple(tuple(row) for row in seconds))
     latency, bandwidth = estimate(times)
+    burst = estimate_burst(times) if name == BETWEEN else None
     disjoint: list[Pair] = []
     for pair in pairs:
         if not any(set(pair) & set(other) for other in disjoint):
             disjoint.append(pair)
     alone = sorted(seconds[-1])[len(seconds[-1]) // 2]
     together = ranks.at_once(disjoint) if len(disjoint) > 1 else alone
-    return PairClass(name, len(chosen), latency, bandwidth, len(disjoint) * alone / together, len(disjoint))
+    ways = len(disjoint) * alone / together
+    return PairClass(name, len(chosen), latency, bandwidth, ways, len(disjoint), burst)
 
 
 class _Ranks:
@@ -141,20 +168,21 @@ class _Ranks:
         self.rank, self.device, self.sizes, self.repeats, self.buffer = rank, device, sizes, repeats, buffer
 
     def ping_pong(self, pair: Pair) -> list[list[float]]:
-        """By size, the seconds of a message one way; the same on all ranks."""
-        rows: list[list[float]] = []
-        for size in self.sizes:
+        """By size, the seconds of a message one way; the same on all ranks. The smallest is timed beside each of the others: work
+        of others that comes and goes then meets a part of its times only."""
+        rows: list[list[float]] = [[] for _ in self.sizes]
+        for number, size in enumerate(self.sizes):
             dist.barrier()
-            row: list[float] = []
             if self.rank in pair:
-                for turn in range(self.repeats + 2):
-                    seconds = self._timed(lambda size=size: self._round(pair, size)) / 2  # type: ignore[misc]
-                    if turn >= 2:
-                        row.append(seconds)
-            shared: list[list[float]] = [row]
-            dist.broadcast_object_list(shared, src=pair[0])
-            rows.append(shared[0])
+                rows[0] += self._rounds(pair, self.sizes[0])
+                rows[number] += self._rounds(pair, size) if number else []
+        dist.broadcast_object_list(rows, src=pair[0])
         return rows
+
+    def _rounds(self, pair: Pair, size: int) -> list[float]:
+        for _ in range(2):
+            self._round(pair, size)
+        return [self._timed(lambda: self._round(pair, size)) / 2 for _ in range(self.repeats)]
 
     def _round(self, pair: Pair, size: int) -> None:
         message = self.buffer[:size]
@@ -180,15 +208,45 @@ class _Ranks:
             taken.append(float(slowest.item()))
         return sorted(taken)[len(taken) // 2]
 
-    def all_reduce(self, size: int) -> float:
+    def all_reduce(self, size: int) -> tuple[float, float]:
+        """Seconds, the lower quartile (other work on the machine only adds), and the part of a core that was busy."""
         tensor = torch.zeros(max(1, size // 4), device=self.device)
         taken: list[float] = []
+        cores = 0.0
         for turn in range(max(3, self.repeats // 2) + 2):
             dist.barrier()
+            processor = time.process_time()
             seconds = self._timed(lambda: dist.all_reduce(tensor))
             if turn >= 2:
                 taken.append(seconds)
-        return sorted(taken)[len(taken) // 2]
+                cores += time.process_time() - processor
+        return sorted(taken)[len(taken) // 4], cores / sum(taken)
+
+    def opposite(self, pair: Pair, size: int) -> float:
+        """A message from the first of the pair and, a quarter of its time later, one from the second: how many times as long as
+        one alone they take together. The median of some, the same on all ranks."""
+        there, back = self.buffer[:size], torch.zeros_like(self.buffer[:size])
+        ratios: list[float] = []
+        for _ in range(max(3, self.repeats // 3)):
+            dist.barrier()
+            if self.rank not in pair:
+                continue
+            alone = self._timed(lambda: self._round(pair, size)) / 2
+            first, other = self.rank == pair[0], pair[1] if self.rank == pair[0] else pair[0]
+
+            def both(first: bool = first, other: int = other, pause: float = alone / 4) -> None:
+                early = dist.isend(there, other, tag=1) if first else dist.irecv(there, other, tag=1)
+                time.sleep(pause)
+                late = dist.irecv(back, other, tag=2) if first else dist.isend(back, other, tag=2)
+                assert early is not None
+                assert late is not None
+                early.wait()
+                late.wait()
+
+            ratios.append(self._timed(both) / alone)
+        shared: list[float] = [sorted(ratios)[len(ratios) // 2]] if ratios else [0.0]
+        dist.broadcast_object_list(shared, src=pair[0])
+        return shared[0]
 
     def _timed(self, call: Callable[[], object]) -> float:
         if self.device.type == "cuda":

@@ -207,7 +207,8 @@ def _wire(name: str, link: Link | Nic, kind: str, node: int | None, ends: tuple[
     efficiency = link.efficiency.value if link.efficiency is not None else 1.0
     multicast = link.multicast.value if isinstance(link, Link) and link.multicast is not None else None
     bandwidth = link.bandwidth.value * efficiency
-    return Wire(name, kind, bandwidth, link.latency.value, _speeds(link.protocols), multicast, node, ends)
+    burst = link.burst.value if isinstance(link, Nic) and link.burst is not None else 0.0
+    return Wire(name, kind, bandwidth, link.latency.value, _speeds(link.protocols), multicast, node, ends, burst)
 
 
 def _node(cluster: Cluster) -> tuple[list[Wire], dict[Vertex, list[tuple[Vertex, int]]]]:
@@ -269,8 +270,10 @@ def _network(cluster: Cluster) -> list[Wire]:
     # a leaf's uplinks bring what its NICs do together; the hop's latency is counted on the NICs
     per_node = cluster.nic.per_node
     uplinks = [sum(rates) / ratio] * per_node if rails else [per_node * rate / ratio for rate in rates]
+    # and lets through what they let through at once
+    burst = sum(nic.burst.value for nic in nics if nic.burst is not None)
     wires += [
-        Wire(f"leaf {leaf} {way}", "spine", capacity, 0.0, ends=(f"leaf {leaf}",))
+        Wire(f"leaf {leaf} {way}", "spine", capacity, 0.0, ends=(f"leaf {leaf}",), burst=burst)
         for leaf, capacity in enumerate(uplinks)
         for way in ("up", "down")
     ]

@@ -19,7 +19,7 @@ class Speed:
 @dataclass(frozen=True, slots=True)
 class Wire:
     """`bandwidth` is what large transfers reach, in bytes a second. `ends` are what it joins inside `node`: `device 3`,
-    `nic 0`; of a network's wires, its NIC or its leaf."""
+    `nic 0`; of a network's wires, its NIC or its leaf. `burst` bytes pass at once when it was idle."""
 
     name: str
     link: str
@@ -29,6 +29,7 @@ class Wire:
     multicast: float | None = None
     node: int | None = None
     ends: tuple[str, ...] = ()
+    burst: float = 0.0
 
     def speed(self, protocol: str | None) -> Speed:
         for speed in self.speeds:

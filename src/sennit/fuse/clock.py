@@ -5,7 +5,8 @@ takes the buckets in the order in which they are listed, as ranks that must agre
 number among those ready, then the one that was ready first: what a channel would do that could choose. `StepTime.order` says in which order that was,
 and listing the buckets so makes the choice one that ranks can follow. Bucket b occupies it for `seconds[b]`, and
 `queued` more where it was ready before the channel was free: messages that queue cost more than a fixed latency. Before kernel `needed[b]` of the
-*next* step, or at the end of this one where `needed[b]` is None, the compute stream waits for bucket b and updates its parameters, which takes `update[b]`.
+*next* step, or at the end of this one where `needed[b]` is None, the compute stream waits for bucket b and updates its parameters, which takes `update[b]`. A bucket that was reduced to
+shares is gathered there: the gather takes `gather[b]`, after all that the channel was given before.
 
 While both are busy each runs at its own rate, at most 1: cores and memory are shared (`compute_rate`, `channel_rate`).
 
@@ -36,6 +37,7 @@ class BucketTime:
     update: float = 0.0
     priority: int = 0
     needed: int | None = None
+    gather: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def steady_state(timing: Timing, sharing: Sharing | None = None) -> StepTime:
 
 def full_overlap(timing: Timing) -> float:
     compute = sum(timing.kernels) + sum(bucket.update for bucket in timing.buckets)
-    return max(compute, sum(bucket.seconds for bucket in timing.buckets))
+    return max(compute, sum(bucket.seconds + bucket.gather for bucket in timing.buckets))
 
 
 def tight(timing: Timing) -> float:
@@ -90,7 +92,8 @@ def tight(timing: Timing) -> float:
     if not timing.buckets:
         return sum(timing.kernels)
     first = min(bucket.ready for bucket in timing.buckets)
-    carried = sum(bucket.seconds for bucket in timing.buckets) + min(bucket.update for bucket in timing.buckets)
+    carried = sum(bucket.seconds + bucket.gather for bucket in timing.buckets)
+    carried += min(bucket.update for bucket in timing.buckets)
     return max(full_overlap(timing), sum(timing.kernels[: first + 1]) + carried)
 
 
@@ -178,4 +181,11 @@ class _Run:
             self.waited += self.left
             self._finish()
         self.done.discard(number)
+        if gather := self.timing.buckets[number].gather:
+            while self.carrying is not None:
+                self.now += self.left
+                self.waited += self.left
+                self._finish()
+            self.now += gather
+            self.waited += gather
         self._compute(self.timing.buckets[number].update)

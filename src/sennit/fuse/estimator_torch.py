@@ -7,7 +7,7 @@ Nodes and edges are those of `features.py`. With h the node states, each layer l
 
 The states are pooled by sum and by maximum, joined with the features of the whole group, and give the mean and the logarithm of the variance of
 
-    log(seconds / roofline seconds)
+    log(seconds / seconds by stages)
 
 trained by the Gaussian likelihood. Several networks, trained from other seeds, give their mean, and their disagreement adds to the variance: a group unlike all that was seen gets a wide
 interval, and the search can have it measured instead.
@@ -27,17 +27,19 @@ from torch import Tensor, nn
 
 from sennit.errors import RunError
 from sennit.fuse.features import GLOBAL_WIDTH, NODE_WIDTH, GroupFeatures, features_of
-from sennit.fuse.kernel_cost import Estimate, Roofline
+from sennit.fuse.kernel_cost import Estimate, Staged
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["Batch", "GraphNetwork", "LearnedCost", "NetworkConfig", "collate"]
+__all__ = ["Batch", "GraphNetwork", "LearnedCost", "NetworkConfig", "collate", "save_networks"]
+
+_TOGETHER = 64
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    width: int = 96
+    width: int = 64
     heads: int = 4
-    layers: int = 5
+    layers: int = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class _Layer(nn.Module):
 
 
 class GraphNetwork(nn.Module):
-    """Mean and log variance of log(seconds / roofline)."""
+    """Mean and log variance of log(seconds / seconds by stages)."""
 
     def __init__(self, config: NetworkConfig | None = None) -> None:
         super().__init__()
@@ -121,11 +123,11 @@ class GraphNetwork(nn.Module):
 class LearnedCost:
     """Kernels of a graph by trained networks; `KernelCost` for the search."""
 
-    def __init__(self, roofline: Roofline, networks: Sequence[GraphNetwork]) -> None:
-        self.roofline, self.networks = roofline, tuple(network.eval() for network in networks)
+    def __init__(self, staged: Staged, networks: Sequence[GraphNetwork]) -> None:
+        self.staged, self.networks = staged, tuple(network.eval() for network in networks)
 
     @classmethod
-    def load(cls, path: Path, roofline: Roofline) -> LearnedCost:
+    def load(cls, path: Path, staged: Staged) -> LearnedCost:
         """From the file that `save_networks` wrote."""
         found = torch.load(path, weights_only=True)
         config = NetworkConfig(**json.loads(found["config"]))
@@ -139,19 +141,28 @@ class LearnedCost:
             network = GraphNetwork(config)
             network.load_state_dict({name: value.float() for name, value in weights.items()})
             networks.append(network)
-        return cls(roofline, networks)
+        return cls(staged, networks)
 
     def estimate(self, kernel: Kernel, written: frozenset[str]) -> Estimate:
-        group = features_of(kernel, written, self.roofline)
-        if group.roofline == 0.0:
-            return Estimate(0.0)
-        batch = collate([group])
-        with torch.no_grad():
-            found = [network(batch) for network in self.networks]
-        means = torch.stack([mean[0] for mean, _ in found])
-        noise = torch.stack([spread[0].exp() for _, spread in found]).mean()
-        disagreement = means.var(unbiased=False)
-        return Estimate(group.roofline * math.exp(float(means.mean())), math.sqrt(float(noise + disagreement)))
+        return self.estimate_all([(kernel, written)])[0]
+
+    def estimate_all(self, questions: Sequence[tuple[Kernel, frozenset[str]]]) -> list[Estimate]:
+        """Kernels of like size go through the networks together."""
+        groups = [features_of(kernel, written, self.staged) for kernel, written in questions]
+        answers = [Estimate(0.0)] * len(groups)
+        busy = sorted(
+            (place for place, item in enumerate(groups) if item.staged > 0.0), key=lambda p: len(groups[p].nodes)
+        )
+        for start in range(0, len(busy), _TOGETHER):
+            places = busy[start : start + _TOGETHER]
+            batch = collate([groups[place] for place in places])
+            with torch.no_grad():
+                found = [network(batch) for network in self.networks]
+            means = torch.stack([mean for mean, _ in found])
+            noise = torch.stack([spread.exp() for _, spread in found]).mean(0) + means.var(0, unbiased=False)
+            for place, mean, variance in zip(places, means.mean(0).tolist(), noise.tolist(), strict=True):
+                answers[place] = Estimate(groups[place].staged * math.exp(mean), math.sqrt(variance))
+        return answers
 
 
 def save_networks(networks: Sequence[GraphNetwork], path: Path) -> None:

@@ -2,14 +2,15 @@
 
 A group becomes a small graph. Each operator is a node, and so is each value that it reads from outside. Edges go from a producer to its readers. A node has
 
-    one of KINDS (or "other", or "input")                             what it does
-    log2(1 + x / 2^10) of bytes read, bytes written, elements         how much of it
-    log2 of the innermost size, of the size that it reduces over      how it lies
-    flags: float32, half precision, integer, a view, a reduction, a product, written for others, an input that is broadcast
-    log2 of its own time by the roofline, in nanoseconds
+    one of KINDS (or "other", or "input")                                what it does
+    log2(1 + x / 2^10) of bytes read, bytes written, elements            how much of it
+    log2 of the innermost size, of the size that it reduces over         how it lies
+    log2 of m, n, k and batch of a product                               how a library cuts it
+    flags: float32, half precision, integer; a view, a view with another innermost dim, a reduction, one over the innermost dim, a product; written for others, broadcast
+    log2 of its own time in nanoseconds, by the device's profile
 
-and the group as a whole the logarithm of its time by the roofline (`kernel_cost.py`), of its bytes in and out, and counts of operators, inputs and outputs. The estimator predicts the
-logarithm of time over roofline time, so sizes that were never seen change what is predicted little.
+and the group as a whole the logarithms of its time by the roofline, by stages, and unfused (`kernel_cost.py`), of its bytes, and counts of operators, inputs, outputs and reductions. The estimator
+predicts the logarithm of time over time by stages, so sizes that were never seen change what is predicted little.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from math import log2, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from sennit.fuse.kernel_cost import Roofline, traffic
+from sennit.cost import products
+from sennit.fuse.kernel_cost import Staged, as_step, traffic
+from sennit.fuse.operator_class import Class, classify, moves_nothing, stem
 from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Op
-from sennit.ir.operators import is_view
 from sennit.ir.strategy_check import Kernel
 
 __all__ = ["GLOBAL_WIDTH", "KINDS", "NODE_WIDTH", "GroupFeatures", "features_of"]
@@ -53,6 +55,8 @@ KINDS = (
     "gelu",
     "gelu_backward",
     "tanh_backward",
+    "sigmoid_backward",
+    "silu_backward",
     "relu",
     "threshold_backward",
     "where",
@@ -63,52 +67,65 @@ KINDS = (
     "lt",
     "eq",
     "ne",
+    "minimum",
+    "floor",
+    "cos",
+    "sin",
     "_to_copy",
     "clone",
     "cat",
+    "stack",
     "constant_pad_nd",
     "slice_backward",
     "select_backward",
     "embedding",
     "index",
     "gather",
+    "roll",
     "sum",
     "mean",
     "amax",
     "var_mean",
+    "all",
     "_softmax",
     "_softmax_backward_data",
     "_log_softmax",
     "_log_softmax_backward_data",
     "native_layer_norm",
     "native_layer_norm_backward",
+    "_native_batch_norm_legit_functional",
+    "native_batch_norm_backward",
     "full",
     "full_like",
     "zeros_like",
+    "scalar_tensor",
+    "arange",
     "bitwise_and",
     "logical_not",
     "view",
     "permute",
     "expand",
+    "slice",
 )
-_SIZES = 6
-_FLAGS = 8
+_SIZES = 10
+_FLAGS = 10
 NODE_WIDTH = len(KINDS) + _SIZES + _FLAGS
-GLOBAL_WIDTH = 8
+GLOBAL_WIDTH = 11
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFeatures:
-    """`nodes` [n, NODE_WIDTH], `edges` [e, 2] from producer to reader, `whole` [GLOBAL_WIDTH], and the roofline's seconds."""
+    """`nodes` [n, NODE_WIDTH], `edges` [e, 2] from producer to reader, `whole` [GLOBAL_WIDTH], and seconds by the roofline and by stages."""
 
     nodes: NDArray[np.float32]
     edges: NDArray[np.int64]
     whole: NDArray[np.float32]
     roofline: float
+    staged: float
 
 
-def features_of(kernel: Kernel, written: frozenset[str], roofline: Roofline) -> GroupFeatures:
-    types = roofline.types
+def features_of(kernel: Kernel, written: frozenset[str], staged: Staged) -> GroupFeatures:
+    types = staged.roofline.types
     number: dict[str, int] = {}
     rows: list[NDArray[np.float32]] = []
     edges: list[tuple[int, int]] = []
@@ -119,30 +136,31 @@ def features_of(kernel: Kernel, written: frozenset[str], roofline: Roofline) -> 
         here = len(rows)
         edges += [(number[name], here) for name in dict.fromkeys(op.reads)]
         number.update((value.name, here) for value in op.results)
-        rows.append(_operator(op, types, written, roofline))
-    seconds = roofline.estimate(kernel, written).seconds
-    moved = traffic(kernel, written, types)
-    busy = [op for op in kernel.body if not is_view(op.kind)]
+        rows.append(_operator(op, types, written, staged))
+    roofline = staged.roofline.estimate(kernel, written).seconds
+    by_stages = staged.estimate(kernel, written).seconds
+    busy = [op for op in kernel.body if not moves_nothing(op)]
+    kinds = [classify(op, types) for op in busy]
     whole = [
-        _log(seconds * 1e9),
-        _size(moved),
+        _log(roofline * 1e9),
+        _log(by_stages * 1e9),
+        _log(sum(staged.alone(op) for op in busy) * 1e9),
+        _size(traffic(kernel, written, types)),
         _size(sum(types[name].bytes for name in kernel.reads)),
         log2(1 + len(busy)),
         log2(1 + len(kernel.reads)),
         log2(1 + len(written)),
-        float(any(_name(op) in ("mm", "addmm", "bmm", "convolution", "convolution_backward") for op in busy)),
-        log2(1 + sum(_reduced(op, types) > 1 for op in busy)),
+        float(kinds.count(Class.PRODUCT)),
+        log2(1 + kinds.count(Class.REDUCTION)),
+        log2(1 + len(kernel.body) - len(busy)),
     ]
     return GroupFeatures(
         np.stack(rows),
         np.array(edges, dtype=np.int64).reshape(-1, 2),
         np.array(whole, dtype=np.float32),
-        seconds,
+        roofline,
+        by_stages,
     )
-
-
-def _name(op: Op) -> str:
-    return op.kind.split(".")[1] if op.kind.startswith("aten.") else "other"
 
 
 def _log(value: float) -> float:
@@ -169,37 +187,41 @@ def _types(dtype: DType) -> list[bool]:
 
 def _input(kind: TensorType) -> NDArray[np.float32]:
     inner = kind.shape[-1] if kind.shape else 1
-    sizes = [0.0, _size(kind.bytes), _size(kind.elements), log2(1 + inner), 0.0, 0.0]
-    return _row("input", sizes, [*_types(kind.dtype), False, False, False, False, kind.elements <= 1])
+    sizes = [0.0, _size(kind.bytes), _size(kind.elements), log2(1 + inner), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    flags = [*_types(kind.dtype), False, False, False, False, False, False, kind.elements <= 1]
+    return _row("input", sizes, flags)
 
 
-def _operator(
-    op: Op, types: Mapping[str, TensorType], written: frozenset[str], roofline: Roofline
-) -> NDArray[np.float32]:
-    name, result = _name(op), op.results[0].type
+def _operator(op: Op, types: Mapping[str, TensorType], written: frozenset[str], staged: Staged) -> NDArray[np.float32]:
+    result, kind = op.results[0].type, classify(op, types)
     read = sum(types[value].bytes for value in set(op.reads))
     made = sum(value.type.bytes for value in op.results)
     inner = result.shape[-1] if result.shape else 1
-    view = is_view(op.kind)
-    alone = 0.0 if view else roofline.estimate(Kernel((op,)), frozenset(v.name for v in op.results)).seconds
-    reduced = _reduced(op, types)
-    sizes = [_size(read), _size(made), _size(result.elements), log2(1 + inner), log2(reduced), _log(alone * 1e9)]
+    first = types[op.reads[0]].shape if op.reads else ()
+    reduced = _reduced(op, kind, types)
+    parts = products(as_step(op), types) if kind is Class.PRODUCT else ()
+    sides = [log2(1 + side) for part in parts[:1] for side in (part.m, part.n, part.k, part.batch)] or [0.0] * 4
+    sizes = [_size(read), _size(made), _size(result.elements), log2(1 + inner), log2(reduced), *sides]
     flags = [
         *_types(result.dtype),
-        view,
-        reduced > 1,
-        name in ("mm", "addmm", "bmm", "convolution", "convolution_backward"),
+        kind is Class.VIEW,
+        stem(op.kind) == "permute" and bool(first) and op.args[1][-1] != len(first) - 1,  # type: ignore[index]
+        kind is Class.REDUCTION,
+        kind is Class.REDUCTION and bool(first) and (not result.shape or result.shape[-1] != first[-1]),
+        kind is Class.PRODUCT,
         any(value.name in written for value in op.results),
         any(types[value].elements < result.elements for value in op.reads),
     ]
-    return _row("view" if view and name not in KINDS else name, sizes, flags)
+    name = stem(op.kind)
+    shown = "view" if kind is Class.VIEW and name not in KINDS else name
+    return _row(shown, [*sizes, _log(staged.alone(op) * 1e9)], flags)
 
 
-def _reduced(op: Op, types: Mapping[str, TensorType]) -> float:
+def _reduced(op: Op, kind: Class, types: Mapping[str, TensorType]) -> float:
     """How many elements go into one of the result, where the operator makes fewer than it reads; the width of what it normalises."""
-    if not op.reads or is_view(op.kind):
+    if not op.reads or kind is Class.VIEW:
         return 1.0
-    if _name(op).strip("_").startswith(("softmax", "log_softmax", "native_layer_norm")):
+    if stem(op.kind).strip("_").startswith(("softmax", "log_softmax", "native_layer_norm")):
         shape = types[op.reads[0]].shape
         return float(shape[-1]) if shape else 1.0
     largest = max(types[name].elements for name in op.reads)

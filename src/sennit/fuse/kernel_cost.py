@@ -5,27 +5,35 @@ stays inside never reaches memory: that is what operator fusion saves. So by the
 
     seconds = max(bytes in and out / bandwidth, sum of the products' flops / rate, elements / special) + launch
 
-with one launch for the whole group. A kernel of views only costs nothing. This is the estimate that needs nothing but a device description;
+with one launch for the whole group. A kernel of views only costs nothing. This is the estimate (`Roofline`) that needs nothing but a device description;
 measured profiles and the learned estimator give the same type.
+
+**Stages.** A compiler leaves a matrix product to a library, so a group around one is up to three launches: what the product reads, the product, what is made of it. `Staged` adds them up:
+
+    seconds = sum over the stages of (bytes into and out of the stage / bandwidth + launch) + seconds of the product
+
+with the product, and a kernel that moves so many bytes, by the device's measured profile where it has one. What views of one value show of it counts once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import log2
 from typing import Protocol
 
 from sennit.cluster import Device
+from sennit.cost import OperatorCosts, Work
 from sennit.cost.operator import operator_cost
+from sennit.fuse.operator_class import Class, classify, moves_nothing
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Graph, Op
 from sennit.ir.layout import Layout
 from sennit.ir.mesh import Mesh
-from sennit.ir.operators import is_view
 from sennit.ir.program import Buffer, Compute
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["Estimate", "KernelCost", "Roofline", "traffic"]
+__all__ = ["Estimate", "KernelCost", "Roofline", "Staged", "as_step", "traffic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class Roofline:
         return cls(device, graph.types())
 
     def estimate(self, kernel: Kernel, written: frozenset[str]) -> Estimate:
-        body = [op for op in kernel.body if not is_view(op.kind)]
+        body = [op for op in kernel.body if not moves_nothing(op)]
         if not body:
             return Estimate(0.0)
         launch = self.device.launch.value
@@ -77,7 +85,7 @@ class Roofline:
 
     def _alone(self, op: Op) -> float:
         if op.name not in self.alone:
-            self.alone[op.name] = operator_cost(_step(op, self.types), self.types, self.device).seconds
+            self.alone[op.name] = operator_cost(as_step(op), self.types, self.device).seconds
             self.alone[op.name] -= self.device.launch.value
         return self.alone[op.name]
 
@@ -86,7 +94,94 @@ class Roofline:
         return self._alone(op) > 1.01 * moved / self._bandwidth()
 
 
-def _step(op: Op, types: Mapping[str, TensorType]) -> Compute:
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Kernels of a graph on a device, by stages, with the device's profile."""
+
+    roofline: Roofline
+    costs: OperatorCosts
+    known: dict[str, float] = field(default_factory=dict)  # seconds of single operators, by name
+
+    @classmethod
+    def of(cls, graph: Graph, device: Device) -> Staged:
+        return cls(Roofline.of(graph, device), OperatorCosts.of(device))
+
+    def estimate(self, kernel: Kernel, written: frozenset[str]) -> Estimate:
+        body = [op for op in kernel.body if not moves_nothing(op)]
+        if not body:
+            return Estimate(0.0)
+        if len(body) == 1:
+            return Estimate(self.alone(body[0]))
+        types = self.roofline.types
+        products = [op for op in body if classify(op, types) is Class.PRODUCT]
+        before = _ancestors(kernel, products)
+        stages = [
+            [op for op in body if op not in products and op.name in before],
+            [op for op in body if op not in products and op.name not in before],
+        ]
+        seconds = sum(self.alone(op) for op in products)
+        return Estimate(seconds + sum(self._stage(stage, kernel, written) for stage in stages if stage))
+
+    def alone(self, op: Op) -> float:
+        """Seconds of one operator with its launch."""
+        if moves_nothing(op):
+            return 0.0
+        if op.name not in self.known:
+            types = self.roofline.types
+            self.known[op.name] = self.costs.cost(as_step(op), types).seconds
+        return self.known[op.name]
+
+    def _stage(self, stage: list[Op], kernel: Kernel, written: frozenset[str]) -> float:
+        if len(stage) == 1:
+            return self.alone(stage[0])
+        types = self.roofline.types
+        made = {value.name for op in stage for value in op.results}
+        seen = _bases(kernel)
+        shown: dict[str, int] = {}  # of each value that is read, directly or through views, how much
+        for op in stage:
+            for name in op.reads:
+                base = seen.get(name, name)
+                if base not in made:
+                    shown[base] = max(shown.get(base, 0), min(types[name].bytes, types[base].bytes))
+        inside = {op.name for op in stage}
+        wanted = {seen.get(name, name) for op in kernel.body if op.name not in inside for name in op.reads}
+        wanted |= {seen.get(name, name) for name in written}
+        moved = sum(shown.values()) + sum(types[name].bytes for name in made & wanted)
+        return self._moving(moved, stage)
+
+    def _moving(self, moved: int, stage: list[Op]) -> float:
+        device = self.roofline.device
+        if self.costs.profile is not None:
+            dtype = max((value.type for op in stage for value in op.results), key=lambda kind: kind.bytes).dtype
+            work = Work(f"pointwise {dtype.value}", (log2(max(1, moved)),), 0, moved, dtype, "pointwise f32")
+            cost = self.costs.profile.cost(work, device if self.costs.carried else None)
+            if cost is not None:
+                return cost.seconds
+        return moved / (device.bandwidth.value * device.bandwidth_efficiency.value) + device.launch.value
+
+
+def _ancestors(kernel: Kernel, products: list[Op]) -> set[str]:
+    """The operators of the kernel whose results a product needs."""
+    needed = {name for op in products for name in op.reads}
+    found: set[str] = set()
+    for op in reversed(kernel.body):
+        if any(value.name in needed for value in op.results):
+            found.add(op.name)
+            needed.update(op.reads)
+    return found
+
+
+def _bases(kernel: Kernel) -> dict[str, str]:
+    """For each view inside the kernel, the value that it shows."""
+    found: dict[str, str] = {}
+    for op in kernel.body:
+        if moves_nothing(op) and op.reads:
+            base = found.get(op.reads[0], op.reads[0])
+            found.update((value.name, base) for value in op.results)
+    return found
+
+
+def as_step(op: Op) -> Compute:
     """The operator as a step on one device."""
     one = Mesh.parse("@0")
     results = tuple(

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from sennit.capture.element_types import torch_dtype
 from sennit.errors import CaptureError
+from sennit.fuse.signature import signature
 from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Arg, Op, Ref
 from sennit.ir.operators import is_view
@@ -148,34 +149,3 @@ def sample_inputs(
             value = torch.zeros(kind.shape, dtype=dtype)
         made.append(value.to(device))
     return made
-
-
-def signature(kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> str:
-    """Equal for kernels that compute the same function of inputs of the same types."""
-    number: dict[str, int] = {}
-
-    def label(name: str) -> str:
-        if name not in number:
-            number[name] = len(number)
-        return f"%{number[name]}"
-
-    def show(arg: Arg) -> str:
-        match arg:
-            case Ref(name):
-                return label(name)
-            case tuple():
-                return "[" + ",".join(map(show, arg)) + "]"
-            case DType():
-                return arg.value
-            case _:
-                return repr(arg)
-
-    lines = [f"{label(name)}:{types[name]}" for name in kernel.reads]
-    for op in kernel.body:
-        call = ",".join([*map(show, op.args), *(f"{key}={show(arg)}" for key, arg in op.kwargs)])
-        results = ",".join(
-            f"{label(value.name)}{'!' if value.name in written and op.name not in kernel.repeated else ''}"
-            for value in op.results
-        )
-        lines.append(f"{results}={op.kind}({call})")
-    return "\n".join(lines)

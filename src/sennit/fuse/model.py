@@ -8,44 +8,23 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from sennit.fuse.buckets import Gradient
-from sennit.fuse.clock import BucketTime, Sharing, StepTime, Timing, steady_state
+from sennit.fuse.channel import Channel
+from sennit.fuse.clock import BucketTime, StepTime, Timing, steady_state
 from sennit.fuse.kernel_cost import Estimate, KernelCost
-from sennit.ir.dtype import TensorType
+from sennit.fuse.known_cost import ManyKernels, Question
+from sennit.fuse.operator_class import Class, classify
 from sennit.ir.graph import Graph, Op, OutputKind, Role
-from sennit.ir.operators import is_view
-from sennit.ir.strategy import Bucket, Group, Strategy, WaitAt
+from sennit.ir.strategy import Bucket, Group, Reduce, Strategy, WaitAt
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["Channel", "Class", "Grouping", "Numbers", "StepModel", "classify"]
+__all__ = ["Channel", "Class", "Grouping", "KernelOrder", "Numbers", "StepModel", "classify"]
 
 Numbers = frozenset[int]
-
-
-class Class(Enum):
-    """What decides whether an operator may share a kernel."""
-
-    VIEW = "view"
-    POINTWISE = "pointwise"
-    REDUCTION = "reduction"
-    PRODUCT = "product"
-    OTHER = "other"
-
-
-@dataclass(frozen=True, slots=True)
-class Channel:
-    """Communication of x bytes takes `latency + per_byte * x`; updating x bytes of parameters `update_per_byte * x`."""
-
-    latency: float
-    per_byte: float
-    update_per_byte: float = 0.0
-    sharing: Sharing = field(default_factory=Sharing)
-
-    def seconds(self, size: int) -> float:
-        return self.latency + self.per_byte * size
+_NONE: Numbers = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +52,18 @@ class StepModel:
         for place, before in enumerate(self.reads):
             for other in before:
                 self.readers[other].append(place)
-        self.kind = [classify(op, graph.types()) for op in graph.ops]
+        types = graph.types()
+        self.kind = [classify(op, types) for op in graph.ops]
         self.phase = [op.phase for op in graph.ops]
         self.outputs = frozenset(number[output.name] for output in graph.outputs if output.name in number)
         self.gradients = self._gradients(number)
         self.first_use = self._first_uses()
-        types = graph.types()
         self.elements = {
             output.path: types[output.name].elements for output in graph.outputs if output.kind is OutputKind.GRADIENT
         }
-        self._costs: dict[tuple[Numbers, Numbers, frozenset[str]], Estimate] = {}
+        self.bytes = {path: size for path, _, size in self.gradients}
+        self.single = [frozenset((place,)) for place in range(len(self.ops))]
+        self._costs: dict[tuple[Numbers, Numbers], Estimate] = {}
 
     def _gradients(self, number: dict[str, int]) -> tuple[tuple[str, int, int], ...]:
         """(path, operator that makes it, bytes), in the order in which they come."""
@@ -108,50 +89,85 @@ class StepModel:
 
     def order(self, grouping: Grouping) -> list[Numbers] | None:
         """The kernels, each as the set of its operators, in the order in which they run; None where they wait for each other."""
-        repeats = grouping.repeats()
-        home: dict[int, Numbers] = {place: group for group in grouping.groups for place in group}
-        kernels = {home.get(place, frozenset((place,))) for place in range(len(self.ops))}
-        missing: dict[Numbers, int] = {}
-        after: dict[Numbers, list[Numbers]] = {kernel: [] for kernel in kernels}
-        for kernel in kernels:
-            before = set()
-            inside = kernel | repeats.get(kernel, frozenset())
-            for place in inside:
-                for other in self.reads[place]:
-                    if other not in inside:
-                        before.add(home.get(other, frozenset((other,))))
-            missing[kernel] = len(before)
-            for other_kernel in before:
-                after[other_kernel].append(kernel)
-        free = [(max(kernel), kernel) for kernel, count in missing.items() if count == 0]
+        count = len(self.ops)
+        home = list(
+            range(count)
+        )  # a kernel goes by its last operator, which is also its turn among those that are free
+        members: dict[int, Numbers] = {}
+        for group in grouping.groups:
+            last = max(group)
+            members[last] = group
+            for place in group:
+                home[place] = last
+        repeats = {max(group): again for group, again in grouping.again}
+        before: dict[int, set[int]] = {}
+        for place, reads in enumerate(self.reads):
+            kernel = home[place]
+            waits = before.setdefault(kernel, set())
+            again = repeats.get(kernel, _NONE)
+            waits.update(home[read] for read in reads if read not in again)
+        for kernel, again in repeats.items():
+            inside = members[kernel] | again
+            before[kernel].update(home[read] for place in again for read in self.reads[place] if read not in inside)
+        after: dict[int, list[int]] = {}
+        missing: dict[int, int] = {}
+        for kernel, waits in before.items():
+            waits.discard(kernel)
+            missing[kernel] = len(waits)
+            for other in waits:
+                after.setdefault(other, []).append(kernel)
+        free = [kernel for kernel, number in missing.items() if number == 0]
         heapq.heapify(free)
         found: list[Numbers] = []
         while free:
-            _, kernel = heapq.heappop(free)
-            found.append(kernel)
-            for other_kernel in after[kernel]:
-                missing[other_kernel] -= 1
-                if missing[other_kernel] == 0:
-                    heapq.heappush(free, (max(other_kernel), other_kernel))
-        return found if len(found) == len(kernels) else None
+            kernel = heapq.heappop(free)
+            found.append(members.get(kernel) or self.single[kernel])
+            for other in after.get(kernel, ()):
+                missing[other] -= 1
+                if missing[other] == 0:
+                    heapq.heappush(free, other)
+        return found if len(found) == len(before) else None
 
-    def estimate(self, kernel: Numbers, repeated: Numbers = frozenset()) -> Estimate:
+    def question(self, kernel: Numbers, repeated: Numbers = frozenset()) -> Question:
+        """The kernel of these operators, and its values that something outside reads."""
         written = frozenset(
             value.name
             for place in kernel
             if place in self.outputs or any(reader not in kernel for reader in self.readers[place])
             for value in self.ops[place].results
         )
-        key = (kernel, repeated, written)
-        if key not in self._costs:
-            body = tuple(self.ops[place] for place in sorted(kernel | repeated))
-            names = frozenset(self.ops[place].name for place in repeated)
-            self._costs[key] = self.cost.estimate(Kernel(body, names), written)
-        return self._costs[key]
+        body = tuple(self.ops[place] for place in sorted(kernel | repeated))
+        return Kernel(body, frozenset(self.ops[place].name for place in repeated)), written
+
+    def estimate(self, kernel: Numbers, repeated: Numbers = frozenset()) -> Estimate:
+        return self._estimates([(kernel, repeated)])[0]
+
+    def _estimates(self, asked: Sequence[tuple[Numbers, Numbers]]) -> list[Estimate]:
+        new = [key for key in asked if key not in self._costs]
+        if new:
+            questions = [self.question(*key) for key in new]
+            if isinstance(self.cost, ManyKernels):
+                found = self.cost.estimate_all(questions)
+            else:
+                found = [self.cost.estimate(*question) for question in questions]
+            self._costs.update(zip(new, found, strict=True))
+        return [self._costs[key] for key in asked]
 
     def kernel_seconds(self, order: Iterable[Numbers], grouping: Grouping) -> list[float]:
         repeats = grouping.repeats()
-        return [self.estimate(kernel, repeats.get(kernel, frozenset())).seconds for kernel in order]
+        return [item.seconds for item in self._estimates([(kernel, repeats.get(kernel, _NONE)) for kernel in order])]
+
+    def seconds_of(self, kernels: Iterable[tuple[Numbers, Numbers]]) -> float:
+        """Of kernels with what they repeat, one after another."""
+        return sum(item.seconds for item in self._estimates(list(kernels)))
+
+    def is_known(self, kernel: tuple[Numbers, Numbers]) -> bool:
+        """Whether its time was asked before, so that it is at hand."""
+        return kernel in self._costs
+
+    def forget(self) -> None:
+        """Ask the costs again: something was measured since."""
+        self._costs.clear()
 
     # ---- steps ---------------------------------------------------------------------------------------------------------
 
@@ -165,47 +181,20 @@ class StepModel:
         found = [Gradient(path, end[place], size) for path, place, size in self.gradients]
         return sorted(found, key=lambda item: item.ready)
 
-    def timing(
-        self,
-        order: Sequence[Numbers],
-        seconds: Sequence[float],
-        buckets: Sequence[Bucket],
-        *,
-        by_priority: bool = False,
-    ) -> Timing:
-        """The step as the clock takes it. With `by_priority` the channel chooses: what is needed first in the next step goes first, after what
-        this step waits for."""
-        place_of = {place: index for index, kernel in enumerate(order) for place in kernel}
-        maker = {path: place_of[place] for path, place, _ in self.gradients}
-        size = {path: bytes_ for path, _, bytes_ in self.gradients}
-        elements = self.elements
-        times: list[BucketTime] = []
-        for bucket in buckets:
-            carried = sum(
-                size[part.path]
-                if part.span is None
-                else size[part.path] * (part.span[1] - part.span[0]) // elements[part.path]
-                for part in bucket.parts
-            )
-            needed: int | None = None
-            if bucket.wait is WaitAt.NEXT:
-                needed = min(place_of[self.first_use[part.path]] for part in bucket.parts)
-            times.append(
-                BucketTime(
-                    ready=max(maker[part.path] for part in bucket.parts),
-                    seconds=self.channel.seconds(carried),
-                    update=self.channel.update_per_byte * carried,
-                    priority=-1 if needed is None else needed,
-                    needed=needed,
-                )
-            )
-        return Timing(tuple(seconds), tuple(times), by_priority)
-
     def step_time(self, grouping: Grouping, buckets: Sequence[Bucket]) -> StepTime:
         order = self.order(grouping)
         assert order is not None, "a grouping that was not checked"
-        timing = self.timing(order, self.kernel_seconds(order, grouping), buckets)
+        timing = KernelOrder(self, order, self.kernel_seconds(order, grouping)).timing(buckets)
         return steady_state(timing, self.channel.sharing)
+
+    def carried(self, bucket: Bucket) -> int:
+        """Bytes of a bucket."""
+        return sum(
+            self.bytes[part.path]
+            if part.span is None
+            else self.bytes[part.path] * (part.span[1] - part.span[0]) // self.elements[part.path]
+            for part in bucket.parts
+        )
 
     def strategy(self, name: str, grouping: Grouping, buckets: Sequence[Bucket]) -> Strategy:
         repeats = grouping.repeats()
@@ -217,60 +206,50 @@ class StepModel:
         return Strategy(name, tuple(groups), tuple(buckets))
 
 
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "linear", "mv", "addmv")
-_REDUCTIONS = (
-    "sum",
-    "mean",
-    "amax",
-    "amin",
-    "var",
-    "var_mean",
-    "_softmax",
-    "_log_softmax",
-    "_softmax_backward_data",
-    "_log_softmax_backward_data",
-    "native_layer_norm",
-    "native_layer_norm_backward",
-    "_fused_rms_norm",
-    "_fused_rms_norm_backward",
-)
-_OPAQUE = (
-    "embedding_dense_backward",
-    "index_put",
-    "scatter",
-    "scatter_add",
-    "sort",
-    "topk",
-    "cumsum",
-    "nonzero",
-    "native_batch_norm",
-    "native_batch_norm_backward",
-    "max_pool2d_with_indices",
-    "max_pool2d_with_indices_backward",
-)
+class KernelOrder:
+    """Kernels in order with their times: what buckets are timed against.
 
+    The clock's events are the ends of kernels that make a bucket's last gradient and the starts of those that need one. Kernels between two events count as one, so
+    that a bucketing is timed in a fraction of a millisecond whatever the size of the graph.
+    """
 
-def classify(op: Op, types: dict[str, TensorType]) -> Class:
-    """By what the operator does to its elements. Anything that is not known to be pointwise or a reduction is left alone."""
-    if is_view(op.kind):
-        return Class.VIEW
-    if not op.kind.startswith("aten."):
-        return Class.OTHER
-    name = op.kind.split(".")[1]
-    if name in _PRODUCTS or name.startswith("_scaled_dot_product"):
-        return Class.PRODUCT
-    if name in _REDUCTIONS:
-        return Class.REDUCTION
-    if name in _OPAQUE or len(op.results) > 1:
-        return Class.OTHER
-    shape = op.results[0].type.shape
-    broadcast = all(_fits(types[read].shape, shape) for read in op.reads)
-    return Class.POINTWISE if broadcast else Class.OTHER
+    def __init__(self, model: StepModel, order: Sequence[Numbers], seconds: Sequence[float]) -> None:
+        self.model, self.order, self.seconds = model, order, seconds
+        place_of = [0] * len(model.ops)
+        for index, kernel in enumerate(order):
+            for place in kernel:
+                place_of[place] = index
+        self.maker = {path: place_of[place] for path, place, _ in model.gradients}
+        self.use = {path: place_of[place] for path, place in model.first_use.items()}
+        self.until = list(accumulate(seconds, initial=0.0))  # seconds of the kernels before each
 
-
-def _fits(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
-    """Whether a shape broadcasts to the result's."""
-    if len(shape) > len(result):
-        return False
-    tail = result[len(result) - len(shape) :]
-    return all(size in (1, whole) for size, whole in zip(shape, tail, strict=True))
+    def timing(self, buckets: Sequence[Bucket], *, by_priority: bool = False) -> Timing:
+        """With `by_priority` the channel chooses: what is needed first in the next step goes first, after what this step waits for."""
+        model, channel = self.model, self.model.channel
+        ready = [max(self.maker[part.path] for part in bucket.parts) + 1 for bucket in buckets]
+        needed = [
+            min(self.use[part.path] for part in bucket.parts) if bucket.wait is WaitAt.NEXT else None
+            for bucket in buckets
+        ]
+        bounds = sorted({*ready, *(place for place in needed if place), len(self.seconds)})
+        segment = {bound: index for index, bound in enumerate(bounds)}
+        times: list[BucketTime] = []
+        for bucket, end, need in zip(buckets, ready, needed, strict=True):
+            carried = model.carried(bucket)
+            gather = 0.0
+            if bucket.reduce is Reduce.REDUCE_SCATTER:
+                seconds, gather = channel.halves(carried)
+            else:
+                seconds = channel.seconds(carried, bucket.algorithm)
+            times.append(
+                BucketTime(
+                    ready=segment[end],
+                    seconds=seconds,
+                    update=channel.update_per_byte * carried,
+                    priority=-1 if need is None else need,
+                    needed=None if need is None else segment[need] + 1 if need else 0,
+                    gather=gather,
+                )
+            )
+        lengths = [self.until[end] - self.until[start] for start, end in pairwise([0, *bounds])]
+        return Timing(tuple(lengths), tuple(times), by_priority)

@@ -1,48 +1,29 @@
-"""The moves of the search on operators, and which groups are legal.
+"""The moves of the search on operators, as functions of groupings; `kernel_set.py` has their mathematics.
 
 | move | from | to |
 |---|---|---|
 | fuse | two kernels, one reads from the other | one kernel; other readers wait for all of it |
 | repeat | a kernel that reads a cheap operator of another | the same kernel, which computes that operator again itself |
-| undo | a group | its operators alone |
+| cut | a kernel | two: its first operators, and the rest |
+| undo | a kernel | its operators alone |
 
-A group is legal if its operators are of one phase, none is opaque, at most one is a matrix product or convolution (libraries make that kernel, with what is
-pointwise before and after it), a product has no reduction beside it, there are at most `size` of them, and the kernels still have an order. Fusing kernels
-A and B makes a cycle exactly if a path leads from one to the other through a third: `has_detour` looks for it among the kernels that stand between them.
+A kernel is legal if its operators are of one phase, none is opaque, at most one is a matrix product or convolution (libraries make that kernel, with what is
+pointwise before and after it), a product has no reduction beside it, there are at most `size` of them, and the kernels still have an order.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from sennit.fuse.model import Class, Grouping, Numbers, StepModel
+from sennit.fuse.kernel_set import KernelSet, Limits, is_legal
+from sennit.fuse.model import Grouping, Numbers, StepModel
 
-__all__ = ["Limits", "fused_greedily", "has_detour", "is_legal", "random_move"]
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Operators in a group at most, and bytes' worth of work that may be repeated: operators in `again` at most."""
-
-    size: int = 48
-    repeats: int = 4
-
-
-def is_legal(model: StepModel, group: Numbers, limits: Limits) -> bool:
-    """Whether these operators may be one kernel, as far as they themselves say."""
-    if len(group) > limits.size or len({model.phase[place] for place in group}) > 1:
-        return False
-    kinds = [model.kind[place] for place in group]
-    products = kinds.count(Class.PRODUCT)
-    if Class.OTHER in kinds or products > 1:
-        return False
-    return not (products and Class.REDUCTION in kinds)
+__all__ = ["Limits", "fused_by_cost", "fused_greedily", "has_detour", "is_legal", "random_move"]
 
 
 def has_detour(model: StepModel, home: Mapping[int, Numbers], first: Numbers, second: Numbers) -> bool:
-    """Whether a path leads out of the union of two kernels and back: then they cannot be one."""
+    """Whether a path leads out of the union of two kernels and back: then they cannot be one. Looks at the whole graph; the oracle of `KernelSet.fuse`."""
     union = first | second
     # readers stand behind what they read, so only a kernel with an earlier operator leads back: nothing behind the last of those matters
     last = max(max(union), max(home, default=0))
@@ -63,66 +44,42 @@ def has_detour(model: StepModel, home: Mapping[int, Numbers], first: Numbers, se
     return False
 
 
-def _homes(grouping: Grouping) -> dict[int, Numbers]:
-    return {place: group for group in grouping.groups for place in group}
-
-
-def fuse(model: StepModel, grouping: Grouping, reader: int, read: int, limits: Limits) -> Grouping | None:
-    """The kernels of two operators as one."""
-    home = _homes(grouping)
-    first, second = home.get(read, frozenset((read,))), home.get(reader, frozenset((reader,)))
-    union = first | second
-    if first == second or not is_legal(model, union, limits) or has_detour(model, home, first, second):
-        return None
-    repeats = grouping.repeats()
-    again = (repeats.pop(first, frozenset()) | repeats.pop(second, frozenset())) - union
-    if len(again) > limits.repeats:
-        return None
-    if again:
-        repeats[union] = again
-    return Grouping((grouping.groups - {first, second}) | {union}, frozenset(repeats.items()))
-
-
-def repeat(model: StepModel, grouping: Grouping, reader: int, read: int, limits: Limits) -> Grouping | None:
-    """Compute `read` again inside the kernel of `reader`."""
-    home = _homes(grouping)
-    kernel = home.get(reader, frozenset((reader,)))
-    if read in kernel or model.kind[read] not in (Class.POINTWISE, Class.VIEW):
-        return None
-    if model.kind[reader] is Class.OTHER or model.phase[read] is not model.phase[reader]:
-        return None
-    repeats = grouping.repeats()
-    again = repeats.get(kernel, frozenset()) | {read}
-    if len(again) > limits.repeats:
-        return None
-    repeats[kernel] = again
-    changed = Grouping(grouping.groups | {kernel}, frozenset(repeats.items()))
-    return changed if model.order(changed) is not None else None
-
-
-def undo(grouping: Grouping, group: Numbers) -> Grouping:
-    repeats = grouping.repeats()
-    repeats.pop(group, None)
-    return Grouping(grouping.groups - {group}, frozenset(repeats.items()))
-
-
 def random_move(model: StepModel, grouping: Grouping, draw: random.Random, limits: Limits) -> Grouping | None:
     """One random move, or None where the one that was drawn is not legal."""
-    if grouping.groups and draw.random() < 0.1:
-        return undo(grouping, draw.choice(sorted(grouping.groups, key=min)))
-    reader = draw.randrange(len(model.ops))
-    if not model.reads[reader]:
-        return None
-    read = draw.choice(model.reads[reader])
-    if draw.random() < 0.2:
-        return repeat(model, grouping, reader, read, limits)
-    return fuse(model, grouping, reader, read, limits)
+    kernels = KernelSet(model, grouping, limits)
+    return kernels.grouping() if kernels.random_move(draw) else None
 
 
 def fused_greedily(model: StepModel, limits: Limits) -> Grouping:
-    """Every operator with what it reads, wherever that is legal, in graph order: fusion that does not look at communication."""
-    grouping = Grouping()
+    """Every operator with what it reads, wherever that is legal, in graph order: fusion that does not look at costs."""
+    kernels = KernelSet(model, Grouping(), limits)
     for reader in range(len(model.ops)):
         for read in model.reads[reader]:
-            grouping = fuse(model, grouping, reader, read, limits) or grouping
-    return grouping
+            kernels.fuse(read, reader)
+    return kernels.grouping()
+
+
+def fused_by_cost(model: StepModel, limits: Limits, start: Grouping | None = None, rounds: int = 8) -> Grouping:
+    """Every operator with what it reads, wherever the estimate of one kernel is below that of two; again until nothing changes.
+
+    What a round may try is estimated together, since estimators answer many questions faster than one at a time.
+    """
+    kernels = KernelSet(model, start or Grouping(), limits)
+    for _ in range(rounds):
+        pairs = [
+            (read, reader)
+            for reader in range(len(model.ops))
+            for read in model.reads[reader]
+            if kernels.home[read] != kernels.home[reader]
+        ]
+        model.seconds_of({union for pair in pairs if (union := kernels.union(*pair)) is not None})
+        changed = False
+        for read, reader in pairs:
+            if kernels.home[read] == kernels.home[reader] or (union := kernels.union(read, reader)) is None:
+                continue
+            parts = [kernels.kernel(read), kernels.kernel(reader)]
+            if model.is_known(union) and model.seconds_of([union]) < model.seconds_of(parts) * (1 - 1e-9):
+                changed |= kernels.fuse(read, reader)
+        if not changed:
+            break
+    return kernels.grouping()

@@ -1,21 +1,18 @@
 """The search for a strategy: operators and buckets chosen together (DisCo, section 5), with bounds.
 
-    1. seeds: no fusion, greedy fusion; each with the best of several bucketings
+    1. seeds: no fusion, fusion wherever it is legal, fusion wherever one kernel is estimated to take less than two; each with the best of several bucketings
     2. take the candidate with the least step time from a queue; apply up to `beta` random moves to it, some times over
-    3. after every move on operators, solve the buckets again for the new arrival times
-    4. keep what takes at most `alpha` times the best; stop when the queue is empty, after `patience` tries without gain, or when told
+    3. after every change of operators, time the step with the buckets that it had; where that is a gain, solve the buckets again for the new arrival times
+    4. keep what takes at most `alpha` times the best; stop when the queue is empty, after `patience` tries without gain, at the deadline, or when told
+    5. refine the buckets of the best (`bucket_search.py`)
 
-Candidates are told apart by their groups, so none is tried twice. Everything is drawn from one seed: the same search gives the same strategy.
+**What makes it fast.** A move touches a few kernels, and only those are estimated (`kernel_set.py`); kernels of one structure are estimated once (`known_cost.py`). A candidate's kernels and updates
+take a time that no buckets can beat: where that alone is above `alpha` times the best, the candidate goes before an order or a bucket is looked at. Candidates are told apart by the
+hash of their kernels, so none is tried twice.
 
-**Buckets.** `solve_buckets` compares, by the clock of `clock.py`: the bucketing that ends one step's communication earliest (`earliest_end`), DDP's rule at several sizes, and, where
-waits across steps are allowed, the same sizes with waits in the next step. There the order matters: gradients of the first layers come last and are needed first, so they
-should go before what is queued. `arranged` lists the buckets in the order in which a channel that could choose by need would take them. Large gradients are cut at the bucket size, so
-that they do not hold up what is needed sooner.
+Everything is drawn from one seed: a search that ends by `patience` gives the same strategy again. Whenever it is stopped, it reports the best so far.
 
-**Refinement.** The best candidate's buckets are then improved one change at a time, each judged by the clock: two neighbours joined, one cut in two, a wait moved to the other side of the
-step, until no change helps. Kernels between two events of a bucket count as one here (`_condensed`), so a change is judged in a fraction of a millisecond.
-
-**Report.** The step time, the bounds (`full_overlap`, and `tight` for one step), and the gap to them.
+**Report.** The step time, the bounds (`full_overlap`, `tight` for waits in the same step, `structural` for these kernels with any buckets), and the gap. With `keep`, the next best too: `measured_best` asks a measurement to choose among them.
 """
 
 from __future__ import annotations
@@ -23,271 +20,190 @@ from __future__ import annotations
 import heapq
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from sennit.fuse.buckets import Gradient, by_size, earliest_end
-from sennit.fuse.clock import Timing, full_overlap, steady_state, tight
-from sennit.fuse.model import Grouping, Numbers, StepModel
-from sennit.fuse.moves import Limits, fused_greedily, random_move
-from sennit.ir.strategy import Bucket, Part, Strategy, WaitAt
+from sennit.fuse.bounds import structural
+from sennit.fuse.bucket_search import Buckets, judged, refine_buckets, solve_buckets, solved, with_algorithms
+from sennit.fuse.clock import full_overlap, tight
+from sennit.fuse.kernel_set import KernelSet
+from sennit.fuse.model import Grouping, KernelOrder, Numbers, StepModel
+from sennit.fuse.moves import fused_by_cost, fused_greedily
+from sennit.fuse.search_options import SearchOptions
+from sennit.ir.strategy import Strategy
 
-__all__ = ["Found", "SearchOptions", "refine_buckets", "search", "solve_buckets"]
-
-Buckets = tuple[Bucket, ...]
-_MEBI = 1 << 20
-_ROUNDS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class SearchOptions:
-    """`operators` and `tensors` switch the two kinds of fusion off for ablation; `across_steps` allows waits in the next step."""
-
-    alpha: float = 1.05
-    beta: int = 10
-    patience: int = 400
-    seconds: float = 60.0
-    seed: int = 0
-    operators: bool = True
-    tensors: bool = True
-    across_steps: bool = True
-    sizes: tuple[int, ...] = (_MEBI // 2, _MEBI, 2 * _MEBI, 4 * _MEBI, 8 * _MEBI, 25 * _MEBI)
-    limits: Limits = field(default_factory=Limits)
+__all__ = ["Found", "SearchOptions", "measured_best", "search", "solve_buckets"]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A strategy with its simulated step time, the bounds of it, and how many candidates were timed."""
+    """A strategy with its simulated step time, the bounds of it, how many candidates were looked at, and how many of them were timed. `others` are the next best, with their times."""
 
     strategy: Strategy
     seconds: float
     full_overlap: float
     tight: float
+    structural: float
     tried: int
+    timed: int = 0
+    others: tuple[tuple[Strategy, float], ...] = ()
 
     @property
     def gap(self) -> float:
-        """Over the bound that no step can beat."""
-        return self.seconds / self.full_overlap
+        """Over the bound that no buckets can beat, whatever they wait for and whenever they travel."""
+        return self.seconds / self.structural
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     seconds: float
-    grouping: Grouping
+    kernels: KernelSet
+    compute: float
     buckets: Buckets
 
 
 Progress = Callable[[int, float], None]
+_NONE: Numbers = frozenset()
 
 
 def search(
-    model: StepModel, options: SearchOptions | None = None, *, name: str = "joint", progress: Progress | None = None
+    model: StepModel,
+    options: SearchOptions | None = None,
+    *,
+    name: str = "joint",
+    start: Sequence[Grouping] = (),
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Found:
-    """The best strategy found. `progress` is told the number of candidates and the best step time, now and then."""
-    options = options or SearchOptions()
-    return _Search(model, options, progress).run(name)
+    """The best strategy found. `start` are further seeds. `progress` is told the number of candidates and the best step time, now and then; the search ends when `stop` says so."""
+    return _Search(model, options or SearchOptions(), progress, stop).run(name, start)
+
+
+def measured_best(found: Found, measure: Callable[[Strategy], float]) -> tuple[Strategy, float]:
+    """The strategy among the best few that is measured to be the fastest, and that time."""
+    candidates = [found.strategy, *(strategy for strategy, _ in found.others)]
+    times = [(measure(strategy), place) for place, strategy in enumerate(candidates)]
+    seconds, place = min(times)
+    return candidates[place], seconds
 
 
 class _Search:
-    def __init__(self, model: StepModel, options: SearchOptions, progress: Progress | None) -> None:
-        self.model, self.options, self.progress = model, options, progress
+    def __init__(
+        self, model: StepModel, options: SearchOptions, progress: Progress | None, stop: Callable[[], bool] | None
+    ) -> None:
+        self.model, self.options, self.progress, self.stop = model, options, progress, stop
         self.draw = random.Random(options.seed)
-        self.seen: set[Grouping] = set()
-        self.tried = 0
-        self.best: _Candidate | None = None
+        self.seen: set[int] = set()
+        self.tried = self.timed = self.pushed = 0
+        self.queue: list[tuple[float, int, _Candidate]] = []
+        self.best: list[_Candidate] = []  # as many as are kept, the best first
+        carried = sum(model.bytes.values())
+        self.updates = model.channel.update_per_byte * carried
+        self.deadline = time.monotonic() + options.seconds
 
-    def run(self, name: str) -> Found:
-        deadline = time.monotonic() + self.options.seconds
-        queue: list[tuple[float, int, _Candidate]] = []
-        for candidate in self._seeds():
-            self._consider(candidate, queue)
+    def run(self, name: str, start: Sequence[Grouping]) -> Found:
+        for grouping in (*start, *self._seeds()):
+            kernels = KernelSet(self.model, grouping, self.options.limits)
+            key = self._key(kernels)
+            if key not in self.seen:
+                self.seen.add(key)
+                self.tried += 1
+                self._consider(kernels, None)
         idle = 0
-        while queue and idle < self.options.patience and time.monotonic() < deadline and self.options.operators:
-            _, _, candidate = heapq.heappop(queue)
-            idle = 0 if self._improve(candidate, queue) else idle + 1
+        while self.options.operators and self.queue and idle < self.options.patience and not self._is_over():
+            _, _, candidate = heapq.heappop(self.queue)
+            idle = 0 if self._improve(candidate) else idle + 1
             if self.progress is not None:
-                assert self.best is not None
-                self.progress(self.tried, self.best.seconds)
+                self.progress(self.tried, self.best[0].seconds)
         return self._report(name)
 
-    def _seeds(self) -> Iterator[_Candidate]:
-        yield self._time(Grouping())
-        if self.options.operators:
-            yield self._time(fused_greedily(self.model, self.options.limits))
+    def _is_over(self) -> bool:
+        return time.monotonic() > self.deadline or (self.stop is not None and self.stop())
 
-    def _improve(self, candidate: _Candidate, queue: list[tuple[float, int, _Candidate]]) -> bool:
-        """Whether random moves from this candidate found a better one."""
+    def _seeds(self) -> list[Grouping]:
+        if not self.options.operators:
+            return [Grouping()]
+        limits = self.options.limits
+        return [Grouping(), fused_greedily(self.model, limits), fused_by_cost(self.model, limits)]
+
+    def _improve(self, candidate: _Candidate) -> bool:
+        """Whether random moves from this candidate found a better one. It goes back to the queue while it is among the best."""
         gained = False
         for _ in range(3):
-            grouping = candidate.grouping
+            kernels = candidate.kernels.copy()
             for _ in range(self.draw.randint(1, self.options.beta)):
-                grouping = random_move(self.model, grouping, self.draw, self.options.limits) or grouping
-            if grouping not in self.seen:
-                gained |= self._consider(self._time(grouping), queue)
+                kernels.random_move(self.draw, repeats=self.options.repeats)
+            key = self._key(kernels)
+            if key not in self.seen:
+                self.seen.add(key)
+                self.tried += 1
+                gained |= self._consider(kernels, candidate)
+        if candidate.seconds <= self.best[0].seconds * (1 + 1e-9):
+            self._push(candidate)
         return gained
 
-    def _consider(self, candidate: _Candidate, queue: list[tuple[float, int, _Candidate]]) -> bool:
-        gained = self.best is None or candidate.seconds < self.best.seconds * (1 - 1e-6)
-        if gained:
-            self.best = candidate
-        assert self.best is not None
-        if candidate.seconds <= self.options.alpha * self.best.seconds:
-            heapq.heappush(queue, (candidate.seconds, self.tried, candidate))
+    def _push(self, candidate: _Candidate) -> None:
+        self.pushed += 1  # of equals, the one that came first
+        heapq.heappush(self.queue, (candidate.seconds, self.pushed, candidate))
+
+    def _consider(self, kernels: KernelSet, parent: _Candidate | None) -> bool:
+        """Whether this is the best so far. What cannot come near it is dropped as early as possible."""
+        model, options = self.model, self.options
+        if parent is None:
+            compute = model.seconds_of(
+                (kernel, kernels.again.get(n, frozenset())) for n, kernel in kernels.members.items()
+            )
+        else:
+            compute = parent.compute - model.seconds_of(kernels.gone) + model.seconds_of(kernels.new)
+        limit = options.alpha * self.best[0].seconds if self.best else float("inf")
+        if compute + self.updates > limit:
+            return False
+        self.timed += 1
+        ordered = self._ordered(kernels.grouping())
+        buckets, seconds = ((), float("inf")) if parent is None else (parent.buckets, judged(ordered, parent.buckets))
+        if parent is None or seconds < self.best[0].seconds * (1 - 1e-6):
+            found, length = solved(ordered, options)
+            if length < seconds:
+                buckets, seconds = found, length
+        if seconds > limit:
+            return False
+        candidate = _Candidate(seconds, kernels.copy(), compute, buckets)
+        gained = not self.best or seconds < self.best[0].seconds * (1 - 1e-6)
+        self.best = sorted([*self.best, candidate], key=lambda item: item.seconds)[: max(1, options.keep)]
+        if seconds <= options.alpha * self.best[0].seconds:
+            self._push(candidate)
         return gained
 
-    def _time(self, grouping: Grouping) -> _Candidate:
-        self.seen.add(grouping)
-        self.tried += 1
+    def _ordered(self, grouping: Grouping) -> KernelOrder:
         order = self.model.order(grouping)
         assert order is not None  # moves keep an order
-        seconds = self.model.kernel_seconds(order, grouping)
-        buckets, time_of = solve_buckets(self.model, order, seconds, self.options)
-        return _Candidate(time_of, grouping, buckets)
+        return KernelOrder(self.model, order, self.model.kernel_seconds(order, grouping))
+
+    @staticmethod
+    def _key(kernels: KernelSet) -> int:
+        """A hash of the kernels, whatever they are called."""
+        found = 0
+        for number, kernel in kernels.members.items():
+            if len(kernel) > 1 or number in kernels.again:
+                found ^= hash((kernel, kernels.again.get(number, _NONE)))
+        return found
 
     def _report(self, name: str) -> Found:
-        best = self.best
-        assert best is not None
-        order = self.model.order(best.grouping)
-        assert order is not None
-        seconds = self.model.kernel_seconds(order, best.grouping)
-        buckets, length = best.buckets, best.seconds
+        reports = [self._refined(name, candidate) for candidate in self.best]
+        first, *others = sorted(reports, key=lambda item: item.seconds)
+        return replace(first, others=tuple((item.strategy, item.seconds) for item in others))
+
+    def _refined(self, name: str, candidate: _Candidate) -> Found:
+        grouping = candidate.kernels.grouping()
+        ordered = self._ordered(grouping)
+        buckets, seconds = candidate.buckets, candidate.seconds
         if self.options.tensors:
-            buckets, length = refine_buckets(
-                self.model, order, seconds, buckets, across_steps=self.options.across_steps
-            )
-        timing = self.model.timing(order, seconds, buckets)
-        strategy = self.model.strategy(name, best.grouping, buckets)
-        return Found(strategy, length, full_overlap(timing), tight(timing), self.tried)
-
-
-def solve_buckets(
-    model: StepModel, order: Sequence[Numbers], seconds: Sequence[float], options: SearchOptions
-) -> tuple[Buckets, float]:
-    """The best of the bucketings that the module's text lists, and its step time."""
-    gradients = model.arrivals(order, seconds)
-    best: tuple[float, Buckets] | None = None
-    for cut in _bucketings(model, gradients, options):
-        buckets = arranged(model, order, seconds, cut)
-        time_of = steady_state(model.timing(order, seconds, buckets), model.channel.sharing).seconds
-        if best is None or time_of < best[0] * (1 - 1e-9):
-            best = (time_of, buckets)
-    if best is None:  # nothing trains
-        return (), sum(seconds)
-    return best[1], best[0]
-
-
-def _bucketings(model: StepModel, gradients: Sequence[Gradient], options: SearchOptions) -> Iterator[Buckets]:
-    if not gradients:
-        return
-    if not options.tensors:
-        yield tuple(Bucket((Part(item.path),)) for item in gradients)
-        return
-    ends, _ = earliest_end(gradients, model.channel.latency, model.channel.per_byte)
-    yield _cut(gradients, ends)
-    for size in options.sizes:
-        yield _cut(gradients, by_size(gradients, size))
-    if options.across_steps:
-        for size in options.sizes:
-            yield _across(model, gradients, size)
-
-
-def _cut(gradients: Sequence[Gradient], ends: Sequence[int]) -> Buckets:
-    """Runs of gradients that are waited for at the end of the step, in the order in which they are ready."""
-    starts = [0, *ends[:-1]]
-    return tuple(
-        Bucket(tuple(Part(item.path) for item in gradients[start:end])) for start, end in zip(starts, ends, strict=True)
-    )
-
-
-def _across(model: StepModel, gradients: Sequence[Gradient], size: int) -> Buckets:
-    """Buckets of about `size` bytes that the next step waits for."""
-    found: list[Bucket] = []
-    parts: list[Part] = []
-    held = 0
-    for item in gradients:
-        pieces = max(1, round(item.bytes / size)) if item.bytes > 1.5 * size else 1
-        count = model.elements[item.path]
-        for piece in range(pieces):
-            span = (count * piece // pieces, count * (piece + 1) // pieces) if pieces > 1 else None
-            parts.append(Part(item.path, span))
-            held += item.bytes // pieces
-            if held >= size:
-                found.append(Bucket(tuple(parts), WaitAt.NEXT))
-                parts, held = [], 0
-    return (*found, Bucket(tuple(parts), WaitAt.NEXT)) if parts else tuple(found)
-
-
-def arranged(model: StepModel, order: Sequence[Numbers], seconds: Sequence[float], buckets: Buckets) -> Buckets:
-    """The buckets in the order in which a channel that chooses by need takes them."""
-    timing = _condensed(model.timing(order, seconds, buckets, by_priority=True))
-    return tuple(buckets[number] for number in steady_state(timing, model.channel.sharing).order)
-
-
-def refine_buckets(
-    model: StepModel, order: Sequence[Numbers], seconds: Sequence[float], buckets: Buckets, *, across_steps: bool
-) -> tuple[Buckets, float]:
-    """The buckets improved one change at a time, and the step time."""
-
-    def judge(candidate: Buckets) -> float:
-        return steady_state(_condensed(model.timing(order, seconds, candidate)), model.channel.sharing).seconds
-
-    best, length = buckets, judge(buckets)
-    for _ in range(_ROUNDS):
-        before = length
-        for change in _changes(model, best, across_steps=across_steps):
-            candidate = arranged(model, order, seconds, change)
-            time_of = judge(candidate)
-            if time_of < length * (1 - 1e-6):
-                best, length = candidate, time_of
-                break
-        if length == before:
-            break
-    return best, length
-
-
-def _changes(model: StepModel, buckets: Buckets, *, across_steps: bool) -> Iterator[Buckets]:
-    for place in range(len(buckets) - 1):
-        left, right = buckets[place : place + 2]
-        joined = replace(left, parts=_merged(model, (*left.parts, *right.parts)))
-        yield (*buckets[:place], joined, *buckets[place + 2 :])
-    for place, bucket in enumerate(buckets):
-        for cut in range(1, len(bucket.parts)):
-            halves = [replace(bucket, parts=parts) for parts in (bucket.parts[:cut], bucket.parts[cut:])]
-            yield (*buckets[:place], *halves, *buckets[place + 1 :])
-        if across_steps:
-            other = WaitAt.STEP if bucket.wait is WaitAt.NEXT else WaitAt.NEXT
-            yield (*buckets[:place], replace(bucket, wait=other), *buckets[place + 1 :])
-
-
-def _merged(model: StepModel, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Neighbouring spans of one gradient as one."""
-    found: list[Part] = []
-    for part in parts:
-        last = found[-1] if found else None
-        if last is not None and last.path == part.path and last.span and part.span and last.span[1] == part.span[0]:
-            span = (last.span[0], part.span[1])
-            found[-1] = Part(part.path, None if span == (0, model.elements[part.path]) else span)
-        else:
-            found.append(part)
-    return tuple(found)
-
-
-def _condensed(timing: Timing) -> Timing:
-    """The same step with the kernels between two events of a bucket as one."""
-    ends = {bucket.ready for bucket in timing.buckets} | {len(timing.kernels) - 1}
-    ends |= {bucket.needed - 1 for bucket in timing.buckets if bucket.needed}
-    place: dict[int, int] = {}
-    lengths: list[float] = []
-    held = 0.0
-    for kernel, seconds in enumerate(timing.kernels):
-        place[kernel] = len(lengths)
-        held += seconds
-        if kernel in ends:
-            lengths.append(held)
-            held = 0.0
-    buckets = tuple(
-        replace(bucket, ready=place[bucket.ready], needed=None if bucket.needed is None else place[bucket.needed])
-        for bucket in timing.buckets
-    )
-    return Timing(tuple(lengths), buckets, timing.by_priority)
+            allowed = max(5.0, 0.2 * self.options.seconds) / len(self.best)
+            buckets, seconds = refine_buckets(ordered, buckets, self.options, time.monotonic() + allowed)
+        timing = ordered.timing(buckets)
+        if self.options.algorithms:
+            buckets = with_algorithms(self.model, buckets)
+        strategy = self.model.strategy(name, grouping, buckets)
+        return Found(
+            strategy, seconds, full_overlap(timing), tight(timing), structural(ordered), self.tried, self.timed
+        )

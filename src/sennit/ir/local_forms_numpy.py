@@ -11,7 +11,7 @@ I the global indices of a piece along a dim:
 | `gather(x, dim, t)` | x at I along dim | x[t] where t is in I, else 0: a pending sum |
 | `scatter(x, dim, t, v)`, `scatter_add` | x at I along dim | x with v at t, for t in I |
 | `arange(...)` | | its elements at I |
-| `uniform(seed, number, shape, dtype)` | | its elements at I, on every dim |
+| `uniform(seed, number, shape, dtype, ...)` | | its elements at I, on every dim |
 | `convolution(x, w, b, ...)` | x whole along spatial dims | outputs at I of the spatial dims |
 | `convolution_backward(g, x, w, ...)` | g at I of the spatial dims | what these outputs add to each derivative: pending sums |
 
@@ -112,6 +112,6 @@ def _planes(places: Sequence[Array]) -> tuple[Any, ...]:
 
 
 def _uniform(args: Sequence[Any], places: Sequence[Array]) -> Array:
-    seed, number, shape, dtype = args
+    seed, number, shape, dtype, *piece = args
     assert isinstance(dtype, DType)
-    return uniform_at(seed, number, shape, dtype, places)
+    return uniform_at(seed, number, shape, dtype, places, *piece)

@@ -21,6 +21,8 @@ __all__ = ["move"]
 def move(kind: str, sources: Sequence[Buffer], result: Buffer, pieces: Sequence[Array], device: int) -> Array:
     """The piece of `result` on `device`, from its pieces of `sources`."""
     match kind:
+        case "sennit.take":
+            return _take(sources[0], result, pieces[0], device)
         case "sennit.slice" | "sennit.partial":
             return _cut(sources[0], result, pieces[0], device)
         case "sennit.accumulate":
@@ -29,6 +31,12 @@ def move(kind: str, sources: Sequence[Buffer], result: Buffer, pieces: Sequence[
             return _concat(sources, result, pieces, device)
         case _:
             raise AssertionError(f"no local operator: {kind}")
+
+
+def _take(source: Buffer, result: Buffer, piece: Array, device: int) -> Array:
+    """The part of the piece that belongs to the result here, whatever its mesh."""
+    before, after = source.layout.region(source.point(device)), result.layout.region(result.point(device))
+    return np.asarray(piece[np.ix_(*after.within(before).indices())])
 
 
 def _cut(source: Buffer, result: Buffer, piece: Array, device: int) -> Array:

@@ -27,7 +27,7 @@ def is_view(kind: str) -> bool:
 
 def is_local_move(kind: str) -> bool:
     """Whether it is one of sennit's own operators, which `ir/program.py` defines."""
-    return kind in ("sennit.slice", "sennit.partial", "sennit.accumulate", "sennit.concat")
+    return kind in ("sennit.slice", "sennit.take", "sennit.partial", "sennit.accumulate", "sennit.concat")
 
 
 def is_local_form(kind: str) -> bool:

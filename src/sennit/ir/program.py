@@ -10,6 +10,7 @@
              | collective buffer "=" %name "over" AXIS ("," AXIS)*
              | "send" %name "to" LANE
              | "receive" buffer "from" LANE
+             | "exchange" STRING (buffer "=")? (%name | "nothing") "among" LANE ("," LANE)*
              | "free" %name
     collective := "all_reduce" | "all_gather" | "reduce_scatter" | "all_to_all"
     output  := "loss" STRING? %name | "gradient" STRING %name | "buffer" STRING %name | "result" STRING %name
@@ -22,9 +23,16 @@ mesh: groups, regions, peers. The i-th device of a lane sends to the i-th device
 that split or leave pending the tensor are fixed by `times`: the coordinates that the buffer covers (one micro-batch, or
 those accumulated so far). A buffer is written once, by the step that defines it.
 
+**Exchanges.** An exchange moves one tensor from the layout A in which the lanes with a source hold it together to the layout B
+in which those with a result want it. The two meshes may be disjoint, overlap, or be the same devices in another order or
+with other axes; a lane may give, take, or do both. Which device sends which indices to which follows from the two
+buffers (`program_exchange.py`), so all ranks know it without a word. The label names the exchange: each lane of `lanes`
+has exactly one with it.
+
 **Local operators**, which move no data between devices:
 
 - `sennit.slice(%x)`: replicated axes become split;
+- `sennit.take(%x)`: any part, also on another mesh: on every device the region of the result lies in that of the source;
 - `sennit.partial(%x)`: replicated axes become pending (the identity of the reduction off coordinate 0);
 - `sennit.accumulate(%sum, %x)`: a pending time axis, the times of both; the axis is resolved once all times are in;
 - `sennit.concat(%x0, %x1, ...)`: the pieces of a split time axis, in order; the axis becomes replicated.
@@ -51,6 +59,7 @@ __all__ = [
     "Collective",
     "CollectiveKind",
     "Compute",
+    "Exchange",
     "Free",
     "Lane",
     "LaneInput",
@@ -142,11 +151,21 @@ class Receive:
 
 
 @dataclass(frozen=True, slots=True)
+class Exchange:
+    """One tensor from the lanes with a source to those with a result. `lanes` names all that take part, this one too."""
+
+    label: str
+    source: str | None
+    result: Buffer | None
+    lanes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Free:
     source: str
 
 
-Step = Compute | Collective | Send | Receive | Free
+Step = Compute | Collective | Send | Receive | Exchange | Free
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +241,8 @@ def reads(step: Step) -> tuple[str, ...]:
             return tuple(dict.fromkeys([*refs(args), *refs(tuple(arg for _, arg in kwargs))]))
         case Collective(source=source) | Send(source=source):
             return (source,)
+        case Exchange(source=given):
+            return () if given is None else (given,)
         case Receive() | Free():
             return ()
 
@@ -233,12 +254,15 @@ def defines(step: Step) -> tuple[Buffer, ...]:
             return results
         case Collective(result=result) | Receive(result=result):
             return (result,)
+        case Exchange(result=taken):
+            return () if taken is None else (taken,)
         case Send() | Free():
             return ()
 
 
 def stream_of(step: Step) -> str:
-    """The stream of its device that a step runs on: one for compute, one per set of axes, one per peer and direction."""
+    """The stream of its device that a step runs on: one for compute, one per set of axes, one per peer and direction, one per
+    set of lanes and side of their exchanges."""
     match step:
         case Compute() | Free():
             return "compute"
@@ -248,6 +272,9 @@ def stream_of(step: Step) -> str:
             return f"send {to}"
         case Receive(origin=origin):
             return f"receive {origin}"
+        case Exchange(source=source, result=result, lanes=lanes):
+            side = "take" if source is None else "give" if result is None else "give and take"
+            return f"{side} among {','.join(lanes)}"
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------
@@ -272,6 +299,9 @@ def _print_program(program: Program) -> str:
                 return f"send %{source} to {to}"
             case Receive(result, origin):
                 return f"receive {buffer(result)} from {origin}"
+            case Exchange(label, given, taken, among):
+                text = f"exchange {quote(label)} " + (f"{buffer(taken)} = " if taken is not None else "")
+                return f"{text}{'nothing' if given is None else f'%{given}'} among {', '.join(among)}"
             case Free(source):
                 return f"free %{source}"
 
@@ -351,10 +381,31 @@ def _read_step(scanner: Scanner, word: str, meshes: dict[str, Mesh]) -> Step:
             result = _read_buffer(scanner, meshes)
             scanner.expect("from")
             return Receive(result, scanner.word("a lane"))
+        case "exchange":
+            return _read_exchange(scanner, meshes)
         case "free":
             return Free(scanner.value_name())
         case _:
             raise ParseError(f"unknown step {word!r}", where=scanner.here(), fix="see the grammar in ir/program.py")
+
+
+def _read_exchange(scanner: Scanner, meshes: dict[str, Mesh]) -> Exchange:
+    label = scanner.string()
+    result: Buffer | None = None
+    given: str | None = None
+    if not scanner.accept_word("nothing"):
+        start = scanner.position
+        given = scanner.value_name()
+        if scanner.peek(":"):  # it was the name of what is taken
+            scanner.position = start
+            result = _read_buffer(scanner, meshes)
+            scanner.expect("=")
+            given = None if scanner.accept_word("nothing") else scanner.value_name()
+    scanner.expect("among")
+    lanes = [scanner.word("a lane")]
+    while scanner.accept(","):
+        lanes.append(scanner.word("a lane"))
+    return Exchange(label, given, result, tuple(lanes))
 
 
 def _read_buffer(scanner: Scanner, meshes: dict[str, Mesh]) -> Buffer:

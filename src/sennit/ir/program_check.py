@@ -10,7 +10,7 @@
 | moves | collectives and local moves change the layout as the table in `program_moves.py` says | `check_moves` |
 | micro-batches | an operator does not mix coordinates of a time axis | `check_moves` |
 | outputs | an output exists, is not freed, and is not pending over any axis | `check_outputs` |
-| matching | every send, receive and collective meets its partners, which agree on the piece | `match_communications` |
+| matching | every send, receive, collective and exchange meets its partners, which agree on the piece | `match_communications` |
 | deadlock | no set of steps waits for each other | `check_deadlock` |
 
 `check_program` applies them in this order; each may rely on those before it. Together they take time linear in the number

@@ -1,4 +1,4 @@
-"""Who communicates with whom: the sends, receives and collectives of a program, put together into communications.
+"""Who communicates with whom: the transfers, collectives and exchanges of a program, put together into communications.
 
 **Transfers.** The k-th send from lane A to lane B meets the k-th receive in B from A. Both must speak of the same piece:
 tensor, type, layout entries, times, and device by device the same place on every axis that divides the tensor. Equal
@@ -8,6 +8,8 @@ coordinates on the axes with an entry mean equal regions and, on pending axes, t
 group; where that is one lane, it is alone in its communication. Where it is several, each of them must have the same
 sequence of collectives on that mesh and those axes, and the k-th ones meet. A device of the group that runs no lane
 would never come.
+
+**Exchanges** meet by their label (`program_exchange.py`).
 
 Everything that takes part is in exactly one communication, or `match_communications` raises.
 """
@@ -21,6 +23,7 @@ from itertools import zip_longest
 from sennit.errors import ProgramError
 from sennit.ir.mesh import AxisKind, Mesh, Point
 from sennit.ir.program import Buffer, Collective, Lane, Program, Receive, Send
+from sennit.ir.program_exchange import match_exchanges
 from sennit.ir.program_moves import covered_times
 from sennit.ir.program_site import Site, describe_lane, describe_step, describe_times
 
@@ -39,16 +42,21 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """The steps that act together: a send and its receive, or one collective in every lane that its groups join."""
+    """The steps that act together: a send and its receive, one collective in every lane that its groups join, or an
+    exchange in each of its lanes."""
 
     participants: tuple[Position, ...]
 
 
 def match_communications(program: Program) -> tuple[Communication, ...]:
-    """Every send, receive and collective in its communication. Raises where one has no partner, or an unlike one.
+    """Every send, receive, collective and exchange in its communication. Raises where one has no partner, or an unlike one.
     Each lane's own rules hold already: buffers exist, collectives name axes of their mesh."""
     buffers = {lane.name: lane.buffers() for lane in program.lanes}
-    return (*_match_transfers(program, buffers), *_match_collectives(program, buffers))
+    exchanges = [
+        Communication(tuple(Position(lane, step) for lane, step in meeting.steps))
+        for meeting in match_exchanges(program, buffers)
+    ]
+    return (*_match_transfers(program, buffers), *_match_collectives(program, buffers), *exchanges)
 
 
 # ---- transfers -------------------------------------------------------------------------------------------------------

@@ -16,6 +16,10 @@ Write `-` for an axis on which the layout says nothing. Over its axes, and nowhe
 and keeps the tensor, its type, the mesh, and the entries and times of every other axis. Each change is sound by the
 meaning of layouts alone: in a group of devices that agree on the other axes, both sides stand for the same values.
 
+`sennit.take` goes by regions instead, so that its result may lie on another mesh: on every device of the lane the region of
+the result, at its times, lies within that of the source. Pending axes are kept, with their sizes, reductions and times, and
+every device keeps its coordinates on them: then the devices that hold parts of one piece hold all of them, each once.
+
 Any other operator computes. Whether it may be split as its buffers claim follows from the operator's rules, which are
 not known here; that it does not mix two micro-batches is checked here: all its buffers that a time axis divides lie at
 the same coordinates of that axis.
@@ -29,6 +33,7 @@ from sennit.ir.graph import Ref
 from sennit.ir.layout import Entry, Pending, Split
 from sennit.ir.mesh import AxisKind
 from sennit.ir.program import Buffer, Collective, CollectiveKind, Compute
+from sennit.ir.program_regions import coordinates_on, first_device_lacking
 from sennit.ir.program_site import Site, describe_entry, describe_times
 
 __all__ = ["check_collective", "check_local_move", "check_times_agree", "covered_times"]
@@ -113,7 +118,7 @@ def _remedy(axis: str, before: Entry | None, after: Entry | None) -> str:
 def check_local_move(site: Site, step: Compute, buffers: dict[str, Buffer]) -> None:
     """A local move reads buffers and nothing else, writes one, and changes axes as its row of the table says."""
     sources = [buffers[arg.name] for arg in step.args if isinstance(arg, Ref)]
-    many = {"sennit.slice": 1, "sennit.partial": 1, "sennit.accumulate": 2}.get(step.kind)
+    many = {"sennit.slice": 1, "sennit.take": 1, "sennit.partial": 1, "sennit.accumulate": 2}.get(step.kind)
     right_count = len(sources) >= 1 if many is None else len(sources) == many
     if len(sources) != len(step.args) or step.kwargs or len(step.results) != 1 or not right_count:
         raise site.error(
@@ -124,6 +129,8 @@ def check_local_move(site: Site, step: Compute, buffers: dict[str, Buffer]) -> N
     match step.kind:
         case "sennit.slice":
             _check_enters(site, step.kind, sources[0], step.results[0], Split)
+        case "sennit.take":
+            _check_take(site, sources[0], step.results[0])
         case "sennit.partial":
             _check_enters(site, step.kind, sources[0], step.results[0], Pending)
         case "sennit.accumulate":
@@ -157,6 +164,49 @@ def _check_enters(site: Site, kind: str, source: Buffer, result: Buffer, entry: 
             raise site.error(
                 f"{kind} gives %{result.name} {describe_times(result)}", fix=f"take one coordinate of {axis} at a time"
             )
+
+
+def _check_take(site: Site, source: Buffer, result: Buffer) -> None:
+    """`take`: every device of the lane has what its piece of the result is made of."""
+    facts = [
+        ("the tensor", f"%{source.tensor}", f"%{result.tensor}"),
+        ("the element type", source.dtype.value, result.dtype.value),
+        ("the shape", list(source.layout.shape), list(result.layout.shape)),
+        ("what is pending", _pending(source), _pending(result)),
+    ]
+    for name, old, new in facts:
+        if old != new:
+            raise site.error(
+                f"sennit.take changes {name} from {old} to {new}: %{source.name} of tensor %{source.tensor} is "
+                f"{source.layout}, %{result.name} is {result.layout}",
+                fix=f"give %{result.name} {name} of %{source.name}: sennit.take only leaves out indices",
+            )
+    devices = site.lane.devices
+    for axis, _ in source.layout.pending:
+        there, here = coordinates_on(source, axis, devices), coordinates_on(result, axis, devices)
+        for device in (device for device, a, b in zip(devices, there, here, strict=True) if a != b):
+            raise site.error(
+                f"sennit.take moves device {device} along {axis}, over which %{source.name} of tensor %{source.tensor} is "
+                f"pending: two devices would count one part",
+                fix=f"reduce it over {axis} first, or take it on a mesh where the devices keep their places on {axis}",
+            )
+    lacking = first_device_lacking(source, result, devices)
+    if lacking is not None:
+        raise site.error(
+            f"device {lacking} has the indices {source.layout.region(source.point(lacking))} of tensor %{source.tensor} in "
+            f"%{source.name}, and its piece of %{result.name} is {result.layout.region(result.point(lacking))}",
+            fix="take what each device has; an exchange or a collective brings the rest",
+        )
+
+
+def _pending(buffer: Buffer) -> str:
+    """Axes, sizes, reductions and times of what is pending, in an order of their own: meshes may list axes differently."""
+    mesh, times = buffer.layout.mesh, covered_times(buffer)
+    parts = [
+        f"{op.value} over {mesh.axis(axis)}" + (f" at {sorted(times[axis])}" if axis in times else "")
+        for axis, op in buffer.layout.pending
+    ]
+    return ", ".join(sorted(parts)) or "nothing"
 
 
 def _check_accumulate(site: Site, total: Buffer, part: Buffer, result: Buffer) -> None:

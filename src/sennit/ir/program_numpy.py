@@ -2,11 +2,13 @@
 
 Each lane has a program counter, and a step runs for all devices of its lane at once. A send never waits. A receive waits for
 the send: transfers from one lane to another arrive in the order in which they were sent, from the i-th device to the i-th. A
-collective waits for every lane that has a device in one of its groups. If no lane can go on, or a transfer is left over,
+collective waits for every lane that has a device in one of its groups; to give in an exchange never waits, to take waits for all givers. If no lane can go on, or a transfer is left over,
 the program is wrong: also where streams that overlap might let it through.
 
 - A compute step is `aten_numpy.apply` on the pieces of one device: sizes among its arguments are those of the piece.
 - A local operator is `move_numpy.move` on the pieces of one device, a local form `local_forms_numpy.apply_form`.
+- An exchange puts the tensor together from the givers' pieces and cuts it as the takers' layout says: what it means, without
+  a word on who sends what to whom.
 - A collective is `layout_numpy.regroup` on the pieces of its groups, from the layout of one buffer to that of the other.
 
 Every piece is checked against the shape and type that its buffer declares, and replicas of outputs against each other.
@@ -30,30 +32,38 @@ from sennit.ir.local_forms_numpy import apply_form
 from sennit.ir.mesh import AxisKind, Point
 from sennit.ir.move_numpy import move
 from sennit.ir.operators import is_local_form, is_local_move
-from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Program, Receive, Send, Step
+from sennit.ir.program import Buffer, Collective, Compute, Exchange, Free, Lane, Program, Receive, Send, Step
 
 __all__ = ["run_program"]
 
 Local = dict[int, Array]  # device -> its piece
-Mail = defaultdict[tuple[str, str], deque[tuple[Buffer, Local]]]  # (from, to) -> what was sent and not yet received
 
 
 def run_program(program: Program, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Whole outputs, by path or as "loss"; `inputs` holds a whole array for the path of each lane input."""
     lanes = {lane.name: _start(lane, inputs) for lane in program.lanes}
-    mail: Mail = defaultdict(deque)
+    transit = _Transit(_givers(program))
     while not all(state.done for state in lanes.values()):
-        if not any(_advance(program, lanes, state, mail) for state in lanes.values()):
+        if not any(_advance(program, lanes, state, transit) for state in lanes.values()):
             raise ProgramError(
                 f"program {program.name!r} deadlocks: no lane can go on",
                 where="; ".join(state.where() for state in lanes.values()),
                 fix="bring the steps that wait for each other into one order on all lanes",
             )
-    for (origin, to), queue in mail.items():
+    for (origin, to), queue in transit.mail.items():
         if queue:
             names = ", ".join(f"%{buffer.name}" for buffer, _ in queue)
             raise ProgramError(f"lane {to!r} never receives {names} from lane {origin!r}")
     return _outputs(list(lanes.values()))
+
+
+@dataclass(slots=True, eq=False)
+class _Transit:
+    """What is under way between lanes."""
+
+    givers: dict[str, set[str]]  # label of an exchange -> the lanes that give in it
+    gifts: defaultdict[str, dict[str, tuple[Buffer, Local]]] = field(default_factory=lambda: defaultdict(dict))
+    mail: defaultdict[tuple[str, str], deque[tuple[Buffer, Local]]] = field(default_factory=lambda: defaultdict(deque))
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +117,7 @@ def _start(lane: Lane, inputs: Mapping[str, Array]) -> _LaneState:
     return state
 
 
-def _advance(program: Program, lanes: Mapping[str, _LaneState], state: _LaneState, mail: Mail) -> bool:
+def _advance(program: Program, lanes: Mapping[str, _LaneState], state: _LaneState, transit: _Transit) -> bool:
     """Run a lane until it waits; whether it went on at all."""
     before = state.position
     while (step := state.step) is not None:
@@ -122,17 +132,23 @@ def _advance(program: Program, lanes: Mapping[str, _LaneState], state: _LaneStat
                 if len(calls) < len(finished):
                     break
                 _collective(calls)
-            case Send(source, to):
-                local = state.read(source)
-                mail[state.lane.name, to].append((state.buffers[source], local))
-            case Receive(result, origin):
-                queue = mail[origin, state.lane.name]
+            case Exchange(label, source, result, _):
+                if source is not None:
+                    transit.gifts[label][state.lane.name] = (state.buffers[source], state.read(source))
+                if result is not None:
+                    if not transit.givers[label] <= transit.gifts[label].keys():
+                        break
+                    state.write(result, _taken(state, result, list(transit.gifts[label].values())))
+            case Send(sent, to):
+                transit.mail[state.lane.name, to].append((state.buffers[sent], state.read(sent)))
+            case Receive(received, origin):
+                queue = transit.mail[origin, state.lane.name]
                 if not queue:
                     break
-                state.write(result, _received(state, result, program.lane(origin), *queue.popleft()))
-            case Free(source):
-                state.read(source)
-                del state.pieces[source]
+                state.write(received, _received(state, received, program.lane(origin), *queue.popleft()))
+            case Free(ended):
+                state.read(ended)
+                del state.pieces[ended]
         for other in finished:
             other.position += 1
     return state.position > before
@@ -222,6 +238,37 @@ def _check_axes(state: _LaneState, source: Layout, step: Collective) -> None:
         )
 
 
+def _givers(program: Program) -> dict[str, set[str]]:
+    """The lanes that give in each exchange, by its label."""
+    found: dict[str, set[str]] = {}
+    for lane in program.lanes:
+        for step in lane.steps:
+            if isinstance(step, Exchange):
+                found.setdefault(step.label, set()).update([lane.name] if step.source is not None else [])
+    return found
+
+
+def _taken(state: _LaneState, result: Buffer, given: list[tuple[Buffer, Local]]) -> Local:
+    """Put together what the givers hold, and cut it as the taker wants it."""
+    if not given:
+        raise ProgramError("no lane gives anything", where=state.where())
+    if any((source.tensor, dict(source.times)) != (result.tensor, dict(result.times)) for source, _ in given):
+        raise ProgramError(f"what is given is not %{result.tensor} {dict(result.times)}", where=state.where())
+    whole = np.zeros(result.layout.shape, numpy_dtype(result.dtype))
+    held = np.zeros(result.layout.shape, np.bool_)
+    for source, local in given:
+        for device, piece in local.items():
+            where = np.ix_(*source.layout.region(source.point(device)).indices())
+            whole[where], held[where] = piece, True
+    pieces: Local = {}
+    for device in state.lane.devices:
+        where = np.ix_(*result.layout.region(result.point(device)).indices())
+        if not held[where].all():
+            raise ProgramError(f"no lane gives all of what device {device} takes", where=state.where())
+        pieces[device] = np.asarray(whole[where])
+    return pieces
+
+
 def _received(state: _LaneState, result: Buffer, origin: Lane, sent: Buffer, local: Local) -> Local:
     if (sent.tensor, sent.times) != (result.tensor, result.times) or len(origin.devices) != len(state.lane.devices):
         raise ProgramError(
@@ -291,5 +338,7 @@ def _describe(step: Step) -> str:
             return f"send %{source} to {to}"
         case Receive(result, origin):
             return f"receive %{result.name} from {origin}"
+        case Exchange(label, _, _, lanes):
+            return f"exchange {label!r} among {', '.join(lanes)}"
         case Free(source):
             return f"free %{source}"

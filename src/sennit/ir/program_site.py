@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sennit.errors import ProgramError
 from sennit.ir.layout import Entry, Pending, Split
 from sennit.ir.mesh import print_ranges
-from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Program, Receive, Send, Step
+from sennit.ir.program import Buffer, Collective, Compute, Exchange, Free, Lane, Program, Receive, Send, Step
 
 __all__ = ["Site", "describe_entry", "describe_lane", "describe_step", "describe_times"]
 
@@ -50,6 +50,10 @@ def describe_step(step: Step) -> str:
             return f"send %{source} to {to}"
         case Receive(result, origin_lane):
             return f"receive {_name(result)} from {origin_lane}"
+        case Exchange(label, given, taken, _):
+            words = [f"gives %{given}"] if given is not None else []
+            words += [f"takes {_name(taken)}"] if taken is not None else []
+            return f"exchange {label!r}" + (f" ({' and '.join(words)})" if words else "")
         case Free(source):
             return f"free %{source}"
 

@@ -5,6 +5,10 @@ in the *whole* array) is a pure function of (seed, step, number, i): `%seed` is 
 operators of a graph. So a device that holds any piece computes the values of its own indices, in any order, and a parallel
 run draws what the serial run draws.
 
+Two more arguments, `steps` and `first`, make an array that is itself a piece of a larger one (`plan/co_shard.py`). A dim has factors (size, step), major to
+minor; the element whose indices have the digits j lies in the larger array at first + sum of step * digit. Without them it is the array
+itself: one factor a dim, row-major, from 0.
+
 The generator is SplitMix64 in its counter form, with one stream per (seed, step, number), as in Steele, Lea and Flood, "Fast
 splittable pseudorandom number generators" (OOPSLA 2014). All arithmetic is on 64-bit words, modulo 2^64; `>>` shifts zeros in.
 
@@ -33,7 +37,7 @@ from sennit.ir.dtype import DType
 from sennit.ir.dtype_numpy import numpy_dtype
 from sennit.ir.layout_numpy import Array
 
-__all__ = ["MULTIPLIERS", "SHIFTS", "precision", "stream", "strides", "uniform", "uniform_at"]
+__all__ = ["MULTIPLIERS", "SHIFTS", "Steps", "precision", "row_major", "stream", "uniform", "uniform_at"]
 
 SHIFTS = (30, 27, 31)
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -41,9 +45,14 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
 
 
-def uniform(seed: Array, number: int, shape: Sequence[int], dtype: DType) -> Array:
+Steps = Sequence[Sequence[tuple[int, int]]]  # for each dim its factors (size, step), major to minor
+
+
+def uniform(
+    seed: Array, number: int, shape: Sequence[int], dtype: DType, steps: Steps | None = None, first: int = 0
+) -> Array:
     """The whole array."""
-    return uniform_at(seed, number, shape, dtype, [np.arange(size) for size in shape])
+    return uniform_at(seed, number, shape, dtype, [np.arange(size) for size in shape], steps, first)
 
 
 def uniform_at(
@@ -52,14 +61,19 @@ def uniform_at(
     shape: Sequence[int],
     dtype: DType,
     indices: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]],
+    steps: Steps | None = None,
+    first: int = 0,
 ) -> Array:
     """The elements at the product of `indices`, one list of indices per dim of the whole `shape`."""
     start, gamma = stream(int(seed[0]), int(seed[1]), number)
-    words = np.full([len(part) for part in indices], (start + gamma) & _WORD, np.uint64)
+    words = np.full([len(part) for part in indices], (start + (first + 1) * gamma) & _WORD, np.uint64)
     bits = precision(dtype)
     with np.errstate(over="ignore"):  # words wrap; numpy says so where an array has no dims
-        for dim, (stride, part) in enumerate(zip(strides(shape), indices, strict=True)):
-            ahead = part.astype(np.uint64) * np.uint64(gamma * stride & _WORD)
+        for dim, (factors, part) in enumerate(zip(steps or row_major(shape), indices, strict=True)):
+            ahead = np.zeros(len(part), np.uint64)
+            for size, step in reversed(factors):
+                ahead += (part % size).astype(np.uint64) * np.uint64(gamma * step & _WORD)
+                part = part // size
             words = words + ahead.reshape([-1 if other == dim else 1 for other in range(len(shape))])
         return np.asarray((_mix(words) >> np.uint64(64 - bits)) * 2.0**-bits).astype(numpy_dtype(dtype))
 
@@ -81,9 +95,9 @@ def stream(seed: int, step: int, number: int) -> tuple[int, int]:
     return start, gamma
 
 
-def strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """How far apart in the flat index two neighbours along each dim are."""
-    return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
+def row_major(shape: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """The steps of an array that is no piece: how far apart in the flat index two neighbours along each dim are."""
+    return tuple(((size, prod(shape[dim + 1 :])),) for dim, size in enumerate(shape))
 
 
 def precision(dtype: DType) -> int:

@@ -2,7 +2,7 @@
 
     strategy := "strategy" STRING "{" group* bucket* "}"
     group    := "group" "{" %op ("," %op)* "}" ("again" "{" %op ("," %op)* "}")?
-    bucket   := "bucket" reduction "wait" "=" wait "{" part ("," part)* "}"
+    bucket   := "bucket" reduction ("by" STRING)? "wait" "=" wait "{" part ("," part)* "}"
     reduction := "all_reduce" | "reduce_scatter"
     wait     := "step" | "next"
     part     := STRING ("[" START ":" STOP "]")?
@@ -14,6 +14,7 @@ one, so that their results need not be read from memory: DisCo's duplicate fusio
 
 **Buckets.** A bucket's gradients travel in one collective. A part is a parameter's gradient, whole or the flat elements START to STOP of it.
 `all_reduce` gives every rank the mean in one collective; `reduce_scatter` reduces to shares, and gathers them where it is waited for.
+`by` names the algorithm of the collective; without it the group's library chooses.
 Buckets travel in the order in which they stand here, on every rank; one that is ready before its turn waits for those before it. `wait` says where the update is waited for: at the end of
 the same `step`, or in the `next` one, before the first kernel that reads one of the bucket's parameters.
 
@@ -88,18 +89,21 @@ class Bucket:
     parts: tuple[Part, ...]
     wait: WaitAt = WaitAt.STEP
     reduce: Reduce = Reduce.ALL_REDUCE
+    algorithm: str | None = None
 
     def __str__(self) -> str:
         parts = ", ".join(map(str, self.parts))
-        return f"bucket {self.reduce.value} wait={self.wait.value} {{ {parts} }}"
+        by = "" if self.algorithm is None else f" by {quote(self.algorithm)}"
+        return f"bucket {self.reduce.value}{by} wait={self.wait.value} {{ {parts} }}"
 
     @classmethod
     def read(cls, scanner: Scanner) -> Bucket:
         reduce = _choice(scanner, Reduce)
+        algorithm = scanner.string() if scanner.accept_word("by") else None
         scanner.expect("wait")
         scanner.expect("=")
         wait = _choice(scanner, WaitAt)
-        return cls(tuple(scanner.bracketed("{", "}", lambda: Part.read(scanner))), wait, reduce)
+        return cls(tuple(scanner.bracketed("{", "}", lambda: Part.read(scanner))), wait, reduce, algorithm)
 
 
 @dataclass(frozen=True, slots=True)

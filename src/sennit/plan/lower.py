@@ -1,33 +1,40 @@
 """Preserve every dependency: a plan to a program.
 
-Each stage is a lane. For every operator of a stage, at its moment and micro-batch, each read is *obtained* in the layout
+Each lane is built from the tasks of its stages. For every operator of a stage, at its moment and micro-batch, each read is *obtained* in the layout
 that the operator needs: as it is, or by moves (`reshard/`), or from another stage. What was obtained once is kept, so a
 redistribution serves all its readers. A redistribution that communicates is made at the root of a chain of views, and the
 views are applied again behind it: several views of one value share one collective.
 
 Lanes are built together, operator by operator, like coroutines. An operator waits until what it reads from other stages has
-been sent. A value is sent right after it is made; the receiver takes what the sender sent in that order. So sends and receives
-match by construction, and a pattern that cannot be followed shows itself here, as stages that wait for each other.
+been sent. A value leaves right after it is made (`plan/crossing.py` says how); the receiver takes what the sender sent in that order. So transfers
+match by construction, and a pattern that cannot be followed shows itself here, as lanes that wait for each other.
+
+Stages on one mesh are one *site*. Where a value of one site is read on another that shares its lane, it is taken there; a stage on
+several lanes is built once in each of them, from the same operators in the same order, and so are its collectives.
 
 Gradients: a value pending over the time axis is accumulated as each micro-batch makes it; when the last is in, the axis is
-resolved. Outputs come last: each gradient in its parameter's layout, on every stage that holds the parameter.
+resolved. Outputs come last: each gradient in its parameter's layout, on every site that holds the parameter; a result of
+micro-batches as their concatenation.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from sennit.capture.rules import is_relabelling, local_kind, localize, through_view
 from sennit.errors import LayoutError, PlanError
 from sennit.ir.dtype import DType
-from sennit.ir.graph import Arg, Input, Op, Output, OutputKind, Phase, Ref
-from sennit.ir.layout import Entry, Layout, Pending
+from sennit.ir.graph import Arg, Input, Op, Output, Phase, Ref
+from sennit.ir.layout import Entry, Layout, Pending, Split
+from sennit.ir.mesh import Mesh
 from sennit.ir.program import (
     Buffer,
     Collective,
     CollectiveKind,
     Compute,
+    Exchange,
     Free,
     Lane,
     LaneInput,
@@ -39,9 +46,11 @@ from sennit.ir.program import (
     defines,
     reads,
 )
-from sennit.plan.pattern import Pattern, Work, one_forward_one_backward
+from sennit.plan.crossing import Way
+from sennit.plan.lower_index import LowerIndex
 from sennit.plan.plan import Plan
 from sennit.plan.propagate import Decisions, Entries, Moment
+from sennit.plan.propagate_index import is_copy
 from sennit.reshard.moves import MoveKind, moves
 
 __all__ = ["lower"]
@@ -49,65 +58,35 @@ __all__ = ["lower"]
 
 def lower(decisions: Decisions) -> Program:
     """The program of a complete plan, not yet checked."""
-    plan = decisions.plan
-    index = _Index(decisions)
-    builders = [_LaneBuilder(decisions, index, stage) for stage in range(len(plan.stages))]
+    index = LowerIndex(decisions)
+    builders = [_LaneBuilder(decisions, index, lane) for lane in range(len(index.lanes))]
     for builder in builders:
         builder.others = builders
-    running = {builder.stage: builder.run() for builder in builders}
+    running = {builder.lane: builder.run() for builder in builders}
     while running:
         before = sum(builder.progress for builder in builders)
-        for stage, lane in list(running.items()):
+        for number, lane in list(running.items()):
             if next(lane, _DONE) is _DONE:
-                del running[stage]
+                del running[number]
         if running and sum(builder.progress for builder in builders) == before:
-            stuck = "; ".join(f"stage {stage} waits for {builders[stage].waiting_for}" for stage in running)
+            stuck = "; ".join(f"{index.lane_names[lane]} waits for {builders[lane].waiting_for}" for lane in running)
             raise PlanError(
                 "the stages wait for each other",
                 where=stuck,
                 fix="order the pattern so that producers come before consumers",
             )
-    return Program(plan.name, tuple(builder.finish() for builder in builders))
+    return Program(decisions.plan.name, tuple(builder.finish() for builder in builders))
 
 
 _DONE = object()
 
 
-class _Index:
-    """Look-ups on the graph of a complete plan, made once."""
-
-    def __init__(self, decisions: Decisions) -> None:
-        graph = decisions.plan.graph
-        self.types = graph.types()
-        self.producers = graph.producers()
-        self.inputs = {item.value.name: item for item in graph.inputs}
-        self.holders: dict[str, set[int]] = {item.path: set() for item in graph.inputs}  # stages that hold an input
-        self.readers: dict[str, dict[int, Entries]] = {}  # value -> stage -> how its first reader there needs it
-        for op in graph.ops:
-            stage = decisions.stage[op.name]
-            for position, name in enumerate(op.reads):
-                self.readers.setdefault(name, {}).setdefault(stage, decisions.need(op, position))
-                if name in self.inputs:
-                    self.holders[self.inputs[name].path].add(stage)
-        self.outputs: dict[str, list[tuple[Output, Entries]]] = {}  # value -> outputs, and the layout they come in
-        by_path = {item.path: item.value.name for item in graph.inputs}
-        for output in graph.outputs:
-            is_gradient = output.kind is OutputKind.GRADIENT
-            need: Entries = decisions.values[by_path[output.path]] if is_gradient else {}
-            self.outputs.setdefault(output.name, []).append((output, need))
-            for stage in self.holders[output.path] if is_gradient else ():
-                self.readers.setdefault(output.name, {}).setdefault(stage, need)
-
-    def wants(self, output: Output, producer_stage: int) -> set[int]:
-        """The stages that return an output: the holders of a gradient's parameter, or where the value is made."""
-        return self.holders[output.path] if output.kind is OutputKind.GRADIENT else {producer_stage}
-
-
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """What a buffer holds: a tensor, laid out so, for this micro-batch (None: all of the batch)."""
+    """What a buffer holds: a tensor, on a site, laid out so, for this micro-batch (None: all of the batch)."""
 
     tensor: str
+    site: int
     entries: tuple[tuple[str, Entry], ...]
     microbatch: int | None
 
@@ -120,21 +99,35 @@ class _Sums:
     covered: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    """A value that lanes gave and another has still to take: as a plain transfer, or as the exchange `label`."""
+
+    label: str
+    givers: tuple[int, ...]
+    tensor: str
+    microbatch: int | None
+    site: int
+    landed: Layout
+    dtype: DType
+    times: Times
+    is_plain: bool
+
+
 @dataclass(slots=True)
 class _LaneBuilder:
     decisions: Decisions
-    index: _Index
-    stage: int
+    index: LowerIndex
+    lane: int
     others: list[_LaneBuilder] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     inputs: dict[str, LaneInput] = field(default_factory=dict)
     outputs: list[Output] = field(default_factory=list)
     buffers: dict[_Key, Buffer] = field(default_factory=dict)
-    native: dict[tuple[str, int | None], Buffer] = field(default_factory=dict)
+    native: dict[tuple[str, int, int | None], Buffer] = field(default_factory=dict)  # by tensor, site and micro-batch
     sums: dict[str, _Sums] = field(default_factory=dict)
-    queues: dict[int, list[tuple[str, int | None, Buffer]]] = field(
-        default_factory=dict
-    )  # from stage -> what it sent here
+    mail: dict[int, deque[_Letter]] = field(default_factory=dict)  # by the lane that gave
+    gathered: set[_Key] = field(default_factory=set)  # wholes of parameters that live in pieces
     names: set[str] = field(default_factory=set)
     progress: int = 0
     waiting_for: str = ""
@@ -145,46 +138,72 @@ class _LaneBuilder:
     def plan(self) -> Plan:
         return self.decisions.plan
 
-    @property
-    def mesh_axes(self) -> tuple[str, ...]:
-        return self.plan.stages[self.stage].names
-
     def run(self) -> Iterator[None]:
-        """Builds the lane; yields when it must wait for another stage."""
-        decisions, graph = self.decisions, self.plan.graph
-        mine = [op for op in graph.ops if decisions.stage[op.name] == self.stage]
+        """Builds the lane; yields when it must wait for another."""
+        decisions, stages = self.decisions, self.index.lanes[self.lane].stages
+        mine = [op for op in self.plan.graph.ops if decisions.stage[op.name] in stages]
         moments = {moment: [op for op in mine if decisions.moment[op.name] is moment] for moment in Moment}
         yield from self._emit_all(moments[Moment.BEFORE], None)
         split_in_time = any(axis.size > 1 for axis in self.plan.mesh.time)
-        for task in _pattern(self.plan).rows[self.stage]:
-            phase = Phase.FORWARD if task.work is Work.FORWARD else Phase.BACKWARD
-            ops = [op for op in moments[Moment.DURING] if op.phase is phase]
+        during: dict[int, list[Op]] = {stage: [] for stage in stages}
+        for op in moments[Moment.DURING]:
+            during[decisions.stage[op.name]].append(op)
+        self._check_work(during)
+        for task in self.index.pattern.rows[self.lane]:
+            ops = self.index.ops_of(during[task.stage], task)
             yield from self._emit_all(ops, task.microbatch if split_in_time else None)
+            if self.plan.regather:
+                self._let_go()
         yield from self._emit_all(moments[Moment.AFTER], None)
         yield from self._emit_outputs()
+
+    def _check_work(self, during: dict[int, list[Op]]) -> None:
+        for stage, ops in during.items():
+            tasks = [
+                task for task in self.index.pattern.rows[self.lane] if task.stage == stage and task.microbatch == 0
+            ]
+            covered = {op.name for task in tasks for op in self.index.ops_of(ops, task)}
+            left = [op for op in ops if op.name not in covered]
+            if left:
+                raise PlanError(
+                    f"the pattern has no task for {left[0].describe()}",
+                    where=f"stage {stage} runs {' '.join(map(str, tasks))} for micro-batch 0",
+                    fix="give a stage with backward operators its B tasks",
+                )
 
     def _emit_all(self, ops: list[Op], microbatch: int | None) -> Iterator[None]:
         for op in ops:
             for name in op.reads:
-                yield from self._await(name, microbatch, op.describe())
+                yield from self._await(name, microbatch, op.describe(), self.index.site[op.name])
             self._emit(op, microbatch)
             self.progress += 1
 
-    def _await(self, name: str, microbatch: int | None, reader: str) -> Iterator[None]:
-        """Wait until a value of another stage has been sent, and receive everything up to it."""
+    def _await(self, name: str, microbatch: int | None, reader: str, site: int) -> Iterator[None]:
+        """Wait until a value of another site has come, and take everything that was sent before it."""
         producer = self._producer(name)
-        if producer is None or self.decisions.stage[producer.name] == self.stage:
+        if producer is None or self.index.site[producer.name] == site:
             return
-        origin = self.decisions.stage[producer.name]
+        origin = self.index.site[producer.name]
         when = microbatch if self.decisions.moment[producer.name] is Moment.DURING and not self._is_late(name) else None
-        queue = self.queues.setdefault(origin, [])
-        while (name, when) not in self.native:
-            self.waiting_for = f"%{name} of stage {origin}, which {reader} reads"
-            if queue:
-                tensor, index, buffer = queue.pop(0)
-                self._receive(origin, tensor, index, buffer)
-            else:
+        while (name, site, when) not in self.native:
+            stage = self.decisions.stage[producer.name]
+            self.waiting_for = f"%{name} of stage {stage}, which {reader} reads"
+            if not self._open_mail(self.index.sites[origin]):
                 yield
+
+    def _open_mail(self, lanes: tuple[int, ...]) -> bool:
+        """Take the first letter that all its givers have sent and have sent nothing before; whether there was one."""
+        for lane in lanes:
+            queue = self.mail.get(lane)
+            if not queue:
+                continue
+            letter = queue[0]
+            if all(self.mail.get(giver) and self.mail[giver][0] == letter for giver in letter.givers):
+                for giver in letter.givers:
+                    self.mail[giver].popleft()
+                self._receive(letter)
+                return True
+        return False
 
     def _producer(self, name: str) -> Op | None:
         return self.index.producers.get(name)
@@ -196,10 +215,15 @@ class _LaneBuilder:
     # ---- operators ---------------------------------------------------------------------------------------------------
 
     def _emit(self, op: Op, microbatch: int | None) -> None:
+        site = self.index.site[op.name]
+        needs = [self.decisions.need(op, i) for i in range(len(op.reads))]
+        makes = [self.decisions.makes(op, i) for i in range(len(op.results))]
+        if self.plan.reduce_early and op.name in self.index.early and op.reads[0] in self.index.early and is_copy(op):
+            needs, makes = [self.index.early[op.reads[0]]], [self.index.early[op.name]]
         sources = iter(
-            [self.obtain(name, self.decisions.need(op, i), microbatch).name for i, name in enumerate(op.reads)]
+            [self.obtain(name, need, microbatch, site).name for name, need in zip(op.reads, needs, strict=True)]
         )
-        layouts = [self._layout(value.type.shape, self.decisions.makes(op, i)) for i, value in enumerate(op.results)]
+        layouts = [self._layout(value.type.shape, made, site) for value, made in zip(op.results, makes, strict=True)]
         results = tuple(
             self._new(value.name, value.name, value.type.dtype, layout, microbatch)
             for value, layout in zip(op.results, layouts, strict=True)
@@ -210,26 +234,34 @@ class _LaneBuilder:
         kind = local_kind(op, tuple(self.decisions.strategies[op.name].values()))
         self.steps.append(Compute(kind, args, kwargs, results, op.phase, op.module, op.name))
         for buffer in results:
-            self._made(buffer, microbatch, op.phase)
+            self._made(buffer, microbatch, op.phase, site)
 
-    def _made(self, buffer: Buffer, microbatch: int | None, phase: Phase) -> None:
-        """A value exists: keep it, add it to its sum over micro-batches, send it where it is read."""
+    def _made(self, buffer: Buffer, microbatch: int | None, phase: Phase, site: int) -> None:
+        """A value exists: keep it, add it to its sum over micro-batches, give it to where it is read."""
         if any(isinstance(buffer.layout.entry(axis), Pending) for axis, _ in buffer.times):
-            done = self._accumulate(buffer, phase)
+            done = self._accumulate(self._in_pieces(buffer, microbatch, site), phase)
             if done is None:
                 return
             buffer, microbatch = done, None
-        self._keep(buffer, microbatch)
-        for output, need in self.index.outputs.get(buffer.tensor, ()):
-            if self.stage in self.index.wants(output, self.stage):
-                self.obtain(buffer.tensor, need, microbatch)  # now, so that it overlaps with what is still to compute
-        for stage in sorted(self.index.readers.get(buffer.tensor, {})):
-            if stage != self.stage:
-                self._send(buffer.tensor, microbatch, stage)
+        self._keep(buffer, microbatch, site)
+        for _, wanted in self.index.outputs.get(buffer.tensor, ()):
+            if site in wanted:  # now, so that it overlaps with what is still to compute
+                self.obtain(buffer.tensor, {**wanted[site], **self._in_time(buffer)}, microbatch, site)
+        for to in sorted(self.index.readers.get(buffer.tensor, {})):
+            if to != site:
+                self._give(buffer.tensor, microbatch, site, to)
 
-    def _keep(self, buffer: Buffer, microbatch: int | None) -> None:
-        self.native.setdefault((buffer.tensor, microbatch), buffer)
-        self.buffers[_Key(buffer.tensor, buffer.layout.entries, microbatch)] = buffer
+    def _keep(self, buffer: Buffer, microbatch: int | None, site: int) -> None:
+        self.native.setdefault((buffer.tensor, site, microbatch), buffer)
+        self.buffers[_Key(buffer.tensor, site, buffer.layout.entries, microbatch)] = buffer
+
+    def _in_pieces(self, piece: Buffer, microbatch: int | None, site: int) -> Buffer:
+        """What a micro-batch adds to a gradient, in the pieces of the parameter, where the plan reduces early."""
+        if not self.plan.reduce_early or piece.tensor not in self.index.early:
+            return piece
+        entries = self._entries({**self.index.early[piece.tensor], **self._in_time(piece)}, site)
+        target = Layout(piece.layout.mesh, piece.layout.shape, entries)
+        return self._move(piece, target, _Key(piece.tensor, site, entries, microbatch))
 
     def _accumulate(self, piece: Buffer, phase: Phase) -> Buffer | None:
         """Add a micro-batch to its sum; the sum itself once it is complete."""
@@ -258,48 +290,62 @@ class _LaneBuilder:
 
     # ---- obtaining a value in a layout -------------------------------------------------------------------------------
 
-    def obtain(self, name: str, need: Entries, microbatch: int | None) -> Buffer:
-        """A buffer that holds value `name` as `need` says."""
-        entries = self._entries(need)
-        times = {axis.name for axis in self.plan.mesh.time}
-        in_time = any(axis in times for axis, _ in entries)
-        key = _Key(name, entries, microbatch if in_time else None)
+    def obtain(self, name: str, need: Entries, microbatch: int | None, site: int) -> Buffer:
+        """A buffer that holds value `name` as `need` says, on a site."""
+        entries = self._entries(need, site)
+        in_time = any(axis in self._time_axes() for axis, _ in entries)
+        key = _Key(name, site, entries, microbatch if in_time else None)
         if key in self.buffers:
             return self.buffers[key]
-        source = self._native(name, microbatch)
+        source = self._native(name, microbatch, site)
         if source.times:
             key = replace(key, microbatch=microbatch)
             if key in self.buffers:
                 return self.buffers[key]
-        hoisted = self._through_views(name, need, source, microbatch)
+        hoisted = self._through_views(name, need, source, microbatch, site)
         if hoisted is not None:
-            self.buffers[key] = hoisted
+            self._remember(key, hoisted)
             return hoisted
         return self._move(source, Layout(source.layout.mesh, source.layout.shape, entries), key)
 
-    def _native(self, name: str, microbatch: int | None) -> Buffer:
-        for when in (microbatch, None):
-            if (name, when) in self.native:
-                return self.native[name, when]
-        return self._input(self.index.inputs[name])
+    def _remember(self, key: _Key, buffer: Buffer) -> None:
+        if self.buffers.setdefault(key, buffer) is buffer and key.tensor in self.index.cut:
+            self.gathered.add(key)
 
-    def _input(self, item: Input) -> Buffer:
+    def _let_go(self) -> None:
+        """Forget the wholes of parameters that live in pieces: the next task gathers them again."""
+        for key in self.gathered:
+            del self.buffers[key]
+        self.gathered.clear()
+
+    def _native(self, name: str, microbatch: int | None, site: int) -> Buffer:
+        for when in (microbatch, None):
+            if (name, site, when) in self.native:
+                return self.native[name, site, when]
+        return self._input(self.index.inputs[name], site)
+
+    def _input(self, item: Input, site: int) -> Buffer:
         value = item.value
-        layout = self._layout(value.type.shape, self.decisions.values[value.name])
+        layout = self._layout(value.type.shape, self.index.home(value.name, site), site)
         buffer = Buffer(self._unique(value.name), value.name, value.type.dtype, layout)
-        self.inputs[value.name] = LaneInput(item.role, buffer, item.path)
-        self._keep(buffer, None)
+        if (value.name, site) in self.index.shared:
+            held = self._native(value.name, None, self.index.shared[value.name, site])
+            self.steps.append(Compute("sennit.take", (Ref(held.name),), (), (buffer,), Phase.FORWARD, "", value.name))
+        else:
+            self.inputs[buffer.name] = LaneInput(item.role, buffer, item.path)
+        self._keep(buffer, None, site)
         return buffer
 
-    def _through_views(self, name: str, need: Entries, source: Buffer, microbatch: int | None) -> Buffer | None:
+    def _through_views(
+        self, name: str, need: Entries, source: Buffer, microbatch: int | None, site: int
+    ) -> Buffer | None:
         """Where the value is a view and getting it would communicate: redistribute what it is a view of, and view that."""
         op = self._producer(name)
-        target = Layout(source.layout.mesh, source.layout.shape, self._entries(need))
-        if op is None or not is_relabelling(op) or self.decisions.stage[op.name] != self.stage:
+        target = Layout(source.layout.mesh, source.layout.shape, self._entries(need, site))
+        if op is None or not is_relabelling(op) or self.index.site[op.name] != site:
             return None
-        if set(dict(target.entries)) & set(self._time_axes()) != set(dict(source.layout.entries)) & set(
-            self._time_axes()
-        ):
+        times = set(self._time_axes())
+        if set(dict(target.entries)) & times != set(dict(source.layout.entries)) & times:
             return None  # a slice in time, which does not communicate
         if not any(move.kind.communicates for move in moves(source.layout, target)):
             return None
@@ -308,12 +354,12 @@ class _LaneBuilder:
             at_root = {
                 axis: through_view(op, types, source.layout.mesh.size(axis), entry) for axis, entry in target.entries
             }
-            root_layout = self._layout(types[op.reads[0]].shape, at_root)
+            root_layout = self._layout(types[op.reads[0]].shape, at_root, site)
         except (LookupError, LayoutError):
             return None
         if not root_layout.is_even:
             return None
-        root = self.obtain(op.reads[0], at_root, microbatch)
+        root = self.obtain(op.reads[0], at_root, microbatch, site)
         result = Buffer(self._unique(_label(name, "view", source.times)), name, source.dtype, target, source.times)
         args, kwargs = localize(op, [target.local_shape()])
         root_name = iter([root.name])
@@ -333,46 +379,95 @@ class _LaneBuilder:
             result = Buffer(self._unique(label), source.tensor, source.dtype, move.result, times)
             self.steps.append(_step(move.kind, move.axis, current, result, self._phase(source.tensor)))
             current = result
-            self.buffers.setdefault(_Key(source.tensor, move.result.entries, key.microbatch if times else None), result)
-        self.buffers[key] = current
+            self._remember(
+                replace(key, entries=move.result.entries, microbatch=key.microbatch if times else None), result
+            )
+        self._remember(key, current)
         return current
 
     def _phase(self, tensor: str) -> Phase:
         op = self._producer(tensor)
         return op.phase if op is not None else Phase.FORWARD
 
-    # ---- between stages ----------------------------------------------------------------------------------------------
+    # ---- between sites -----------------------------------------------------------------------------------------------
 
-    def _send(self, name: str, microbatch: int | None, to: int) -> None:
-        """Send a value laid out as its first reader there needs it, so that it is redistributed once, here."""
-        source = self._native(name, microbatch)
-        in_time = {axis: entry for axis, entry in source.layout.entries if axis in self._time_axes()}
-        in_space = {
-            axis: entry for axis, entry in self.index.readers[name][to].items() if axis not in self._time_axes()
-        }
-        buffer = self.obtain(name, {**in_space, **in_time}, microbatch)
-        self.steps.append(Send(buffer.name, f"stage{to}"))
-        self.others[to].queues.setdefault(self.stage, []).append((name, microbatch, buffer))
+    def _give(self, name: str, microbatch: int | None, site: int, to: int) -> None:
+        """Bring a value to another site, laid out as its first reader there needs it, so that it is redistributed once."""
+        source = self._native(name, microbatch, site)
+        in_space = {axis: e for axis, e in self.index.readers[name][to].items() if axis not in self._time_axes()}
+        need = self._layout(source.layout.shape, {**in_space, **self._in_time(source)}, to)
+        crossing = self.index.crossing(source.layout, site, need, to)
+        given = self.obtain(name, dict(crossing.given.entries), microbatch, site)
+        givers, takers = self.index.sites[site], self.index.sites[to]
+        landed = Buffer("", name, given.dtype, crossing.landed, given.times)
+        if crossing.way is Way.TAKE:
+            if self.lane in takers:
+                landed = replace(landed, name=self._unique(_label(name, "taken", given.times)))
+                self.steps.append(
+                    Compute("sennit.take", (Ref(given.name),), (), (landed,), self._phase(name), "", name)
+                )
+                self._keep(landed, microbatch, to)
+            return
+        label = _label(f"{name}.{site}>{to}", "", given.times)
+        plain = crossing.way is Way.SEND
+        if plain:
+            self.steps.append(Send(given.name, self.index.lane_names[takers[0]]))
+        elif self.lane in takers:
+            landed = replace(landed, name=self._unique(_label(name, "taken", given.times)))
+            self.steps.append(Exchange(label, given.name, landed, self._among(site, to)))
+            self._keep(landed, microbatch, to)
+        else:
+            self.steps.append(Exchange(label, given.name, None, self._among(site, to)))
+        letter = _Letter(label, givers, name, microbatch, to, crossing.landed, given.dtype, given.times, plain)
+        for lane in takers:
+            if lane not in givers:
+                self.others[lane].mail.setdefault(self.lane, deque()).append(letter)
         self.progress += 1
 
-    def _receive(self, origin: int, name: str, microbatch: int | None, sent: Buffer) -> None:
-        layout = sent.layout.on(self.plan.stages[self.stage])
-        buffer = Buffer(self._unique(_label(name, "received", sent.times)), name, sent.dtype, layout, sent.times)
-        self.steps.append(Receive(buffer, f"stage{origin}"))
-        self._keep(buffer, microbatch)
+    def _among(self, site: int, to: int) -> tuple[str, ...]:
+        # givers first: exchanges from other lanes get a stream of their own, so that takers need not agree on their order
+        lanes = dict.fromkeys((*self.index.sites[site], *self.index.sites[to]))
+        return tuple(self.index.lane_names[lane] for lane in lanes)
+
+    def _receive(self, letter: _Letter) -> None:
+        name = self._unique(_label(letter.tensor, "received", letter.times))
+        buffer = Buffer(name, letter.tensor, letter.dtype, letter.landed, letter.times)
+        if letter.is_plain:
+            self.steps.append(Receive(buffer, self.index.lane_names[letter.givers[0]]))
+        else:
+            site = self.index.site[self.index.producers[letter.tensor].name]
+            self.steps.append(Exchange(letter.label, None, buffer, self._among(site, letter.site)))
+        self._keep(buffer, letter.microbatch, letter.site)
         self.progress += 1
 
     # ---- outputs -----------------------------------------------------------------------------------------------------
 
     def _emit_outputs(self) -> Iterator[None]:
         for output in self.plan.graph.outputs:
-            producer = self._producer(output.name)
-            assert producer is not None
-            if self.stage in self.index.wants(output, self.decisions.stage[producer.name]):
-                yield from self._await(output.name, None, f"the {output.kind.value} of {output.path or 'the model'}")
-                need = next(need for other, need in self.index.outputs[output.name] if other == output)
-                self.outputs.append(Output(output.kind, self.obtain(output.name, need, None).name, output.path))
+            wanted = next(wanted for other, wanted in self.index.outputs[output.name] if other == output)
+            for site, need in wanted.items():
+                if self.lane not in self.index.sites[site]:
+                    continue
+                yield from self._await(
+                    output.name, None, f"the {output.kind.value} of {output.path or 'the model'}", site
+                )
+                buffer = self._concat(output.name, need, site) or self.obtain(output.name, need, None, site)
+                self.outputs.append(Output(output.kind, buffer.name, output.path))
                 self.progress += 1
+
+    def _concat(self, name: str, need: Entries, site: int) -> Buffer | None:
+        """A value that each micro-batch makes its part of, put together; None where it is made at once."""
+        axes = [axis for axis in self.plan.mesh.time if isinstance(self.decisions.values[name].get(axis.name), Split)]
+        if not axes or (name, site, None) in self.native:
+            return None
+        (axis,) = axes
+        split = self.decisions.values[name][axis.name]
+        parts = [self.obtain(name, {**need, axis.name: split}, number, site) for number in range(axis.size)]
+        layout = self._layout(parts[0].layout.shape, need, site)
+        result = Buffer(self._unique(f"{name}.whole"), name, parts[0].dtype, layout)
+        args = tuple(Ref(part.name) for part in parts)
+        self.steps.append(Compute("sennit.concat", args, (), (result,), self._phase(name), "", name))
+        return result
 
     def finish(self) -> Lane:
         """The lane, with every buffer freed after its last use."""
@@ -391,20 +486,26 @@ class _LaneBuilder:
             steps += [Free(name) for name in ending.get(position, [])]
         order = {item.path: position for position, item in enumerate(self.plan.graph.inputs)}
         inputs = tuple(sorted(self.inputs.values(), key=lambda item: order[item.path]))
-        devices = self.plan.stages[self.stage].devices
-        return Lane(f"stage{self.stage}", devices, inputs, tuple(steps), tuple(self.outputs))
+        devices = self.index.lanes[self.lane].devices
+        return Lane(self.index.lane_names[self.lane], devices, inputs, tuple(steps), tuple(self.outputs))
 
     # ---- names and layouts -------------------------------------------------------------------------------------------
 
     def _time_axes(self) -> tuple[str, ...]:
         return tuple(axis.name for axis in self.plan.mesh.time)
 
-    def _entries(self, need: Entries) -> tuple[tuple[str, Entry], ...]:
-        """In the order of the mesh, without the axes that do nothing."""
-        return tuple((axis, entry) for axis in self.mesh_axes if (entry := need.get(axis)) is not None)
+    def _in_time(self, buffer: Buffer) -> dict[str, Entry]:
+        return {axis: entry for axis, entry in buffer.layout.entries if axis in self._time_axes()}
 
-    def _layout(self, shape: tuple[int, ...], entries: Entries) -> Layout:
-        return Layout(self.plan.stages[self.stage], shape, self._entries(entries))
+    def _mesh(self, site: int) -> Mesh:
+        return self.index.meshes[site]
+
+    def _entries(self, need: Entries, site: int) -> tuple[tuple[str, Entry], ...]:
+        """In the order of the mesh, without the axes that do nothing."""
+        return tuple((axis, entry) for axis in self._mesh(site).names if (entry := need.get(axis)) is not None)
+
+    def _layout(self, shape: tuple[int, ...], entries: Entries, site: int) -> Layout:
+        return Layout(self._mesh(site), shape, self._entries(entries, site))
 
     def _new(self, name: str, tensor: str, dtype: DType, layout: Layout, microbatch: int | None) -> Buffer:
         times: Times = tuple(
@@ -419,10 +520,6 @@ class _LaneBuilder:
             candidate = f"{name}.{count}"
         self.names.add(candidate)
         return candidate
-
-
-def _pattern(plan: Plan) -> Pattern:
-    return plan.pattern or one_forward_one_backward(len(plan.stages), plan.microbatches)
 
 
 def _label(tensor: str, suffix: str, times: Times) -> str:

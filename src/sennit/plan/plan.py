@@ -3,7 +3,8 @@
 Three functions make plans, each from a plan to a plan:
 
 - `transform(plan, items, dim=, axis=)` splits: an operator on a letter of its rule (`capture/rules/`) over a space axis, or
-  a model input on a dim over space and time axes (a time axis on the batch dim is micro-batches);
+  a model input on a dim over space and time axes (a time axis on the batch dim is micro-batches), or a parameter where it lives:
+  operators still get the whole of it, and its gradient comes in its pieces (ZeRO);
 - `place(plan, ops, mesh)` makes a stage: operators on a part of the mesh. Stages may share devices, in any order and with other
   axes: one device may hold several runs of layers, and one stage may lie on all devices, between stages that do not;
 - `order(plan, pattern)` says in which order each lane runs the micro-batches of its stages, forward and backward.
@@ -24,7 +25,7 @@ from sennit.errors import PlanError
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Graph, Input, Op, Role
 from sennit.ir.layout import Layout
-from sennit.ir.mesh import AxisKind, Mesh
+from sennit.ir.mesh import Axis, AxisKind, Mesh
 from sennit.plan.pattern import Pattern
 
 __all__ = ["InputSplit", "OpSplit", "Plan", "PlanLane", "order", "place", "transform"]
@@ -67,6 +68,10 @@ class Plan:
     parts: tuple[Mesh, ...] = ()  # of each stage
     places: tuple[tuple[str, int], ...] = ()  # operator, stage
     pattern: Pattern | None = None
+    regather: bool = (
+        False  # gather parameters that live in pieces for each task anew, and let go of the wholes after it
+    )
+    reduce_early: bool = False  # reduce gradients to their parameters' pieces at each micro-batch, not once at the end
 
     def __post_init__(self) -> None:
         if len(self.mesh.time) > 1:
@@ -107,12 +112,12 @@ def transform(
     """Split operators on the letter `dim`, or inputs on the dim number `dim`, over `axis`."""
     axes = (axis,) if isinstance(axis, str) else axis
     inputs, splits = list(plan.inputs), list(plan.splits)
-    types = plan.graph.types()  # once: a deep model has many operators, and many of them are split
+    types, placed = plan.graph.types(), dict(plan.places)  # once: a deep model has many operators, and many are split
     for item in items:
         if isinstance(item, Input):
             inputs.append(_input_split(plan, item, dim, axes))
         else:
-            splits.append(_op_split(plan, item, types, dim, axes, chunks))
+            splits.append(_op_split(plan, item, types, placed, dim, axes, chunks))
     return replace(plan, inputs=tuple(inputs), splits=tuple(splits))
 
 
@@ -124,24 +129,40 @@ def _input_split(plan: Plan, item: Input, dim: str | int, axes: tuple[str, ...])
         )
     if any(split.path == item.path for split in plan.inputs):
         raise PlanError(f"input {item.path!r} is split twice", fix="name all its axes in one transform")
-    layout = Layout.block(plan.mesh, shape, {dim: axes})
-    if not layout.is_even:
-        sizes = " x ".join(f"{axis}={plan.mesh.size(axis)}" for axis in axes)
-        raise PlanError(
-            f"input {item.path!r}: dim {dim} of size {shape[dim]} does not divide over {sizes}",
-            fix="change the batch size or the axis sizes so that it divides",
-        )
+    for axis in axes:
+        _sizes(plan, axis)  # raises where no stage has it
+    for mesh in dict.fromkeys((plan.mesh, *plan.parts)):
+        here = tuple(axis for axis in axes if axis in mesh)
+        if not Layout.block(mesh, shape, {dim: here}).is_even:
+            sizes = " x ".join(f"{axis}={mesh.size(axis)}" for axis in here)
+            raise PlanError(
+                f"input {item.path!r}: dim {dim} of size {shape[dim]} does not divide over {sizes}",
+                fix="change the batch size or the axis sizes so that it divides",
+            )
     return InputSplit(item.path, dim, axes)
 
 
+def _sizes(plan: Plan, axis: str) -> tuple[Axis, ...]:
+    """An axis as the plan's mesh and its stages have it."""
+    found = tuple(mesh.axis(axis) for mesh in (plan.mesh, *plan.parts) if axis in mesh)
+    return found or (plan.mesh.axis(axis),)
+
+
 def _op_split(
-    plan: Plan, op: Op, types: Mapping[str, TensorType], dim: str | int, axes: tuple[str, ...], chunks: int
+    plan: Plan,
+    op: Op,
+    types: Mapping[str, TensorType],
+    placed: Mapping[str, int],
+    dim: str | int,
+    axes: tuple[str, ...],
+    chunks: int,
 ) -> OpSplit:
     if not isinstance(dim, str) or len(axes) != 1:
         raise PlanError(
             f"{op.kind} split on {dim!r} over {list(axes)}", where=op.describe(), fix="name one letter and one axis"
         )
-    axis = plan.mesh.axis(axes[0])
+    part = plan.parts[placed[op.name]] if op.name in placed else plan.mesh
+    axis = part.axis(axes[0]) if axes[0] in part else _sizes(plan, axes[0])[0]
     if axis.kind is AxisKind.TIME:
         raise PlanError(
             f"axis {axis.name!r} is a time axis", where=op.describe(), fix="split the model's inputs over it"

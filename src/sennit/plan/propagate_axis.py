@@ -28,11 +28,10 @@ from sennit.capture.rules import (
 )
 from sennit.errors import PlanError
 from sennit.ir.dtype import TensorType
-from sennit.ir.graph import Op, OutputKind, Phase, Role
+from sennit.ir.graph import Input, Op, OutputKind, Phase, Role
 from sennit.ir.layout import Entry, Layout, Pending, Reduction, Split
-from sennit.ir.mesh import Axis, AxisKind
-from sennit.plan.plan import OpSplit
-from sennit.plan.propagate_index import Moment, PlanIndex, is_product
+from sennit.plan.plan import InputSplit, OpSplit
+from sennit.plan.propagate_index import Moment, PlanIndex, is_copy, is_product
 
 __all__ = ["AxisPass"]
 
@@ -43,26 +42,27 @@ class AxisPass:
     def __init__(
         self,
         index: PlanIndex,
-        axis: Axis,
+        axis: str,
+        is_time: bool,
         strategies: dict[str, dict[str, Strategy]],
         values: dict[str, dict[str, Entry | None]],
+        inputs: dict[tuple[str, int], dict[str, Entry | None]],
     ) -> None:
-        self.index, self.plan, self.axis = index, index.plan, axis
-        self.strategies, self.values = strategies, values  # of the axes before, and where this one's go
+        self.index, self.plan, self.axis, self.is_time = index, index.plan, axis, is_time
+        self.strategies, self.values, self.inputs = strategies, values, inputs  # of the axes before, and of this one
         self.graph, self.types = index.graph, index.types
-        self.is_time = axis.kind is AxisKind.TIME
         self.decided = {
-            split.op: self._fit(index.producers[split.op], split)
-            for split in self.plan.splits
-            if split.axis == axis.name
+            split.op: self._fit(index.producers[split.op], split) for split in self.plan.splits if split.axis == axis
         }
-        self.have: dict[str, Entry | None] = {}  # on a time axis: what the value would have if everything were split
+        # on a time axis: what the value would have if everything were split
+        self.have: dict[str, Entry | None] = {}
+        self.held: dict[tuple[str, int], Entry | None] = {}  # of an input, by stage
+        self.homes: set[str] = set()  # parameters that the plan cuts over this axis only where they live
         self.chosen: dict[tuple[object, ...], Strategy] = {}  # layers repeat, and so do choices
         self.hints = self._hints()
         self.gradients: dict[str, Entry] = {}
-        self.resolved: set[str] = (
-            set()
-        )  # pending values that some operator needs reduced: the others get that for nothing
+        # pending values that some operator needs reduced: the others get that for nothing
+        self.resolved: set[str] = set()
 
     def run(self, moment: dict[str, Moment]) -> None:
         self._inputs()
@@ -72,6 +72,10 @@ class AxisPass:
         free: list[Op] = []  # to be decided by their readers
         wanted: dict[str, set[Entry | None]] = {output.name: {None} for output in self.graph.outputs}
         for op in self.graph.ops:
+            if self._size(op) == 1:
+                self.have.update((value.name, None) for value in op.results)
+                self._settle(op, self._replicated(op), wanted, moment)
+                continue
             if self._is_free(op):
                 free.append(op)
                 self.have.update((value.name, None) for value in op.results)
@@ -88,8 +92,23 @@ class AxisPass:
                 moment[op.name] = Moment.BEFORE if strategy.is_replicated else Moment.DURING
             self._settle(op, strategy, wanted, moment)
         if not self.is_time:
-            for item in self.graph.inputs:
-                self.values[item.value.name][self.axis.name] = self.have[item.value.name]
+            for (name, stage), entry in self.held.items():
+                self.inputs[name, stage][self.axis] = entry
+
+    # ---- what is where -----------------------------------------------------------------------------------------------
+
+    def _size(self, op: Op) -> int:
+        return self.index.size(self.index.stage[op.name], self.axis)
+
+    def _seen(self, name: str, op: Op) -> Entry | None:
+        """The entry of a value as an operator sees it from its own stage."""
+        if self.homes and self.index.root(name) in self.homes and not is_copy(op):
+            return None
+        stage = self.index.stage[op.name]
+        if name not in self.index.producers:
+            return self.held[name, stage]
+        entry, made = self.have[name], self._size(self.index.producers[name])
+        return entry if entry is None or made == self._size(op) else _resized(entry, made, self._size(op))
 
     def _is_free(self, op: Op) -> bool:
         """Whether any piece of what the operator makes can be made here, without moving anything: it reads nothing but the seed,
@@ -99,7 +118,7 @@ class AxisPass:
         if op.name in self.index.sources:
             return True
         early = all(value.name in self.index.whole for value in op.results)
-        return early and not self.is_time and not any(self.have[name] for name in self.index.reads[op.name])
+        return early and not self.is_time and not any(self._seen(name, op) for name in self.index.reads[op.name])
 
     def _settle(
         self, op: Op, strategy: Strategy, wanted: dict[str, set[Entry | None]], moment: Mapping[str, Moment]
@@ -107,14 +126,16 @@ class AxisPass:
         """Write a strategy down. What is done once in time does nothing to its reads and results."""
         once = self.is_time and moment[op.name] is not Moment.DURING
         for name, entry in zip(self.index.reads[op.name], strategy.reads, strict=True):
-            wanted.setdefault(name, set()).add(None if once else entry)
-            if entry is None and isinstance(self.have.get(name), Pending) and not self.is_time:
+            producer = self.index.producers.get(name)
+            alike = producer is None or self._size(producer) == self._size(op)
+            wanted.setdefault(name, set()).add(None if once or not alike else entry)
+            if (entry is None or not alike) and isinstance(self.have.get(name), Pending) and not self.is_time:
                 self.resolved.add(name)
-        if once:
+        if once or self._size(op) == 1:
             return
-        self.strategies[op.name][self.axis.name] = strategy
+        self.strategies[op.name][self.axis] = strategy
         for value, entry in zip(op.results, strategy.results, strict=True):
-            self.values[value.name][self.axis.name] = entry
+            self.values[value.name][self.axis] = entry
 
     def _source(self, op: Op, wanted: dict[str, set[Entry | None]]) -> Strategy:
         """Split as every reader of every result wants it, or whole."""
@@ -126,7 +147,7 @@ class AxisPass:
                 if isinstance(entry, Split) and self._reduce_instead(value.name, entry):
                     needs = wanted[value.name] = {entry}
             if len(needs) == 1 and (entry := next(iter(needs))) is not None:
-                strategy = making(op, self.types, self.axis.size, position, entry, rule)
+                strategy = making(op, self.types, self._size(op), position, entry, rule)
                 others = strategy and zip(op.results, strategy.results, strict=True)
                 if strategy is not None and all({made} >= wanted.get(item.name, set()) for item, made in others or ()):
                     return strategy if self._fits(op, strategy) else self._replicated(op)
@@ -137,7 +158,9 @@ class AxisPass:
         sums pending. A sum over the vocabulary is one number per token; the rows that it sums would be whole on every device."""
         revised: list[tuple[Op, Strategy]] = []
         for reader in self.index.readers.get(name, ()):
-            strategy = self.strategies[reader.name].get(self.axis.name) or self._replicated(reader)
+            strategy = self.strategies[reader.name].get(self.axis) or self._replicated(reader)
+            if self._size(reader) != self._size(self.index.producers[name]):
+                return False
             position = reader.reads.index(name)
             if strategy.reads[position] == entry:
                 continue
@@ -151,9 +174,9 @@ class AxisPass:
                 return False
             revised.append((reader, reduced))
         for reader, strategy in revised:
-            self.strategies[reader.name][self.axis.name] = strategy
+            self.strategies[reader.name][self.axis] = strategy
             for value, made in zip(reader.results, strategy.results, strict=True):
-                self.values[value.name][self.axis.name] = made
+                self.values[value.name][self.axis] = made
         return bool(revised)
 
     def _replicated(self, op: Op) -> Strategy:
@@ -164,7 +187,7 @@ class AxisPass:
         forward = self.index.products.get(op.seq) if op.phase is Phase.BACKWARD and op.seq is not None else None
         if forward is None or self.is_time or not is_product(op) or op.kind == "aten.addmm.default":
             return None
-        strategy = self.strategies[forward.name].get(self.axis.name)
+        strategy = self.strategies[forward.name].get(self.axis)
         letter = _letter(forward, strategy) if strategy is not None else None
         if strategy is None or letter is None:
             return None
@@ -191,7 +214,14 @@ class AxisPass:
 
     def _fit(self, op: Op, split: OpSplit) -> Strategy:
         """What the plan decided. Where an earlier axis has split the dim already, in blocks inside its pieces."""
-        strategy = decide(op, self.types, self.axis.size, split.letter, split.chunks)
+        size = self._size(op)
+        if size == 1:
+            raise PlanError(
+                f"the stage of this operator has no axis {self.axis!r}",
+                where=f"{op.describe()} on {self.index.meshes[self.index.stage[op.name]]}",
+                fix="split it over an axis of its stage",
+            )
+        strategy = decide(op, self.types, size, split.letter, split.chunks)
         if self._fits(op, strategy):
             return strategy
         taken = [
@@ -200,12 +230,12 @@ class AxisPass:
             for entry, mine in zip((*other.reads, *other.results), (*strategy.reads, *strategy.results), strict=True)
             if isinstance(entry, Split) and isinstance(mine, Split) and entry.dim == mine.dim
         ]
-        if taken and min(taken) % self.axis.size == 0:
-            nested = self._restrided(op, split.letter, strategy, min(taken) // self.axis.size)
+        if taken and min(taken) % size == 0:
+            nested = self._restrided(op, split.letter, strategy, min(taken) // size)
             if nested is not None and self._fits(op, nested):
                 return nested
         raise PlanError(
-            f"dim {split.letter!r} has no room for axis {self.axis.name!r} beside the axes that split it already",
+            f"dim {split.letter!r} has no room for axis {self.axis!r} beside the axes that split it already",
             where=op.describe(),
             fix="choose another dim, or a smaller axis",
         )
@@ -217,7 +247,7 @@ class AxisPass:
             return split_on(rule, letter, stride)
         entry = strategy.results[0]
         return (
-            making(op, self.types, self.axis.size, 0, Split(entry.dim, stride), rule)
+            making(op, self.types, self._size(op), 0, Split(entry.dim, stride), rule)
             if isinstance(entry, Split)
             else None
         )
@@ -232,7 +262,7 @@ class AxisPass:
             entries: dict[str, Entry | None] = {
                 axis: (*other.reads, *other.results)[position] for axis, other in others.items()
             }
-            if not self.index.is_layout(shape, {**entries, self.axis.name: entry}):
+            if not self.index.is_layout(self.index.stage[op.name], shape, {**entries, self.axis: entry}):
                 return False
         return True
 
@@ -249,38 +279,62 @@ class AxisPass:
         """What waits for the last micro-batch cannot also read one micro-batch at a time."""
         parts = [name for name, entry in zip(op.reads, strategy.reads, strict=True) if isinstance(entry, Split)]
         if parts and not all(name in self.index.whole for name in parts):
-            sums = [name for name in op.reads if name in late or isinstance(self.have[name], Pending)]
+            sums = [name for name in op.reads if name in late or isinstance(self._seen(name, op), Pending)]
             raise PlanError(
-                f"{op.kind} reads %{parts[0]}, which axis {self.axis.name!r} splits in time, and %{sums[0]}, which is a sum over all "
-                f"of {self.axis.name!r}",
+                f"{op.kind} reads %{parts[0]}, which axis {self.axis!r} splits in time, and %{sums[0]}, which is a sum over all "
+                f"of {self.axis!r}",
                 where=op.describe(),
-                fix=f"do not micro-batch this model over {self.axis.name!r}: this needs all micro-batches before any goes on",
+                fix=f"do not micro-batch this model over {self.axis!r}: this needs all micro-batches before any goes on",
             )
 
     def _inputs(self) -> None:
         """Entries of inputs: as the plan splits them, and for parameters as the first decided operator needs them."""
-        splits = {split.path: split for split in self.plan.inputs if self.axis.name in split.axes}
+        splits = {split.path: split for split in self.plan.inputs if self.axis in split.axes}
         for item in self.graph.inputs:
-            split = splits.get(item.path) if item.role is Role.INPUT else None
-            self.have[item.value.name] = None
-            if split is not None:
-                layout = Layout.block(self.plan.mesh, item.value.type.shape, {split.dim: split.axes})
-                self.have[item.value.name] = layout.entry(self.axis.name)
-        producers = self.index.producers
-        parameters = {item.value.name for item in self.graph.inputs if item.role is Role.PARAM}
+            name, split = item.value.name, splits.get(item.path)
+            for stage in self.index.holders[name]:
+                self.held[name, stage] = None if split is None else self._cut(item, split, stage)
+            if split is not None and item.role is Role.PARAM:
+                self.homes.add(name)
+        parameters = {item.value.name for item in self.graph.inputs if item.role is Role.PARAM} - self.homes
         for made, strategy in self.decided.items():
+            home = self.index.stage[made]
             for name, entry in zip(self.index.reads[made], strategy.reads, strict=True):
-                root, at_root = self._root(producers, name, entry)
-                if root in parameters and self.have[root] is None and isinstance(at_root, Split):
-                    entries = {**self.values[root], self.axis.name: at_root}
-                    if self.index.is_layout(self.types[root].shape, entries):
-                        self.have[root] = at_root
+                root, at_root = self._root(name, entry)
+                if root not in parameters or not isinstance(at_root, Split):
+                    continue
+                for stage in self.index.holders[root]:
+                    if self.held[root, stage] is None and self._alike(stage, home):
+                        entries = {**self.inputs[root, stage], self.axis: at_root}
+                        if self.index.is_layout(stage, self.types[root].shape, entries):
+                            self.held[root, stage] = at_root
 
-    def _root(self, producers: Mapping[str, Op], name: str, entry: Entry | None) -> tuple[str, Entry | None]:
+    def _alike(self, one: int, other: int) -> bool:
+        return self.index.size(one, self.axis) == self.index.size(other, self.axis)
+
+    def _cut(self, item: Input, split: InputSplit, stage: int) -> Entry | None:
+        """How a plan's split of an input lies on a stage: in blocks over those of its axes that the stage has."""
+        mesh, shape = self.index.meshes[stage], item.value.type.shape
+        axes = tuple(axis for axis in split.axes if axis in mesh)
+        if self.axis not in axes or mesh.size(self.axis) == 1:
+            return None
+        entry = Layout.block(mesh, shape, {split.dim: axes}).entry(self.axis)
+        if item.role is Role.PARAM:
+            entries = {**self.inputs[item.value.name, stage], self.axis: entry}
+            if not self.index.is_layout(stage, shape, entries):
+                raise PlanError(
+                    f"parameter {item.path!r} {item.value.type}: dim {split.dim} has no room for axis {self.axis!r}",
+                    where=f"stage {stage} on {mesh}, where other axes split it as {self.inputs[item.value.name, stage]}",
+                    fix="cut another dim, or leave the parameter whole",
+                )
+        return entry
+
+    def _root(self, name: str, entry: Entry | None) -> tuple[str, Entry | None]:
+        producers = self.index.producers
         while name in producers and is_relabelling(producers[name]):
             op = producers[name]
             try:
-                entry = through_view(op, self.types, self.axis.size, entry)
+                entry = through_view(op, self.types, self._size(op), entry)
             except LookupError:
                 return name, None
             name = op.reads[0]
@@ -288,7 +342,7 @@ class AxisPass:
 
     def _choose(self, op: Op) -> Strategy:
         names = self.index.reads[op.name]
-        have = tuple(self.have[name] for name in names)
+        have = tuple(self._seen(name, op) for name in names)
         if not any(have):
             return self._piece_of_gradient(op) or self._replicated(op)
         pending = next((entry for entry in have if entry == Pending(Reduction.SUM)), None)
@@ -303,7 +357,7 @@ class AxisPass:
         early = tuple(name in self.index.whole for name in names) if self.is_time else ()
         hint = self.hints.get(op.name) if any(isinstance(entry, Pending) for entry in have) else None
         early += tuple(name in self.resolved for name in names)
-        key = (self.index.book.signature(op), have, others, early, hint)
+        key = (self.index.book.signature(op), self.index.stage[op.name], have, others, early, hint)
         if key not in self.chosen:
             self.chosen[key] = self._cheapest(op, have, hint)
         return self.chosen[key]
@@ -312,7 +366,7 @@ class AxisPass:
         """A gradient that is made of whole values, for a parameter that is split: only the parameter's piece of it is needed."""
         entry = self.gradients.get(op.name)
         strategy = (
-            making(op, self.types, self.axis.size, 0, entry, self.index.book.rule(op)) if entry is not None else None
+            making(op, self.types, self._size(op), 0, entry, self.index.book.rule(op)) if entry is not None else None
         )
         return strategy if strategy is not None and self._fits(op, strategy) else None
 
@@ -322,7 +376,13 @@ class AxisPass:
         found: dict[str, Entry] = {}
         for output in () if self.is_time else self.graph.outputs:
             if output.kind is OutputKind.GRADIENT:
-                root, entry = self._root(self.index.producers, output.name, self.have[inputs[output.path]])
+                name = inputs[output.path]
+                made = self.index.producers[output.name]
+                holders = self.index.holders[name]
+                stage = self.index.stage[made.name]
+                if stage not in holders:
+                    continue
+                root, entry = self._root(output.name, self.held[name, stage])
                 if isinstance(entry, Split):
                     found.setdefault(root, entry)
         return found
@@ -332,13 +392,13 @@ class AxisPass:
         hints: dict[str, Entry] = {}
         for made, strategy in () if self.is_time else self.decided.items():
             for name, entry in zip(self.index.reads[made], strategy.reads, strict=True):
-                root, at_root = self._root(self.index.producers, name, entry)
+                root, at_root = self._root(name, entry)
                 if isinstance(at_root, Split):
                     hints.setdefault(root, at_root)
         return hints
 
     def _cheapest(self, op: Op, have: tuple[Entry | None, ...], hint: Entry | None) -> Strategy:
-        size, rule = self.axis.size, self.index.book.rule(op)
+        size, rule = self._size(op), self.index.book.rule(op)
         best: tuple[tuple[float, float, float], Strategy] | None = None
         hinted = making(op, self.types, size, 0, hint, rule) if hint is not None else None
         for strategy in (*propose(op, self.types, size, have, rule), *((hinted,) if hinted is not None else ())):
@@ -349,20 +409,20 @@ class AxisPass:
                 continue
             if not self._fits(op, strategy):
                 continue
-            moved = sum(self._moved(*read) for read in zip(op.reads, have, strategy.reads, strict=True))
+            moved = sum(self._moved(size, *read) for read in zip(op.reads, have, strategy.reads, strict=True))
             cost = (moved, _left(op, strategy), _work(op, self.types, strategy, size))
             if moved < float("inf") and (best is None or cost < best[0]):
                 best = (cost, strategy)
         if best is None:
             names = [name for name, entry in zip(op.reads, have, strict=True) if entry is not None]
             raise PlanError(
-                f"{op.kind} needs the whole of %{names[0]}, which axis {self.axis.name!r} splits in time",
+                f"{op.kind} needs the whole of %{names[0]}, which axis {self.axis!r} splits in time",
                 where=op.describe(),
-                fix=f"do not micro-batch this model over {self.axis.name!r}, or keep the operator out of the training step",
+                fix=f"do not micro-batch this model over {self.axis!r}, or keep the operator out of the training step",
             )
         return best[1]
 
-    def _moved(self, name: str, have: Entry | None, need: Entry | None) -> float:
+    def _moved(self, size: int, name: str, have: Entry | None, need: Entry | None) -> float:
         """Bytes that a device sends to turn one entry into another; infinite where that is impossible."""
         if (
             have == need
@@ -370,7 +430,7 @@ class AxisPass:
             or (self.is_time and name in self.index.whole and not isinstance(need, Pending))
         ):
             return 0.0
-        size, total = self.axis.size, float(self.types[name].bytes)
+        total = float(self.types[name].bytes)
         match have, need:
             case (None, Pending()) if self.is_time:
                 return float("inf")
@@ -388,6 +448,13 @@ class AxisPass:
                 return total * (size - 1) / size
             case _:
                 return float("inf")
+
+
+def _resized(entry: Entry, made: int, seen: int) -> Entry | None:
+    """An entry on an axis of `made` pieces, on one of `seen`: as many blocks of the same run of indices; a sum is reduced."""
+    if isinstance(entry, Pending) or seen == 1 or entry.stride * made % seen:
+        return None
+    return Split(entry.dim, entry.stride * made // seen)
 
 
 def _adds_gradients(op: Op) -> bool:

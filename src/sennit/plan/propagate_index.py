@@ -11,7 +11,7 @@ from sennit.ir.graph import Graph, Op, Phase, Role
 from sennit.ir.layout import Entry, Layout
 from sennit.plan.plan import Plan
 
-__all__ = ["Entries", "Moment", "PlanIndex", "is_product"]
+__all__ = ["Entries", "Moment", "PlanIndex", "is_copy", "is_product"]
 
 Entries = Mapping[str, Entry | None]  # axis -> entry
 
@@ -23,11 +23,12 @@ class Moment(Enum):
 
 
 class PlanIndex:
-    """Look-ups on a plan's graph that all axes share."""
+    """Look-ups on a plan's graph that all axes share. `stage` is the stage of each operator."""
 
-    def __init__(self, plan: Plan, book: RuleBook) -> None:
-        self.plan, self.book = plan, book
-        self.graph, self.types, self.mesh = plan.graph, book.types, plan.stages[0]
+    def __init__(self, plan: Plan, book: RuleBook, stage: Mapping[str, int]) -> None:
+        self.plan, self.book, self.stage, self.meshes = plan, book, stage, plan.stages
+        self.graph, self.types = plan.graph, book.types
+        self._sizes = [{axis.name: axis.size for axis in mesh.axes} for mesh in self.meshes]
         self.producers = plan.graph.producers()
         self.reads = {op.name: op.reads for op in plan.graph.ops}
         self.whole = _whole(plan.graph)  # values that can be had whole before any micro-batch
@@ -44,20 +45,29 @@ class PlanIndex:
             for op in plan.graph.ops
             if not op.reads and isinstance(rule := book.rule(op), Letters) and () in rule.linear
         }
+        self.holders: dict[str, tuple[int, ...]] = {  # the stages that read an input
+            item.value.name: tuple(sorted({stage[reader.name] for reader in self.readers.get(item.value.name, ())}))
+            for item in plan.graph.inputs
+        }
         self._layouts: dict[tuple[object, ...], bool] = {}
+
+    def size(self, stage: int, axis: str) -> int:
+        """How many pieces an axis makes of things on a stage: 1 where the stage lies at one coordinate of it."""
+        return self._sizes[stage].get(axis, 1)
 
     def root(self, name: str) -> str:
         """The value that a chain of relabellings and copies starts from."""
-        while name in self.producers and (is_relabelling(self.producers[name]) or self.producers[name].kind in _COPIES):
+        while name in self.producers and is_copy(self.producers[name]):
             name = self.producers[name].reads[0]
         return name
 
-    def is_layout(self, shape: tuple[int, ...], entries: Entries) -> bool:
+    def is_layout(self, stage: int, shape: tuple[int, ...], entries: Entries) -> bool:
         """Whether these entries can lie on one array together, evenly."""
-        key = (shape, *((axis, entry) for axis, entry in entries.items() if entry is not None))
+        here = {axis: entry for axis, entry in entries.items() if entry is not None and axis in self._sizes[stage]}
+        key = (shape, *((axis, self._sizes[stage][axis], entry) for axis, entry in here.items()))
         if key not in self._layouts:
             try:
-                self._layouts[key] = Layout.make(self.mesh, shape, entries).is_even
+                self._layouts[key] = Layout.make(self.meshes[stage], shape, here).is_even
             except LayoutError:
                 self._layouts[key] = False
         return self._layouts[key]
@@ -84,6 +94,11 @@ def _sources(graph: Graph) -> set[str]:
             found.add(op.name)
             free.update(value.name for value in op.results)
     return found
+
+
+def is_copy(op: Op) -> bool:
+    """Whether the result holds the values of the only read, elsewhere or in another order."""
+    return is_relabelling(op) or op.kind in _COPIES
 
 
 def is_product(op: Op) -> bool:

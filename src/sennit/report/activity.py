@@ -23,7 +23,21 @@ from enum import Enum
 from sennit.ir.graph import Phase
 from sennit.ir.mesh import print_ranges
 from sennit.ir.operators import is_view
-from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Program, Receive, Send, Step, defines, stream_of
+from sennit.ir.program import (
+    Buffer,
+    Collective,
+    Compute,
+    Exchange,
+    Free,
+    Lane,
+    Program,
+    Receive,
+    Send,
+    Step,
+    defines,
+    reads,
+    stream_of,
+)
 from sennit.ir.timeline import Category, Event, Timeline
 from sennit.report import units
 
@@ -168,7 +182,8 @@ def _activities(lane: Lane, stream: str, events: Sequence[Event]) -> list[_Activ
             return [_of_step(event, step, buffers) for event, step in zip(events, candidates, strict=True)]
     named: dict[str, Step] = {}
     for step in steps:
-        for name in [step.source] if isinstance(step, Send) else [buffer.name for buffer in defines(step)]:
+        sent = isinstance(step, (Send, Exchange)) and not defines(step)
+        for name in reads(step) if sent else [buffer.name for buffer in defines(step)]:
             named.setdefault(name, step)
     result = []
     for event in events:
@@ -201,6 +216,11 @@ def _of_step(event: Event, step: Step, buffers: Mapping[str, Buffer]) -> _Activi
             return _Activity(Tone.SEND, _microbatch(buffers[source]), f"send %{source} to {to}")
         case Receive(result, origin):
             return _Activity(Tone.RECEIVE, _microbatch(result), f"receive %{result.name} from {origin}")
+        case Exchange(label, given, taken, lanes):
+            moved = taken if given is None else buffers[given]
+            tone = Tone.RECEIVE if given is None else Tone.SEND if taken is None else Tone.COLLECTIVE
+            at = None if moved is None else _microbatch(moved)
+            return _Activity(tone, at, f"exchange {label} among {', '.join(lanes)}")
         case Free():
             return _plain(event)
 

@@ -1,6 +1,6 @@
 """Distribution change -> sequence of collectives."""
 
-from sennit.reshard.exchange import Transfer, transfers
+from sennit.ir.exchange import Transfer, transfers
 from sennit.reshard.execute_numpy import run_numpy
 from sennit.reshard.moves import Move, MoveKind, moves
 from sennit.reshard.planner import Mode, plan

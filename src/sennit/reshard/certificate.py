@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from sennit.ir.exchange import Count, traffic
 from sennit.ir.layout import Layout, Split
-from sennit.reshard.exchange import Count, traffic
 from sennit.reshard.redistribution import Candidate, Certificate, Step
 from sennit.reshard.step_cost import held, stream_cost, streams
 from sennit.reshard.timing import Timing

@@ -29,9 +29,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.tensor import DTensor
 
 from sennit.errors import LayoutError
+from sennit.ir.exchange import Transfer
 from sennit.ir.region import Region
 from sennit.reshard.dtensor_torch import boxes_of
-from sennit.reshard.exchange import Transfer
 from sennit.reshard.execute_torch import Executor, chunk_of, current_executor, make_lowered
 from sennit.reshard.lower_torch import Cut, lower_transfers
 from sennit.reshard.private_torch import local_of

@@ -33,12 +33,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from sennit.errors import LayoutError, MeshError
+from sennit.ir.exchange import Transfer
 from sennit.ir.layout import Layout, Reduction
 from sennit.ir.layout_torch import from_placements
 from sennit.ir.mesh import Axis, Mesh
 from sennit.ir.region import Region
 from sennit.reshard.autograd_torch import RunningTensor, redistribute_tensor
-from sennit.reshard.exchange import Transfer
 from sennit.reshard.execute_torch import Executor, Lowered, Running, chunk_of, current_executor, make_lowered
 from sennit.reshard.lower_torch import Cut, Fill, Operation, lower_all_reduce, lower_transfers
 from sennit.reshard.private_torch import DTensorSpec, local_of, make_dtensor, make_spec, meta_of, spec_of

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sennit.errors import LayoutError
+from sennit.ir.exchange import transfers
 from sennit.ir.layout import Layout
 from sennit.ir.layout_numpy import Array, Pieces, regroup
 from sennit.ir.mesh import Point
-from sennit.reshard.exchange import transfers
 from sennit.reshard.redistribution import Redistribution, Step, StepKind
 
 __all__ = ["NumpyRun", "run_numpy", "trace_numpy"]

@@ -39,9 +39,9 @@ from math import prod
 import numpy as np
 
 from sennit.errors import LayoutError
+from sennit.ir.exchange import Transfer, transfers
 from sennit.ir.layout import Layout, Reduction
 from sennit.ir.region import Region
-from sennit.reshard.exchange import Transfer, transfers
 from sennit.reshard.redistribution import Redistribution, Step, StepKind
 from sennit.reshard.selection_torch import Selection
 

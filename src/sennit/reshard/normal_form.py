@@ -43,7 +43,7 @@ from math import gcd, prod
 
 import numpy as np
 
-from sennit.reshard.labels import AxisDigit, Integers, device_labels, dim_pairs
+from sennit.ir.labels import AxisDigit, Integers, device_labels, dim_pairs
 
 __all__ = ["Digits", "NormalForm", "Place", "Problem", "constructive", "search"]
 

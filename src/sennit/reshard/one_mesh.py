@@ -9,9 +9,9 @@ smaller (all_reduce).
 
 from __future__ import annotations
 
+from sennit.ir.exchange import Count, traffic
 from sennit.ir.layout import Entry, Layout, Split
 from sennit.reshard.ends import Ends, become_partial, changed_axes, common_place, fits, split_places
-from sennit.reshard.exchange import Count, traffic
 from sennit.reshard.normal_form import Digits, NormalForm, Place, Problem
 from sennit.reshard.redistribution import Step, StepKind
 

@@ -29,11 +29,11 @@ from enum import Enum
 
 from sennit.cluster import Cluster
 from sennit.errors import LayoutError
+from sennit.ir.exchange import Count, Traffic, traffic
 from sennit.ir.layout import Layout, Pending
 from sennit.ir.mesh import Mesh
 from sennit.reshard.certificate import certify, least_received
 from sennit.reshard.ends import Ends, reduce_and_exchange
-from sennit.reshard.exchange import Count, Traffic, traffic
 from sennit.reshard.normal_form import constructive, search
 from sennit.reshard.one_mesh import direct_steps, normal_steps, problem_of
 from sennit.reshard.redistribution import Candidate, Redistribution, Step, StepKind

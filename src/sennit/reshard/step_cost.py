@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
+from sennit.ir.exchange import Count, traffic
 from sennit.ir.layout import Layout, Split
-from sennit.reshard.exchange import Count, traffic
 from sennit.reshard.redistribution import Step, StepKind
 from sennit.reshard.stream import staging
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from itertools import product
 
 from sennit.errors import LayoutError
+from sennit.ir.exchange import traffic, transfers
+from sennit.ir.labels import digits_of, dim_pairs
 from sennit.ir.region import Interval, Region
-from sennit.reshard.exchange import traffic, transfers
-from sennit.reshard.labels import digits_of, dim_pairs
 from sennit.reshard.redistribution import Step, StepKind
 
 __all__ = ["staging", "stream"]

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 
 from sennit.cluster import Cluster, Topology
 from sennit.cost import collective, point_to_point
+from sennit.ir.exchange import transfers
 from sennit.ir.program import CollectiveKind
-from sennit.reshard.exchange import transfers
 from sennit.reshard.redistribution import Step, StepKind
 from sennit.reshard.step_cost import StepCost, held
 

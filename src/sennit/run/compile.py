@@ -33,7 +33,8 @@ Planner = Callable[[Graph, Mesh], Plan]
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How to compile a model: the plan and the mesh; which results a training step returns beside its losses (None: none,
-    evaluation returns all); the type that autocast computes in; what executes the rules that the proof relies on."""
+    evaluation returns all); the type that autocast computes in; what executes the rules that the proof relies on (None: they are
+    taken at their word)."""
 
     planner: Planner
     mesh: Mesh
@@ -71,7 +72,6 @@ def compile_call(
     graph = captured.graph
     if training:
         graph = keep_outputs(graph, recipe.results)
-        _refuse_split_results(graph, recipe.mesh)
     clock.lap("capture")
     plan = recipe.planner(graph, recipe.mesh if training else at_once(recipe.mesh))
     decisions = propagate(plan)
@@ -81,19 +81,6 @@ def compile_call(
     verify(program, plan.graph, certifier=recipe.certifier)
     clock.lap("verify")
     return Compiled(captured.signature, captured.constants, plan.graph, plan, decisions, program, clock.laps)
-
-
-def _refuse_split_results(graph: Graph, mesh: Mesh) -> None:
-    """Results of single micro-batches are not put together yet."""
-    passes = [axis for axis in mesh.time if axis.size > 1]
-    types = graph.types()
-    for output in graph.outputs:
-        if passes and output.kind is OutputKind.RESULT and types[output.name].shape:
-            raise PlanError(
-                f"result {output.path!r} {types[output.name]} of a training step with {passes[0].size} micro-batches",
-                where=f"mesh {mesh}",
-                fix="leave it out of results= and take it from an evaluation, or use a mesh without a time axis",
-            )
 
 
 def at_once(mesh: Mesh) -> Mesh:

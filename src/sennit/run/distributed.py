@@ -2,7 +2,8 @@
 
 Process groups are made once per set of ranks, before the first step, by all ranks in the same order (`run/groups.py`). Transfers
 between two ranks are numbered, and the number is the tag: a receive takes the message that the program matched it with.
-Device d of the program is rank d.
+Device d of the program is rank d. The messages of an exchange start together; they have tags of their own, the odd ones, and on
+NCCL a communicator of their own (`run/groups.py`).
 
 A program's group is ordered by coordinates, a group of torch by ranks. Where the two differ (a mesh with its devices in another
 order), pieces are put in the order of torch on the way in, and in that of the program on the way out.
@@ -11,7 +12,7 @@ order), pieces are put in the order of torch on the way in, and in that of the p
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from sennit.ir.layout import Reduction
 from sennit.run.groups import ProcessGroups
-from sennit.run.rank import Group
+from sennit.run.rank import Channel, Group
 
 __all__ = ["ProcessCommunicator"]
 
@@ -45,7 +46,8 @@ class ProcessCommunicator:
         self.groups = groups
         self._device = device or torch.device("cpu")
         self.counts: dict[tuple[int, int], int] = defaultdict(int)
-        self.sending: list[_Work] = []
+        self.exchanged: dict[tuple[int, int], int] = defaultdict(int)
+        self.sending: list[tuple[dist.Work, tuple[Tensor, ...]]] = []  # with what must live until it has left
 
     @property
     def device(self) -> torch.device:
@@ -83,13 +85,13 @@ class ProcessCommunicator:
 
     def _tag(self, source: int, target: int) -> int:
         self.counts[source, target] += 1
-        return self.counts[source, target]
+        return 2 * self.counts[source, target]
 
     def send(self, tensor: Tensor, to: int) -> None:
         rank = dist.get_rank()
         work = dist.isend(tensor, to, group=self.groups.between(rank, to), tag=self._tag(rank, to))
         assert work is not None
-        self.sending.append(_Work(work, tensor, lambda: tensor))
+        self.sending.append((work, (tensor,)))
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, origin: int) -> _Work:
         rank = dist.get_rank()
@@ -98,9 +100,34 @@ class ProcessCommunicator:
         assert work is not None
         return _Work(work, result, lambda: result)
 
+    def exchange(
+        self, channel: Channel, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]
+    ) -> Callable[[], None]:
+        group, rank = self.groups.channel(channel), dist.get_rank()
+        calls = [dist.P2POp(dist.isend, tensor, to, group, self._parcel(rank, to)) for tensor, to in sends]
+        calls += [
+            dist.P2POp(dist.irecv, place, origin, group, self._parcel(origin, rank)) for place, origin in receives
+        ]
+        works = dist.batch_isend_irecv(calls) if calls else []
+        apart = len(works) == len(calls)  # a backend that joins the messages of a batch has one handle for all of them
+        coming = works[len(sends) :] if apart else works
+        if sends:
+            leaving = works[: len(sends)] if apart else works
+            self.sending += [(work, tuple(tensor for tensor, _ in sends)) for work in leaving]
+
+        def arrive() -> None:
+            for work in coming:
+                work.wait()
+
+        return arrive
+
+    def _parcel(self, source: int, target: int) -> int:
+        self.exchanged[source, target] += 1
+        return 2 * self.exchanged[source, target] + 1
+
     def finish(self) -> None:
         """Wait until everything that was sent has left."""
-        for work in self.sending:
+        for work, _ in self.sending:
             work.wait()
         self.sending.clear()
 

@@ -9,6 +9,8 @@ Comments say what a reader asks: a ruler where another micro-batch or phase begi
 type and layout of what it makes, at each communication what goes where and how much of it, and what the plan decided of an operator
 (`notes`, by the operator's name).
 
+A lane with buffers on several meshes has a name for this rank on each, `m0 = rank.on(0)`, and calls what depends on coordinates there.
+
 The source holds no numbers that depend on the device, so a thousand ranks of a lane share one text.
 """
 
@@ -26,10 +28,12 @@ from sennit.errors import ProgramError
 from sennit.ir.dtype import DType
 from sennit.ir.graph import Arg, Ref, Role
 from sennit.ir.layout import Layout, Pending
-from sennit.ir.mesh import print_ranges
+from sennit.ir.mesh import Mesh, print_ranges
 from sennit.ir.operators import is_local_form, is_local_move, is_view
-from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Program, Receive, Send, Step, reads
+from sennit.ir.program import Buffer, Collective, Compute, Exchange, Free, Lane, Program, Receive, Send, Step, reads
 from sennit.run.local_forms import emit_form
+from sennit.run.pieces import input_keys
+from sennit.run.rank import meshes_of
 
 __all__ = ["emit_lane", "inner_size"]
 
@@ -53,7 +57,10 @@ class _Emitter:
         self.program, self.lane, self.notes = program, lane, notes
         self.buffers = lane.buffers()
         self.variables: dict[str, str] = {}
-        self.taken = {"rank", "inputs", "torch", "aten", "step"}
+        meshes = meshes_of(lane)
+        self.places = {mesh: f"m{k}" if len(meshes) > 1 else "rank" for k, mesh in enumerate(meshes)}
+        self.place_of: dict[int, str] = {}  # the same by the identity of a mesh, which may have time axes
+        self.taken = {"rank", "inputs", "torch", "aten", "step", *self.places.values()}
         self.in_flight: set[str] = set()
         self.put_off: dict[str, Compute] = {}  # views of what is under way, by their result
         self.looked_at: Counter[str] = Counter()  # by how many of them
@@ -74,12 +81,18 @@ class _Emitter:
             "",
             "def step(rank, inputs):",
         ]
+        if len(self.places) > 1:
+            self.lines += ["", "    # this rank on each mesh"]
+            for number, (mesh, name) in enumerate(self.places.items()):
+                self._line(f"{name} = rank.on({number})", str(mesh))
+        keys = input_keys(lane)
         for role in Role:
             items = [item for item in lane.inputs if item.role is role]
             if items:
                 self.lines += ["", f"    # {_ROLES[role]}"]
             for item in items:
-                self._line(f"{self._variable(item.buffer.name)} = inputs[{item.path!r}]", _type(item.buffer))
+                key = keys[item.buffer.name]
+                self._line(f"{self._variable(item.buffer.name)} = inputs[{key!r}]", _type(item.buffer))
         dead: list[str] = []  # freed one after another: one line
         for step in lane.steps:
             if isinstance(step, Free):
@@ -94,12 +107,15 @@ class _Emitter:
     def _preface(self) -> list[str]:
         """What a reader must know: who runs this, on what mesh, and what it sends."""
         lane = self.lane
-        meshes = dict.fromkeys(buffer.layout.mesh for buffer in self.buffers.values())
+        meshes = dict.fromkeys(
+            {id(buffer.layout.mesh): buffer.layout.mesh for buffer in self.buffers.values()}.values()
+        )
         moved = Counter(
             f"{step.kind.value} over {', '.join(step.axes)}" for step in lane.steps if isinstance(step, Collective)
         )
         moved.update(f"send to {step.to}" for step in lane.steps if isinstance(step, Send))
         moved.update(f"receive from {step.origin}" for step in lane.steps if isinstance(step, Receive))
+        moved.update(f"exchange among {', '.join(step.lanes)}" for step in lane.steps if isinstance(step, Exchange))
         text = ", ".join(f"{count} {name}" for name, count in moved.items()) or "nothing"
         return [
             f'"""{lane.name} of program {self.program.name!r}: devices {print_ranges(lane.devices)}, '
@@ -110,6 +126,12 @@ class _Emitter:
             "`{sum:tp}` a sum that is still to be taken over tp.",
             '"""',
         ]
+
+    def _place(self, mesh: Mesh) -> str:
+        """This rank on a mesh, as the source calls it."""
+        if id(mesh) not in self.place_of:
+            self.place_of[id(mesh)] = self.places[mesh.in_space()]
+        return self.place_of[id(mesh)]
 
     def _line(self, code: str, comment: str = "") -> None:
         self.lines.append(f"    {code}  # {comment}" if comment else f"    {code}")
@@ -157,7 +179,8 @@ class _Emitter:
             self._bury(looked)
 
     def _emit(self, step: Step) -> None:
-        if isinstance(step, Compute) and is_view(step.kind) and len(step.results) == 1:
+        is_look = isinstance(step, Compute) and (is_view(step.kind) or step.kind == "sennit.take")
+        if is_look and isinstance(step, Compute) and len(step.results) == 1:
             (source,) = reads(step)
             if source in self.in_flight or source in self.put_off:
                 self.put_off[step.results[0].name] = step
@@ -179,8 +202,24 @@ class _Emitter:
                     f"{_type(result)}, {self._size(result)}",
                 )
                 self.in_flight.add(result.name)
+            case Exchange():
+                self._exchange(step)
             case Free():
                 raise AssertionError(step)  # gathered by `source`
+
+    def _exchange(self, step: Exchange) -> None:
+        given = [self._variable(step.source)] if step.source is not None else []
+        call = f"rank.exchange({', '.join([repr(step.label), *given])})"
+        source = None if step.source is None else self.buffers[step.source]
+        if step.result is None:
+            assert source is not None
+            self._line(call, f"{_type(source)}, {self._size(source)}")
+            return
+        before = "" if source is None else f"{source.layout} -> "
+        self._line(
+            f"{self._variable(step.result.name)} = {call}", f"{before}{_type(step.result)}, {self._size(step.result)}"
+        )
+        self.in_flight.add(step.result.name)
 
     def _free(self, names: list[str]) -> None:
         self.dying.update(names)
@@ -194,7 +233,7 @@ class _Emitter:
         if is_local_move(step.kind):
             call = self._local_move(step)
         elif is_local_form(step.kind):
-            call = emit_form(step, self.buffers, self._arg)
+            call = emit_form(step, self.buffers, self._arg, self._place(step.results[0].layout.mesh))
             if step.kind == "sennit.convolution_backward" and len(step.results) == 1:
                 results += ","
         else:
@@ -240,19 +279,22 @@ class _Emitter:
         names = [name for arg in step.args if isinstance(arg, Ref) for name in (arg.name,)]
         variables = [self._variable(name) for name in names]
         source, result = self.buffers[names[0]].layout, step.results[0].layout
+        place = self._place(result.mesh)
         match step.kind:
+            case "sennit.take":
+                return f"rank.take({variables[0]}, {step.results[0].name!r})"
             case "sennit.slice":
                 call, current, times = variables[0], source, dict(step.results[0].times)
                 for axis in [axis for axis, entry in result.entries if source.entry(axis) != entry]:
                     current = current.with_entry(axis, result.entry(axis))
                     dim, inner = inner_size(current, axis)
                     where = f"at={times[axis][0]}" if axis in times else f"axis={axis!r}"
-                    call = f"rank.slice({call}, dim={dim}, inner={inner}, size={result.mesh.size(axis)}, {where})"
+                    call = f"{place}.slice({call}, dim={dim}, inner={inner}, size={result.mesh.size(axis)}, {where})"
                 return call
             case "sennit.partial":
                 call = variables[0]
                 for axis in [axis for axis, entry in result.entries if source.entry(axis) != entry]:
-                    call = f"rank.partial({call}, axis={axis!r}, op={_reduction(result, axis)!r})"
+                    call = f"{place}.partial({call}, axis={axis!r}, op={_reduction(result, axis)!r})"
                 return call
             case "sennit.concat":
                 (axis,) = [axis for axis, entry in source.entries if result.entry(axis) != entry]
@@ -284,7 +326,7 @@ class _Emitter:
                 (from_dim, from_inner), (to_dim, to_inner) = inner_size(source, axis), inner_size(result, axis)
                 parts.append(f"gather=({from_dim}, {from_inner}), split=({to_dim}, {to_inner})")
         self._line(
-            f"{self._variable(step.result.name)} = rank.{step.kind.value}({', '.join(parts)})",
+            f"{self._variable(step.result.name)} = {self._place(result.mesh)}.{step.kind.value}({', '.join(parts)})",
             f"{source} -> {_type(step.result)}, {self._size(self.buffers[step.source])}",
         )
         self.in_flight.add(step.result.name)

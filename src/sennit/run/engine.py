@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,8 +27,9 @@ from sennit.reshard.private_torch import local_of
 from sennit.run.compile import Compiled, Recipe, compile_call
 from sennit.run.executable import Executable
 from sennit.run.groups import ProcessGroups
-from sennit.run.homes import Homes, Move, device_meshes, homes_of
+from sennit.run.homes import Homes, Move, device_meshes, homes_of, in_space
 from sennit.run.memory import StorageMeter
+from sennit.run.routes import cut
 from sennit.run.skeleton import Slot
 from sennit.run.step import StepCall, run_step
 from sennit.run.world import together
@@ -122,7 +123,7 @@ class Engine:
         if self.homes is None:
             shapes = {path: tuple(tensor.shape) for path, tensor in self._skeleton_tensors().items()}
             self.homes = homes_of(compiled.program, self.slots, shapes)
-            device_meshes(compiled.program, self.groups)
+            device_meshes(self.homes, self.groups)
         moves = self._moves(compiled)
         if key.training and moves:
             raise PlanError(
@@ -136,17 +137,17 @@ class Engine:
         return {slot.path: named[slot.path] for slot in self.slots}
 
     def _moves(self, compiled: Compiled) -> tuple[Move, ...]:
-        """The tensors that a program reads where they do not live, with both layouts; the same list on all ranks."""
+        """The tensors that a program reads where they do not live, with both layouts; the same list on all ranks. What every
+        reader finds in the piece that lives there is cut from it instead (`_local`)."""
         assert self.homes is not None
         moves: list[Move] = []
         for lane in compiled.program.lanes:
             for item in lane.inputs:
                 if item.role not in (Role.PARAM, Role.BUFFER) or item.path in compiled.constants:
                     continue
-                wanted = _in_space(item.buffer.layout)
-                homes = [_in_space(home.layout) for home in self.homes.of[item.path]]
-                if wanted not in homes:
-                    moves.append(Move(item.path, homes[0], wanted))
+                wanted = in_space(item.buffer.layout)
+                if not self.homes.serves(item.path, wanted, lane.devices):
+                    moves.append(Move(item.path, self.homes.of[item.path][0].layout, wanted))
         return tuple(dict.fromkeys(moves))
 
     # ---- running -------------------------------------------------------------------------------------------------------
@@ -206,24 +207,36 @@ class Engine:
         inputs = {**executable.pieces(call.args, call.kwargs), **executable.constants}
         moved = self._moved(executable)
         for item in executable.lane.inputs:
+            name, dtype = executable.keys[item.buffer.name], _torch(item.buffer.dtype.torch_name)
             match item.role:
-                case Role.PARAM | Role.BUFFER if item.path not in inputs:
-                    local = moved[item.path] if item.path in moved else local_of(self.tensors[item.path])
-                    inputs[item.path] = local.detach().to(_torch(item.buffer.dtype.torch_name))
+                case Role.PARAM | Role.BUFFER if name not in inputs:
+                    wanted = in_space(item.buffer.layout)
+                    local = moved.get((item.path, wanted))
+                    inputs[name] = (self._local(item.path, wanted) if local is None else local).detach().to(dtype)
                 case Role.TANGENT:
                     key = item.path.removeprefix("tangent").removeprefix(".") or "loss"
-                    inputs[item.path] = torch.full(
-                        (), tangents[key], dtype=_torch(item.buffer.dtype.torch_name), device=self.device
-                    )
+                    inputs[name] = torch.full((), tangents[key], dtype=dtype, device=self.device)
                 case Role.SEED:
-                    inputs[item.path] = torch.tensor([self.options.seed, self.step])
+                    inputs[name] = torch.tensor([self.options.seed, self.step])
                 case _:
                     pass  # of the call, or a constant
         return inputs
 
-    def _moved(self, executable: Executable) -> dict[str, Tensor]:
+    def _local(self, path: str, wanted: Layout) -> Tensor:
+        """What lives here of a tensor, or the part of it that a layout wants."""
+        assert self.homes is not None
+        local, rank = local_of(self.tensors[path]), dist.get_rank()
+        home = self.homes.at(path, rank)
+        assert home is not None
+        if home.layout == wanted:
+            return local
+        part = self.homes.part(path, wanted, rank)
+        assert part is not None  # `_moves` has the others
+        return cut(local, part)
+
+    def _moved(self, executable: Executable) -> dict[tuple[str, Layout], Tensor]:
         """What this call reads elsewhere than it lives: moved for the call, by all ranks of both meshes together."""
-        found: dict[str, Tensor] = {}
+        found: dict[tuple[str, Layout], Tensor] = {}
         for move in executable.moves:
             members = {*move.source.mesh.devices, *move.target.mesh.devices}
             if dist.get_rank() not in members:
@@ -234,7 +247,7 @@ class Engine:
             local = local_of(held) if held is not None else empty
             moved = redistribute(local.detach(), move.source, move.target)
             if dist.get_rank() in move.target.mesh.devices:
-                found[move.path] = moved
+                found[move.path, move.target] = moved
         return found
 
     def _cast(self, tensor: Tensor) -> Tensor:
@@ -267,10 +280,6 @@ class Engine:
                 )
             )
         return made
-
-
-def _in_space(layout: Layout) -> Layout:
-    return replace(layout, mesh=layout.mesh.in_space())
 
 
 def _torch(name: str) -> torch.dtype:

@@ -14,6 +14,7 @@ from sennit.capture import Signature
 from sennit.errors import RunError
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Output, OutputKind, Role
+from sennit.ir.program import Buffer
 from sennit.plan import Plan
 from sennit.run.compile import Compiled
 from sennit.run.distributed import ProcessCommunicator
@@ -21,7 +22,7 @@ from sennit.run.emit import emit_lane
 from sennit.run.groups import ProcessGroups
 from sennit.run.homes import Move
 from sennit.run.load import load_source
-from sennit.run.pieces import piece_of
+from sennit.run.pieces import input_keys, piece_of
 from sennit.run.rank import Rank
 
 __all__ = ["Executable", "notes_of"]
@@ -58,21 +59,23 @@ class Executable:
         self.step = load_source(self.source, f"<{program.name} {self.lane.name}>")
         self.communicator = ProcessCommunicator(groups, device)
         self.rank = Rank(program, self.lane, self.number, self.communicator)
-        self.inputs = {item.path: item for item in self.lane.inputs}
+        self.keys = input_keys(self.lane)
         self.local_inputs = local_inputs
         self.signature = self._local_signature() if local_inputs else compiled.signature
         self.types = compiled.graph.types()
         self.constants = {
-            path: piece_of(compiled.constants[path], item.buffer.layout, item.buffer.point(self.number)).to(device)
-            for path, item in self.inputs.items()
-            if path in compiled.constants
+            self.keys[item.buffer.name]: piece_of(
+                compiled.constants[item.path], item.buffer.layout, item.buffer.point(self.number)
+            ).to(device)
+            for item in self.lane.inputs
+            if item.path in compiled.constants
         }
         self.returned = self._returned()
 
     # ---- what the model is called with -------------------------------------------------------------------------------
 
     def pieces(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The pieces of a call's tensors that this rank reads, by path."""
+        """The pieces of a call's tensors that this rank reads, by key. What another stage reads alone is passed over."""
         found: dict[str, Tensor] = {}
         for path, tensor in self.signature.flatten(args, kwargs).items():
             if tensor.device != self.device and (tensor.device.type, tensor.device.index or 0) != (
@@ -83,12 +86,15 @@ class Executable:
                     f"argument {path!r} is on {tensor.device}, and the model on {self.device}",
                     fix=f"move the batch first: batch.to({str(self.device)!r})",
                 )
-            item = self.inputs.get(path)
-            if item is None or item.role is not Role.INPUT:
-                continue  # another stage reads it
-            buffer = item.buffer
-            found[path] = tensor if self.local_inputs else piece_of(tensor, buffer.layout, buffer.point(self.number))
+            for item in self.lane.inputs:
+                if item.path == path and item.role is Role.INPUT:
+                    found[self.keys[item.buffer.name]] = self._piece(item.buffer, tensor)
         return found
+
+    def _piece(self, buffer: Buffer, tensor: Tensor) -> Tensor:
+        if self.local_inputs:
+            return tensor
+        return piece_of(tensor, buffer.layout, buffer.point(self.number))
 
     def _local_signature(self) -> Signature:
         """The signature of a call with this rank's part of each input. An input that this stage does not read has the shape

@@ -19,18 +19,18 @@ __all__ = ["full_state", "single_device", "whole"]
 
 
 def whole(path: str, tensor: DTensor | None, like: Tensor | None, homes: Homes, device: torch.device) -> Tensor:
-    """A tensor whole on every rank: its owner's stage gathers it, the others get it from there. `like` has the shape and type,
+    """A tensor whole on every rank: its owners gather it, the others get it from there. `like` has the shape and type,
     where the tensor is not here."""
-    owner = homes.owner(path)
-    if dist.get_rank() in owner.devices:
+    owners = homes.owners(path)
+    if dist.get_rank() in owners:
         assert tensor is not None
         gathered = redistribute(tensor, [Replicate()] * tensor.device_mesh.ndim)
         found = local_of(gathered).detach().contiguous()
     else:
         assert like is not None
         found = torch.empty(like.shape, dtype=like.dtype, device=device)
-    if len(owner.devices) < dist.get_world_size():
-        dist.broadcast(found, owner.devices[0])
+    if len(owners) < dist.get_world_size():
+        dist.broadcast(found, owners[0])
     return found
 
 

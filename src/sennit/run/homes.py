@@ -1,9 +1,11 @@
 """Where parameters and buffers live: as the training program reads them, in DTensors.
 
-A tensor's *homes* are the lanes that read it: one, or for a tied weight every stage that uses it; the first is its *owner*, which
-speaks for it where it must count once. What no operator reads (a pooler that the loss does not see) lives replicated on the first
-lane. On a lane the piece of each device follows from the layout, and the same is said to torch as placements on a `DeviceMesh`
-of the lane, so that optimizers, norms and checkpoints see the whole tensor.
+A tensor's *homes* are the lanes that read it. Lanes that hold it under one layout hold it together, as one DTensor over the mesh of
+that layout: an embedding split over all devices is one tensor, though the devices run several lanes. A tied weight of two stages
+with meshes of their own has a home on each, one on a lane; the first is its *owner*, which speaks for it where it must count once. What no
+operator reads (a pooler that the loss does not see) lives replicated on the first mesh of the first lane. The piece of each
+device follows from the layout, and the same is said to torch as placements on a `DeviceMesh`, so that optimizers, norms and
+checkpoints see the whole tensor.
 
 A digit that is not the major one of its dim (a fused query, key and value weight split inside each of its three parts) is a
 `_StridedShard`. `torch.distributed.checkpoint` has no such chunks: `plain` is the same tensor in blocks, for saving.
@@ -11,8 +13,8 @@ A digit that is not the major one of its dim (a fused query, key and value weigh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,9 +26,10 @@ from sennit.ir.graph import Role
 from sennit.ir.layout import Layout, Split
 from sennit.ir.layout_torch import to_placements
 from sennit.ir.program import Lane, Program
+from sennit.ir.region import Region
 from sennit.reshard.dtensor_torch import redistribute
 from sennit.reshard.private_torch import local_of
-from sennit.run.groups import ProcessGroups, spread
+from sennit.run.groups import ProcessGroups
 from sennit.run.pieces import piece_of
 from sennit.run.skeleton import Slot
 
@@ -38,6 +41,7 @@ __all__ = [
     "device_meshes",
     "fill",
     "homes_of",
+    "in_space",
     "is_strided",
     "place",
     "plain",
@@ -46,10 +50,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """A tensor on a lane."""
+    """A tensor on a lane: the devices of the lane hold their pieces under `layout`, whose mesh may have more."""
 
     lane: str
     layout: Layout
+    devices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +71,33 @@ class Homes:
     """Every tensor of the model by path, its owner first."""
 
     of: Mapping[str, tuple[Home, ...]]
-    program: Program
 
     def here(self, path: str, lane: Lane) -> Home | None:
         return next((home for home in self.of[path] if home.lane == lane.name), None)
 
-    def owner(self, path: str) -> Lane:
-        return self.program.lane(self.of[path][0].lane)
+    def at(self, path: str, device: int) -> Home | None:
+        """Where a device has a tensor, whichever program asks."""
+        return next((home for home in self.of[path] if device in home.devices), None)
+
+    def serves(self, path: str, wanted: Layout, devices: Sequence[int]) -> bool:
+        """Whether each of these devices has what a layout (in space) wants of it in the piece that lives there."""
+        first = self.at(path, devices[0])
+        if first is not None and first.layout == wanted and set(devices) <= set(first.devices):
+            return True
+        return all(self.part(path, wanted, device) is not None for device in devices)
+
+    def part(self, path: str, wanted: Layout, device: int) -> Region | None:
+        """The local indices, in the piece that lives on a device, of what a layout wants there; None where some are missing."""
+        home = self.at(path, device)
+        if home is None:
+            return None
+        have = home.layout.region(home.layout.mesh.coordinate(device))
+        need = wanted.region(wanted.mesh.coordinate(device))
+        return need.within(have) if have.contains(need) else None
+
+    def owners(self, path: str) -> tuple[int, ...]:
+        """The devices that hold the owner's tensor together."""
+        return self.of[path][0].layout.mesh.devices
 
     def speaks(self, path: str, device: int) -> bool:
         """Whether this device is the one among its replicas that counts."""
@@ -89,27 +114,44 @@ def homes_of(program: Program, slots: tuple[Slot, ...], shapes: Mapping[str, tup
     found: dict[str, list[Home]] = {slot.path: [] for slot in slots}
     for lane in program.lanes:
         for item in lane.inputs:
-            if item.role in (Role.PARAM, Role.BUFFER) and item.path in found:  # else a constant of the model's code
-                found[item.path].append(Home(lane.name, item.buffer.layout))
-    first = program.lanes[0]
-    mesh = next(iter(first.buffers().values())).layout.mesh
+            known = found.get(item.path) if item.role in (Role.PARAM, Role.BUFFER) else None  # constants have no home
+            if known is not None and all(home.lane != lane.name for home in known):
+                known.append(Home(lane.name, in_space(item.buffer.layout), lane.devices))
+    mesh = next(iter(program.lanes[0].buffers().values())).layout.mesh.in_space()
+    unread = [lane for lane in program.lanes if set(lane.devices) <= set(mesh.devices)]
     return Homes(
-        {path: tuple(homes) or (Home(first.name, Layout(mesh, shapes[path])),) for path, homes in found.items()},
-        program,
+        {
+            path: tuple(homes) or tuple(Home(lane.name, Layout(mesh, shapes[path]), lane.devices) for lane in unread)
+            for path, homes in found.items()
+        },
     )
 
 
-def device_meshes(program: Program, groups: ProcessGroups) -> None:
-    """Make the groups of every lane's mesh; all ranks call this alike."""
-    for mesh in dict.fromkeys(mesh.in_space() for mesh in program.meshes()):
-        groups.make(spread(mesh))
+def in_space(layout: Layout) -> Layout:
+    """The layout of a tensor that no time axis divides, without the mesh's time axes."""
+    return replace(layout, mesh=layout.mesh.in_space())
+
+
+def device_meshes(homes: Homes, groups: ProcessGroups) -> None:
+    """Make the groups of every home's mesh; all ranks call this alike."""
+    for mesh in dict.fromkeys(_shown(home.layout).mesh for path in homes.of for home in homes.of[path]):
+        groups.make_mesh(mesh)
+
+
+def _shown(layout: Layout) -> Layout:
+    """The layout as torch is told it. Torch likes the ranks of a mesh to ascend, and where nothing is split their order means
+    nothing."""
+    mesh = layout.mesh
+    if layout.entries or list(mesh.devices) == sorted(mesh.devices):
+        return layout
+    return replace(layout, mesh=replace(mesh, devices=tuple(sorted(mesh.devices))))
 
 
 def place(whole: Tensor, home: Home, rank: int, device: torch.device, groups: ProcessGroups) -> DTensor:
     """This rank's piece of a whole tensor, as a DTensor. A tensor on `meta` gives a piece of memory without values."""
-    layout = home.layout
+    layout = _shown(home.layout)
     mesh = layout.mesh
-    point = mesh.coordinate(rank) + (0,) * len(mesh.time)
+    point = mesh.coordinate(rank)
     if whole.device.type == "meta":
         local = torch.empty(layout.local_shape(point), dtype=whole.dtype, device=device)
     else:
@@ -130,7 +172,7 @@ def fill(target: DTensor, value: Tensor, layout: Layout, rank: int) -> None:
             value = redistribute(value, target.placements, target.device_mesh)
         local_of(target).copy_(local_of(value))
         return
-    point = layout.mesh.coordinate(rank) + (0,) * len(layout.mesh.time)
+    point = layout.mesh.coordinate(rank)
     local_of(target).copy_(piece_of(value, layout, point))
 
 

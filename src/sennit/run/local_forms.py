@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sennit.ir.graph import Arg, refs
 from sennit.ir.program import Buffer, Compute
+from sennit.ir.random_numpy import Steps
 from sennit.run.random import uniform
 
 __all__ = ["Indices", "LocalForms", "emit_form"]
@@ -108,13 +109,23 @@ class LocalForms:
         return (places.all(self.torch_device) * step + start).to(dtype)
 
     def uniform(
-        self, seed: Tensor, number: int, shape: Sequence[int], dtype: torch.dtype, *, places: Sequence[Indices]
+        self,
+        seed: Tensor,
+        number: int,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        steps: Steps | None = None,
+        first: int = 0,
+        *,
+        places: Sequence[Indices],
     ) -> Tensor:
         return uniform(
             seed,
             number,
             shape,
             dtype,
+            steps,
+            first,
             indices=[part.all(self.torch_device) for part in places],
             device=self.torch_device,
         )
@@ -212,41 +223,41 @@ def _unwindow(
 # ---- source ----------------------------------------------------------------------------------------------------------
 
 
-def emit_form(step: Compute, buffers: Mapping[str, Buffer], write: Callable[[Arg], str]) -> str:
-    """The call of a step's local form; `write` writes an argument."""
+def emit_form(step: Compute, buffers: Mapping[str, Buffer], write: Callable[[Arg], str], rank: str = "rank") -> str:
+    """The call of a step's local form; `write` writes an argument, `rank` is the name of this rank on the step's mesh."""
     read = [buffers[name] for name in refs((*step.args, *(arg for _, arg in step.kwargs)))]
     name = step.kind.removeprefix("sennit.")
     parts = [write(arg) for arg in step.args] + [f"{key}={write(arg)}" for key, arg in step.kwargs]
     match name:
         case "embedding":
-            parts.append(f"rows={_factors(read[0], 0)}")
+            parts.append(f"rows={_factors(read[0], 0, rank)}")
         case "embedding_dense_backward":
-            parts.append(f"rows={_factors(step.results[0], 0)}")
+            parts.append(f"rows={_factors(step.results[0], 0, rank)}")
         case "gather" | "scatter" | "scatter_add":
             dim = step.args[1]
             assert isinstance(dim, int)
-            parts.append(f"places={_factors(read[0], dim % len(read[0].layout.shape))}")
+            parts.append(f"places={_factors(read[0], dim % len(read[0].layout.shape), rank)}")
         case "arange":
-            parts.append(f"places={_factors(step.results[0], 0)}")
+            parts.append(f"places={_factors(step.results[0], 0, rank)}")
             if not any(key == "dtype" for key, _ in step.kwargs):
                 parts.append(f"dtype=torch.{step.results[0].dtype.torch_name}")
         case "uniform":
-            parts.append(f"places={_all_factors(step.results[0], 0)}")
+            parts.append(f"places={_all_factors(step.results[0], 0, rank)}")
         case "convolution":
-            parts.append(f"places={_all_factors(step.results[0], 2)}")
+            parts.append(f"places={_all_factors(step.results[0], 2, rank)}")
         case "convolution_backward":
-            parts.append(f"places={_all_factors(read[0], 2)}")
+            parts.append(f"places={_all_factors(read[0], 2, rank)}")
         case _:
             raise AssertionError(f"no local form {step.kind}")  # the proof refuses it before
-    return f"rank.{name}({', '.join(parts)})"
+    return f"{rank}.{name}({', '.join(parts)})"
 
 
-def _factors(buffer: Buffer, dim: int) -> str:
+def _factors(buffer: Buffer, dim: int, rank: str) -> str:
     times = {axis: covered[0] for axis, covered in buffer.times}
     factors = buffer.layout.factors(dim)
     found = [f"({factor.size}, {times.get(factor.axis or '', factor.axis)!r})" for factor in factors]
-    return f"rank.indices({', '.join(found)})"
+    return f"{rank}.indices({', '.join(found)})"
 
 
-def _all_factors(buffer: Buffer, first: int) -> str:
-    return "[" + ", ".join(_factors(buffer, dim) for dim in range(first, len(buffer.layout.shape))) + "]"
+def _all_factors(buffer: Buffer, first: int, rank: str) -> str:
+    return "[" + ", ".join(_factors(buffer, dim, rank) for dim in range(first, len(buffer.layout.shape))) + "]"

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sennit.capture.rules.certify import Certifier
+from sennit.environment import current_environment
 from sennit.errors import RunError
 from sennit.ir.mesh import Mesh
 from sennit.plan import zoo
@@ -63,6 +64,7 @@ def parallelize(
     dynamic: bool = False,
     device: torch.device | str | None = None,
     broadcast: bool = True,
+    certify: bool = True,
     certifier: Certifier | None = None,
 ) -> ParallelModule:
     """A model that computes what `model` does, split over all ranks as `plan` says.
@@ -81,7 +83,9 @@ def parallelize(
     - `dynamic`: compile again for new argument shapes, instead of refusing them.
     - `device`: where the pieces go for a model on `meta`, which has no values: load a checkpoint before use.
     - `broadcast`: take the values of rank 0; `False` where all ranks have the same anyway.
-    - `certifier`: execute every operator rule that the proof relies on, once (`sennit.capture.rules`).
+    - `certify`: execute every operator rule that the proof relies on, once: on small tensors, on the CPU. Certificates are kept in
+      the cache folder (`SENNIT_CACHE_DIR`), so a model is certified once a machine. `False` takes the rules at their word.
+    - `certifier`: one's own, which keeps its certificates elsewhere.
     """
     join()
     if inputs not in ("whole", "local"):
@@ -101,7 +105,9 @@ def parallelize(
         seed=seed,
         scaler=scaler,
     )
-    recipe = Recipe(plan, laid, tuple(results), autocast, certifier)
+    if certify and certifier is None:
+        certifier = Certifier(current_environment().cache_dir)
+    recipe = Recipe(plan, laid, tuple(results), autocast, certifier if certify else None)
     engine = Engine(skeleton_of(model, dtype), slots, recipe, options, call, place)
     first = engine.program(model.training, call)
     engine.skeleton.train(model.training)

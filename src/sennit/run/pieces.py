@@ -1,7 +1,12 @@
-"""Whole tensors to the pieces of a device, and pieces back to whole tensors: the edges of a run."""
+"""Whole tensors to the pieces of a device, and pieces back to whole tensors: the edges of a run.
+
+The source of a lane reads its inputs by *key*: the path of the tensor. A lane of two stages may hold two pieces of one tensor
+(of the batch, where the stages lie on the lane's devices in different orders); their keys have the buffer's name too.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -13,17 +18,27 @@ from sennit.ir.layout import Layout
 from sennit.ir.mesh import Point
 from sennit.ir.program import Lane, Program
 
-__all__ = ["assemble_outputs", "inputs_of", "piece_of"]
+__all__ = ["assemble_outputs", "input_keys", "inputs_of", "piece_of"]
+
+
+def input_keys(lane: Lane) -> dict[str, str]:
+    """The key of each input of a lane, by the name of its buffer."""
+    times = Counter(item.path for item in lane.inputs)
+    return {
+        item.buffer.name: item.path if times[item.path] == 1 else f"{item.path} as {item.buffer.name}"
+        for item in lane.inputs
+    }
 
 
 def inputs_of(lane: Lane, device: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The pieces of the whole tensors in `state`, by path, that a device starts with."""
+    """The pieces of the whole tensors in `state`, which has them by path, that a device starts with; by key."""
     missing = [item.path for item in lane.inputs if item.path not in state]
     if missing:
         raise RunError(
             f"no value for {', '.join(missing)}", where=f"lane {lane.name}", fix="pass every parameter and input"
         )
     pieces: dict[str, Tensor] = {}
+    keys = input_keys(lane)
     for item in lane.inputs:
         whole, buffer = state[item.path], item.buffer
         if tuple(whole.shape) != buffer.layout.shape or str(whole.dtype) != f"torch.{buffer.dtype.torch_name}":
@@ -31,7 +46,7 @@ def inputs_of(lane: Lane, device: int, state: Mapping[str, Tensor]) -> dict[str,
                 f"{item.path} is {whole.dtype} {list(whole.shape)}, but the program was made for {buffer.type}",
                 fix="run with the shapes and types that the model was captured with",
             )
-        pieces[item.path] = piece_of(whole, buffer.layout, buffer.point(device)).clone()
+        pieces[keys[buffer.name]] = piece_of(whole, buffer.layout, buffer.point(device)).clone()
     return pieces
 
 

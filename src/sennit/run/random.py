@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sennit.ir.dtype import DType
-from sennit.ir.random_numpy import MULTIPLIERS, SHIFTS, precision, stream, strides
+from sennit.ir.random_numpy import MULTIPLIERS, SHIFTS, Steps, precision, row_major, stream
 
 __all__ = ["uniform"]
 
@@ -22,6 +22,8 @@ def uniform(
     number: int,
     shape: Sequence[int],
     dtype: torch.dtype,
+    steps: Steps | None = None,
+    first: int = 0,
     *,
     indices: Sequence[Tensor] | None = None,
     device: torch.device | str | None = None,
@@ -32,11 +34,13 @@ def uniform(
     start, gamma = stream(pair[0], pair[1], number)
     if indices is None:
         indices = [torch.arange(size, device=device) for size in shape]
-    words = torch.full([], _signed(start + gamma), dtype=torch.int64, device=device)
-    for dim, (stride, part) in enumerate(zip(strides(shape), indices, strict=True)):
-        words = words + (part * _signed(gamma * stride)).view(
-            [-1 if other == dim else 1 for other in range(len(shape))]
-        )
+    words = torch.full([], _signed(start + (first + 1) * gamma), dtype=torch.int64, device=device)
+    for dim, (factors, part) in enumerate(zip(steps or row_major(shape), indices, strict=True)):
+        ahead = torch.zeros_like(part)
+        for size, step in reversed(factors):
+            ahead += (part % size) * _signed(gamma * step)
+            part = part // size
+        words = words + ahead.view([-1 if other == dim else 1 for other in range(len(shape))])
     for shift, multiplier in zip(SHIFTS, MULTIPLIERS, strict=False):
         words = _xor_shift(words, shift).mul_(_signed(multiplier))
     words = _xor_shift(words, SHIFTS[2])

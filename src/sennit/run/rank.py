@@ -4,13 +4,17 @@ A split over an axis is a digit of a dim. Locally, a dim without the digit has s
 So gathering an axis puts p pieces between outer and inner, slicing takes one of p from there, and a plain block split is the
 case outer = 1. Every method here is that reshaping around one primitive of the communicator.
 
-A communicator moves contiguous tensors between the members of a group and returns handles: `run/processes.py` has the one on
+A lane may have buffers on several meshes, as where an embedding lies on all devices and a layer on some of them. `OnMesh` is a
+rank's place on one mesh; `Rank` is its place on the first, with what concerns no mesh (transfers, exchanges), and `rank.on(k)`
+is its place on the k-th.
+
+A communicator moves contiguous tensors between the members of a group and returns handles: `run/distributed.py` has the one on
 torch.distributed, `run/threads.py` the one for all ranks in one process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
@@ -21,11 +25,14 @@ from torch import Tensor
 from sennit.ir.layout import Reduction
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Collective, Lane, Program
+from sennit.ir.region import Region
 from sennit.run.local_forms import LocalForms
+from sennit.run.routes import Route, Routes, cut, paste
 
-__all__ = ["Communicator", "Handle", "Rank", "groups_of"]
+__all__ = ["Channel", "Communicator", "Handle", "OnMesh", "Rank", "groups_of", "meshes_of"]
 
 Group = tuple[int, ...]
+Channel = tuple[Group, Group]  # the devices that give, and those that take
 
 
 class Handle(Protocol):
@@ -46,6 +53,12 @@ class Communicator(Protocol):
     def all_to_all(self, group: Group, tensor: Tensor) -> Handle: ...
     def send(self, tensor: Tensor, to: int) -> None: ...
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, origin: int) -> Handle: ...
+    def exchange(
+        self, channel: Channel, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]
+    ) -> Callable[[], None]:
+        """Start messages to and from peers, all at once; the result waits until what is received is in its tensors."""
+        ...
+
     def finish(self) -> None: ...
 
 
@@ -60,19 +73,28 @@ class _Then:
         return self.after(self.handle.wait())
 
 
-class Rank(LocalForms):
-    """One device of one lane. `mesh` is the mesh of the lane's layouts."""
+@dataclass(frozen=True, slots=True)
+class _Taking:
+    """An exchange under way. Parts that could not be received in their place are put there when they are in."""
 
-    def __init__(self, program: Program, lane: Lane, device: int, communicator: Communicator) -> None:
-        self.device = device
+    arrive: Callable[[], None]
+    result: Tensor
+    apart: tuple[tuple[Region, Tensor], ...]
+
+    def wait(self) -> Tensor:
+        self.arrive()
+        for region, part in self.apart:
+            paste(self.result, region, part)
+        return self.result
+
+
+class OnMesh(LocalForms):
+    """A device on one mesh of its lane: its coordinates and its groups."""
+
+    def __init__(self, mesh: Mesh, device: int, communicator: Communicator) -> None:
+        self.mesh, self.device, self.communicator = mesh, device, communicator
         self.torch_device = communicator.device
-        self.mesh = _mesh_of(lane)
-        self.coordinate = dict(zip((axis.name for axis in self.mesh.space), self.mesh.coordinate(device), strict=True))
-        self.communicator = communicator
-        position = lane.devices.index(device)
-        self.peers: Mapping[str, int] = {
-            other.name: other.devices[position] for other in program.lanes if position < len(other.devices)
-        }
+        self.coordinate = dict(zip((axis.name for axis in mesh.space), mesh.coordinate(device), strict=True))
 
     def group(self, axis: str) -> Group:
         return self.mesh.group(self.device, (axis,))
@@ -98,14 +120,6 @@ class Rank(LocalForms):
         pieces = _take_apart(x, *split, self.mesh.size(axis))
         handle = self.communicator.all_to_all(self.group(axis), pieces)
         return _Then(handle, lambda stacked: _put_between(stacked, *gather))
-
-    # ---- point to point ----------------------------------------------------------------------------------------------
-
-    def send(self, x: Tensor, lane: str) -> None:
-        self.communicator.send(x.contiguous(), self.peers[lane])
-
-    def receive(self, shape: list[int], dtype: torch.dtype, lane: str) -> Handle:
-        return self.communicator.receive(tuple(shape), dtype, self.peers[lane])
 
     # ---- local -------------------------------------------------------------------------------------------------------
 
@@ -135,21 +149,88 @@ class Rank(LocalForms):
         return tuple(result for result in results if result is not None)
 
 
+class Rank(OnMesh):
+    """One device of one lane, on the first mesh of the lane."""
+
+    def __init__(self, program: Program, lane: Lane, device: int, communicator: Communicator) -> None:
+        meshes = meshes_of(lane)
+        super().__init__(meshes[0], device, communicator)
+        self.places: tuple[OnMesh, ...] = (self, *(OnMesh(mesh, device, communicator) for mesh in meshes[1:]))
+        position = lane.devices.index(device)
+        self.peers: Mapping[str, int] = {
+            other.name: other.devices[position] for other in program.lanes if position < len(other.devices)
+        }
+        self.routes = Routes(program, lane, device)
+
+    def on(self, number: int) -> OnMesh:
+        """This rank on one of its lane's meshes."""
+        return self.places[number]
+
+    def send(self, x: Tensor, lane: str) -> None:
+        self.communicator.send(x.contiguous(), self.peers[lane])
+
+    def receive(self, shape: list[int], dtype: torch.dtype, lane: str) -> Handle:
+        return self.communicator.receive(tuple(shape), dtype, self.peers[lane])
+
+    def exchange(self, label: str, x: Tensor | None = None) -> Handle:
+        """Give this rank's piece, or take one, or both; what is taken is there when the handle is waited for."""
+        route = self.routes.of[label]
+        sends: list[tuple[Tensor, int]] = []
+        for parcel in route.sends:
+            assert x is not None
+            sends.append((cut(x, parcel.region).contiguous(), parcel.peer))
+        result, receives, apart = self._room(route, x)
+        arrive = self.communicator.exchange(self.routes.channels[label], sends, receives)
+        return _Taking(arrive, result, apart)
+
+    def _room(
+        self, route: Route, x: Tensor | None
+    ) -> tuple[Tensor, list[tuple[Tensor, int]], tuple[tuple[Region, Tensor], ...]]:
+        """The tensor that is taken, with what is kept in its place; where each message goes; and which go elsewhere first."""
+        if route.shape is None:
+            return torch.empty(0, dtype=route.dtype, device=self.torch_device), [], ()
+        if route.kept is not None and route.kept[1].shape == route.shape:  # nothing comes from others
+            assert x is not None
+            return cut(x, route.kept[0]).contiguous(), [], ()
+        result = torch.empty(route.shape, dtype=route.dtype, device=self.torch_device)
+        if route.kept is not None:
+            assert x is not None
+            paste(result, route.kept[1], cut(x, route.kept[0]))
+        receives: list[tuple[Tensor, int]] = []
+        apart: list[tuple[Region, Tensor]] = []
+        for parcel in route.receives:
+            place = cut(result, parcel.region) if parcel.region.is_box else None
+            if place is None or not place.is_contiguous():
+                place = result.new_empty(parcel.region.shape)
+                apart.append((parcel.region, place))
+            receives.append((place, parcel.peer))
+        return result, receives, tuple(apart)
+
+    def take(self, x: Tensor, name: str) -> Tensor:
+        """The part of a piece that belongs to buffer `name`, on another mesh."""
+        region = self.routes.taken[name]
+        return x if region is None else cut(x, region).contiguous()
+
+
 def groups_of(program: Program) -> tuple[Group, ...]:
     """Every group that the program's collectives use, in an order that all ranks share."""
     groups: dict[Group, None] = {}
     for lane in program.lanes:
-        mesh = _mesh_of(lane)
-        for axes in dict.fromkeys(step.axes for step in lane.steps if isinstance(step, Collective)):
+        used = dict.fromkeys(
+            (step.result.layout.mesh, step.axes) for step in lane.steps if isinstance(step, Collective)
+        )
+        for mesh, axes in used:
             for device in lane.devices:
                 groups.setdefault(mesh.group(device, axes))
     return tuple(groups)
 
 
-def _mesh_of(lane: Lane) -> Mesh:
-    meshes = {buffer.layout.mesh for buffer in lane.buffers().values()}
-    assert len(meshes) == 1, meshes  # the planner gives a lane one mesh
-    return meshes.pop()
+def meshes_of(lane: Lane) -> tuple[Mesh, ...]:
+    """The meshes of a lane in space, in the order of first use: what `Rank.on` counts."""
+    seen: dict[int, Mesh] = {}  # by identity: a lane has few meshes and many buffers, and a hash takes time per device
+    for buffer in lane.buffers().values():
+        seen.setdefault(id(buffer.layout.mesh), buffer.layout.mesh)
+    return tuple(dict.fromkeys(mesh.in_space() for mesh in seen.values()))
 
 
 def _put_between(stacked: Tensor, dim: int, inner: int) -> Tensor:

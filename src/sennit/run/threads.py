@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from sennit.ir.program import Program
 from sennit.run.emit import emit_lane
 from sennit.run.load import load_source
 from sennit.run.pieces import assemble_outputs, inputs_of
-from sennit.run.rank import Group, Rank
+from sennit.run.rank import Channel, Group, Rank
 
 __all__ = ["run_in_process"]
 
@@ -121,25 +121,25 @@ class _BoardCommunicator:
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def _exchange(self, group: Group, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> _Collecting:
+    def _meet(self, group: Group, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> _Collecting:
         key = (group, self.counts[group])
         self.counts[group] += 1
         self.board.post(key, self.rank, tensor)
         return _Collecting(self.board, key, group, len(group), combine)
 
     def all_reduce(self, group: Group, tensor: Tensor, op: Reduction) -> _Collecting:
-        return self._exchange(group, tensor, lambda parts: _reduce(parts, op))
+        return self._meet(group, tensor, lambda parts: _reduce(parts, op))
 
     def all_gather(self, group: Group, tensor: Tensor) -> _Collecting:
-        return self._exchange(group, tensor, torch.stack)
+        return self._meet(group, tensor, torch.stack)
 
     def reduce_scatter(self, group: Group, tensor: Tensor, op: Reduction) -> _Collecting:
         mine = group.index(self.rank)
-        return self._exchange(group, tensor, lambda parts: _reduce([part[mine] for part in parts], op))
+        return self._meet(group, tensor, lambda parts: _reduce([part[mine] for part in parts], op))
 
     def all_to_all(self, group: Group, tensor: Tensor) -> _Collecting:
         mine = group.index(self.rank)
-        return self._exchange(group, tensor, lambda parts: torch.stack([part[mine] for part in parts]))
+        return self._meet(group, tensor, lambda parts: torch.stack([part[mine] for part in parts]))
 
     def _message(self, source: int, target: int) -> tuple[object, ...]:
         pair = ("message", source, target)
@@ -152,6 +152,24 @@ class _BoardCommunicator:
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, origin: int) -> _Collecting:
         key = self._message(origin, self.rank)
         return _Collecting(self.board, key, (origin,), 1, lambda parts: parts[0])
+
+    def exchange(
+        self, channel: Channel, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]]
+    ) -> Callable[[], None]:
+        for tensor, to in sends:
+            self.board.post(self._parcel(self.rank, to), self.rank, tensor)
+        coming = [(place, origin, self._parcel(origin, self.rank)) for place, origin in receives]
+
+        def arrive() -> None:
+            for place, origin, key in coming:
+                place.copy_(self.board.collect(key, (origin,), 1)[origin])
+
+        return arrive
+
+    def _parcel(self, source: int, target: int) -> tuple[object, ...]:
+        pair = ("exchange", source, target)
+        self.counts[pair] += 1
+        return (*pair, self.counts[pair])
 
     def finish(self) -> None:
         """Nothing is left under way: posting is all there is to sending."""

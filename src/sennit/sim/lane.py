@@ -9,7 +9,7 @@ from the beginning) until every name for it is freed and everything that reads t
 work around it, behind the compute jobs before it. What is never freed stays. Kinds: parameters and buffers of the model are
 `parameters`; inputs and tangents `inputs`; results of `sennit.accumulate` and what pieces of a tensor lie in that the program
 puts out as a gradient `gradients`; the rest `activations`. `staging` are the packed copies that a transfer holds while it runs: of the
-source for a send, a reduce-scatter and an all-to-all, of the result for an all-gather; an all-reduce works in its result.
+source for a send, an exchange, a reduce-scatter and an all-to-all, of the result for an all-gather; an all-reduce works in its result.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from sennit.ir.program import (
     Collective,
     CollectiveKind,
     Compute,
+    Exchange,
     Free,
     Lane,
     Receive,
@@ -253,6 +254,10 @@ class _Walk:
                 return f"send {buffer.tensor} to {to}{_times(buffer)}"
             case Receive(result, origin):
                 return f"receive {result.tensor} from {origin}{_times(result)}"
+            case Exchange(source=given, result=taken):
+                moved = taken if given is None else self.buffers[given]
+                assert moved is not None  # `exchange_meetings` refuses one that neither gives nor takes
+                return f"exchange {moved.tensor}{_times(moved)}"
             case Free(source):
                 return f"free {source}"
 
@@ -268,10 +273,12 @@ def _category(step: Step) -> Category:
     match step:
         case Collective():
             return Category.COLLECTIVE
-        case Send():
+        case Send() | Exchange(result=None):
             return Category.SEND
-        case Receive():
+        case Receive() | Exchange(source=None):
             return Category.RECEIVE
+        case Exchange():
+            return Category.COLLECTIVE
         case Compute() | Free():
             return Category.COMPUTE
 
@@ -280,6 +287,8 @@ def _staging(step: Step) -> str | None:
     match step:
         case Send(source=source):
             return source
+        case Exchange(source=given):
+            return given
         case Collective(kind=CollectiveKind.REDUCE_SCATTER | CollectiveKind.ALL_TO_ALL, source=source):
             return source
         case Collective(kind=CollectiveKind.ALL_GATHER, result=result):

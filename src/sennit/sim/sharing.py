@@ -3,7 +3,11 @@
 - **wires.** While a flow of unit u (its bytes on its busiest wire) runs at r bytes a second, it fills wire w by r * load_w / u.
   Rates are max-min fair: all rise together until a wire is full, the flows on it keep their rate, the others rise on
   (progressive filling). A flow never exceeds its undisturbed speed.
-- **cores.** Flows that occupy cores of a node, a of them on c cores, run at min(1, c / a): a processor shared evenly.
+- **bursts.** A wire with a token bucket of b bytes lets through at once what it has saved while nobody used it, up to b. So a flow that
+  finds it idle for t seconds is ahead by min(t, b / bandwidth) of its drain (the least over such wires, and no more than what its
+  wires without a bucket allow). Flows that come together share what was saved.
+- **cores.** Flows that keep a cores of a node busy, of its c, run at min(1, c / a): a processor shared evenly. A transfer may keep
+  less than one busy.
 
 Only flows that share a wire or an overfull node with one that joined or left are looked at again.
 
@@ -14,13 +18,14 @@ loads themselves, which have hundreds of wires on a large cluster, are then neve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappush
+from math import inf
 
-__all__ = ["Sharing", "fair_rates"]
+__all__ = ["Sharing", "Workers", "fair_rates"]
 
 Load = tuple[tuple[int, float], ...]
-Workers = tuple[tuple[int, int], ...]
+Workers = tuple[tuple[int, float], ...]
 
 
 class Sharing:
@@ -34,17 +39,18 @@ class Sharing:
         workers: Sequence[Workers],
         bandwidth: Sequence[float],
         cores: Sequence[float],
+        burst: Mapping[int, float],
     ) -> None:
         count = len(drain)
         self.drain, self.unit, self.load, self.workers = drain, unit, load, workers
-        self.bandwidth, self.cores = bandwidth, cores
+        self.bandwidth, self.cores, self.burst = bandwidth, cores, burst
         self.version = [0] * count
         self.left = [1.0] * count  # of its work
         self.rate = [0.0] * count  # of its work, a second
         self.since = [0.0] * count
         self.dirty: dict[int, None] = {}
         self.on_node: list[dict[int, None]] = [{} for _ in cores]
-        self.busy = [0] * len(cores)
+        self.busy = [0.0] * len(cores)
         self.share = [1.0] * len(cores)
         self.shapes: dict[tuple[float, float, Load], int] = {}
         self.shapes_by_identity: dict[tuple[float, float, int], int] = {}
@@ -53,6 +59,9 @@ class Sharing:
         self.on_wire: dict[int, list[int]] = {}  # shapes
         self.running: list[dict[int, None]] = []  # by shape
         self.rates: dict[tuple[int, ...], tuple[float, ...]] = {}
+        self.fresh: list[int] = []  # flows that have joined and were not looked at for bursts
+        self.users = dict.fromkeys(burst, 0)  # by wire with a bucket
+        self.idle_since = dict.fromkeys(burst, -inf)
 
     def join(self, task: int, now: float) -> None:
         self.since[task] = now
@@ -65,8 +74,10 @@ class Sharing:
             self.busy[node] += number
             self._reshare(node)
         self.dirty[task] = None
+        if self.burst:
+            self.fresh.append(task)
 
-    def leave(self, task: int) -> None:
+    def leave(self, task: int, now: float) -> None:
         shape = self.shape_of[task]
         del self.running[shape][task]
         for other in self.meets[shape]:
@@ -77,6 +88,12 @@ class Sharing:
             self.busy[node] -= number
             self._reshare(node)
         self.dirty.pop(task, None)
+        if self.burst:
+            for wire, _ in self.load[task]:
+                if wire in self.burst:
+                    self.users[wire] -= 1
+                    if not self.users[wire]:
+                        self.idle_since[wire] = now
 
     def _reshare(self, node: int) -> None:
         share = min(1.0, self.cores[node] / self.busy[node]) if self.busy[node] else 1.0
@@ -86,6 +103,8 @@ class Sharing:
 
     def settle(self, now: float, heap: list[tuple[float, int, int]]) -> None:
         """New rates for every flow that what joined or left can touch."""
+        if self.fresh:
+            self._use_bursts(now)
         for group in self._components():
             for task, rate in zip(group, self._rates(group), strict=True):
                 old = self.rate[task]
@@ -98,6 +117,30 @@ class Sharing:
                 self.version[task] += 1
                 heappush(heap, (now + (self.left[task] / rate if rate else 0.0), task, self.version[task]))
         self.dirty.clear()
+
+    def _use_bursts(self, now: float) -> None:
+        """What came now is ahead by what its wires had saved."""
+        coming: dict[int, int] = {}
+        for task in self.fresh:
+            for wire, _ in self.load[task]:
+                coming[wire] = coming.get(wire, 0) + 1
+        for task in self.fresh:
+            drain = self.drain[task]
+            ahead, bound = inf, 0.0
+            for wire, size in self.load[task]:
+                rate = self.bandwidth[wire]
+                if wire not in self.burst:
+                    bound = max(bound, size / rate)
+                elif self.users[wire]:
+                    ahead = 0.0
+                else:
+                    ahead = min(ahead, min(self.burst[wire] / rate, now - self.idle_since[wire]) / coming[wire])
+            if 0 < ahead < inf:
+                self.left[task] = max(0.0, 1.0 - min(ahead, max(0.0, drain - bound)) / drain)
+        for wire, number in coming.items():
+            if wire in self.burst:
+                self.users[wire] += number
+        self.fresh.clear()
 
     def _components(self) -> Iterator[list[int]]:
         seen: set[int] = set()

@@ -85,13 +85,14 @@ def simulate_fully(
         )
         bandwidth = [wire.bandwidth for wire in topology.wires]
         cores = [cluster.host.cores.value] * cluster.nodes if cluster.host is not None else []
-        times = run(built.tasks, bandwidth, cores)
+        burst = {number: wire.burst for number, wire in enumerate(topology.wires) if wire.burst}
+        times = run(built.tasks, bandwidth, cores, burst)
         if times.stuck:
             raise _deadlock(program, built, times)
         steady = None
         if iterations > 1:
             steady = steady_of(
-                run(unrolled(built, iterations), bandwidth, cores).stop, iterations, max(times.stop, default=0.0)
+                run(unrolled(built, iterations), bandwidth, cores, burst).stop, iterations, max(times.stop, default=0.0)
             )
         timeline = Timeline(
             name or program.name, Origin.SIMULATED, _events(built, times), _memory(built, times, optimizer)

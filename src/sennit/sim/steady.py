@@ -10,7 +10,7 @@ each other only through collectives and transfers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -58,6 +58,13 @@ def unrolled(built: Built, iterations: int) -> Tasks:
     for iteration in range(iterations):
         tasks.before += (before + iteration * count).tolist()
         tasks.after += (after + iteration * count).tolist()
+        tasks.turns.update(
+            (
+                task + iteration * count,
+                replace(turn, receiver_waits=tuple(i + iteration * count for i in turn.receiver_waits)),
+            )
+            for task, turn in one.turns.items()
+        )
         if iteration:
             tasks.before += [task + (iteration - 1) * count for task in leave]
             tasks.after += [task + iteration * count for task in enter]

@@ -18,6 +18,7 @@ from sennit.cost import CollectiveTimes, Transfer, collective, point_to_point
 from sennit.ir.dtype import TensorType
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import CollectiveKind
+from sennit.sim.exchanges import Part
 
 __all__ = ["Bundle", "Group", "Party", "Transfers", "alike"]
 
@@ -88,6 +89,32 @@ class Transfers:
         if key not in self.bundles:
             self.bundles[key] = self._bundle([self._send(pair, size) for pair in pairs])
         return self.bundles[key]
+
+    def exchange(self, parts: tuple[Part, ...]) -> Bundle:
+        """The messages of several parts of an exchange; a part is one thing, whose messages start together."""
+        key = ("exchange", tuple([id(part) for part in parts]))
+        if key not in self.bundles:
+            self.bundles[key] = self._bundle([self._messages(part) for part in parts])
+            self.alive.append(parts)
+        return self.bundles[key]
+
+    def _messages(self, part: Part) -> Transfer:
+        sends = [self._send((sender, receiver), size) for sender, receiver, size in part.messages]
+        if not sends:
+            return Transfer(0.0, (), "nothing to move", 0)
+        load: dict[int, float] = {}
+        sent: dict[int, int] = {}
+        for (sender, _, size), send in zip(part.messages, sends, strict=True):
+            sent[sender] = sent.get(sender, 0) + size
+            for wire, laid in send.load:
+                load[wire] = load.get(wire, 0.0) + laid
+        return Transfer(
+            max(send.latency for send in sends),
+            tuple(sorted(load.items())),
+            "messages",
+            max(sent.values()),
+            max(send.floor for send in sends),
+        )
 
     def _collective(self, kind: CollectiveKind, group: Group, size: int) -> Transfer:
         def make(members: Group) -> Transfer:

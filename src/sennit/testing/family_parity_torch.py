@@ -19,7 +19,7 @@ from sennit.testing.families_torch import Sample, families
 from sennit.testing.family_plans import family_mesh, family_plan
 from sennit.testing.training_torch import Calls, Record, sgd, train_eager, train_parallel
 
-__all__ = ["FamilyRun", "build", "calls_of", "family_reference", "family_run"]
+__all__ = ["FamilyRun", "batched", "build", "calls_of", "family_reference", "family_run"]
 
 BATCH = 4
 
@@ -38,7 +38,11 @@ class FamilyRun:
 def build(name: str) -> Sample:
     """A family with a batch of four; its model alike on every call."""
     family = families()[name]
-    sample = family.build(family.layers)
+    return batched(family.build(family.layers))
+
+
+def batched(sample: Sample) -> Sample:
+    """The sample with a batch of four."""
     return Sample(sample.model, {key: _batched(value) for key, value in sample.kwargs.items()})
 
 

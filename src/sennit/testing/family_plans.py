@@ -73,7 +73,7 @@ def splits() -> Mapping[str, Splits]:
 
 def family_plan(name: str, how: str) -> Callable[[Graph, Mesh], Plan]:
     """A plan of a family: by its names (`data`, `tensor`, `pipeline`), or as the zoo finds it in the graph (`found`, `sequence`, `context`,
-    `experts`)."""
+    `experts`, `co-shard`)."""
     split = splits()[name]
     match how:
         case "found":
@@ -84,6 +84,8 @@ def family_plan(name: str, how: str) -> Callable[[Graph, Mesh], Plan]:
             return zoo.context_parallel
         case "experts":
             return zoo.expert_parallel
+        case "co-shard":
+            return partial(zoo.co_shard, pieces=2)
         case "data":
             return data_parallel
         case "tensor" if split.column:
@@ -103,6 +105,10 @@ def family_mesh(name: str, how: str, ranks: int) -> Mesh:
         case "data":
             return Mesh.make({"dp": ranks})
         case "tensor" | "found" | "sequence":
+            return Mesh.make({**rest, "tp": 2})
+        case "co-shard" if "swin" in name:  # its first layers have two heads: one for each piece
+            return Mesh.make({"dp": ranks})
+        case "co-shard":
             return Mesh.make({**rest, "tp": 2})
         case "context":
             return Mesh.make({**rest, "cp": 2})

@@ -26,7 +26,20 @@ from dataclasses import dataclass, replace
 from sennit.errors import LayoutError
 from sennit.ir.graph import Arg, Ref
 from sennit.ir.layout import Entry, Pending, Reduction, Split
-from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Program, Receive, Send, Step, defines, reads
+from sennit.ir.program import (
+    Buffer,
+    Collective,
+    Compute,
+    Exchange,
+    Free,
+    Lane,
+    Program,
+    Receive,
+    Send,
+    Step,
+    defines,
+    reads,
+)
 
 __all__ = ["Fault", "random_fault"]
 
@@ -93,6 +106,8 @@ def _renamed(step: Step, names: dict[str, str]) -> Step:
             return replace(step, args=tuple(map(arg, step.args)), kwargs=tuple((k, arg(v)) for k, v in step.kwargs))
         case Collective() | Send() | Free():
             return replace(step, source=names.get(step.source, step.source))
+        case Exchange(source=source):
+            return replace(step, source=None if source is None else names.get(source, source))
         case Receive():
             return step
 

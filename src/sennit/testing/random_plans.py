@@ -18,6 +18,7 @@ from sennit.ir.mesh import Mesh
 from sennit.plan import Plan, data_inputs, order, place, transform
 from sennit.plan.pattern import one_forward_one_backward
 from sennit.plan.propagate import Decisions, propagate
+from sennit.plan.zoo.stages import layers_of
 
 __all__ = ["layers_of", "random_decisions", "trained"]
 
@@ -32,24 +33,6 @@ def trained(graph: Graph) -> Graph:
             ops.append(op)
             needed.update(op.reads)
     return replace(graph, ops=tuple(reversed(ops)), outputs=kept)
-
-
-def layers_of(graph: Graph) -> tuple[str, ...]:
-    """The modules that repeat: paths that end in a number, in the order of the model, those of the longest run."""
-    runs: dict[str, list[str]] = {}
-    for op in graph.ops:
-        parts = op.module.split(".")
-        for position, part in enumerate(parts):
-            if part.isdigit() and op.phase is Phase.FORWARD:
-                path = ".".join(parts[: position + 1])
-                run = runs.setdefault(".".join(parts[:position]), [])
-                if path not in run:
-                    run.append(path)
-                break
-    longest: list[str] = []
-    for run in runs.values():
-        longest = run if len(run) > len(longest) else longest
-    return tuple(longest)
 
 
 def random_decisions(graph: Graph, rng: random.Random, *, devices: int = 8) -> Decisions:

@@ -72,7 +72,7 @@ class Certifier:
             raise PlanError(
                 f"the rule of {op.kind} cannot be tried: {way}, {type(error).__name__}: {error}",
                 where=f"{op.describe()}, rule {rule}",
-                fix="correct the annotation in sennit.rule"
+                fix="correct the annotation in sennit.rule, or parallelize(..., certify=False) where it does not run on the CPU"
                 if _is_foreign(op)
                 else "split it otherwise, and report this rule",
             ) from error

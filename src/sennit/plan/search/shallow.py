@@ -169,7 +169,9 @@ def _runs(graph: Graph) -> tuple[str, ...]:
 def _itemised(deep: Graph, graph: Graph) -> Shallow:
     runs = _runs(deep)
     copies = {repeat.module: repeat for repeat in deep.repeats}
-    children = {run: _in_order(child for op in deep.ops if (child := _child(op.module, run)) is not None) for run in runs}
+    children = {
+        run: _in_order(child for op in deep.ops if (child := _child(op.module, run)) is not None) for run in runs
+    }
 
     def unit(op: Op) -> str | None:
         return next((child for run in runs if (child := _child(op.module, run)) is not None), None)

@@ -2,8 +2,19 @@
 
 from sennit.plan.zoo.batch import data_parallel
 from sennit.plan.zoo.experts import expert_parallel
+from sennit.plan.zoo.pieces import co_shard
 from sennit.plan.zoo.sequence import context_parallel
-from sennit.plan.zoo.stages import pipeline
+from sennit.plan.zoo.stages import chimera, interlaced, pipeline, recycled
 from sennit.plan.zoo.tensor import tensor_parallel
 
-__all__ = ["context_parallel", "data_parallel", "expert_parallel", "pipeline", "tensor_parallel"]
+__all__ = [
+    "chimera",
+    "co_shard",
+    "context_parallel",
+    "data_parallel",
+    "expert_parallel",
+    "interlaced",
+    "pipeline",
+    "recycled",
+    "tensor_parallel",
+]

@@ -17,9 +17,9 @@ from sennit.ir.graph import Graph, Op, Phase
 from sennit.ir.mesh import Mesh
 from sennit.plan.plan import Plan, transform
 from sennit.plan.zoo.batch import split_batch
-from sennit.plan.zoo.find import norm_gradients, norms, pairs_of_products, readers_behind_views
+from sennit.plan.zoo.find import Pairs, norm_gradients, norms, pairs_of_products, readers_behind_views
 
-__all__ = ["sequence_of", "split_products", "tensor_parallel"]
+__all__ = ["sequence_of", "split_pairs", "split_products", "tensor_parallel"]
 
 _PRODUCTS = "aten.mm.default|aten.addmm.default"
 SEQUENCE = 1  # the dim of positions in an activation of samples, positions and width
@@ -49,9 +49,7 @@ def split_products(
     graph = plan.graph
     if column is None and row is None and qkv is None:
         pairs = pairs_of_products(graph)
-        for op in pairs.columns:
-            plan = transform(plan, [op], dim="n", axis=axis, chunks=pairs.chunks[op.name])
-        return transform(plan, pairs.rows, dim="k", axis=axis), pairs.rows
+        return split_pairs(plan, pairs, axis), pairs.rows
     if column is None or row is None:
         raise PlanError("only some of the products are named", fix="name column= and row= (and qkv=), or none of them")
     if qkv is not None:
@@ -59,6 +57,13 @@ def split_products(
     plan = transform(plan, graph.select(column, _PRODUCTS, Phase.FORWARD), dim="n", axis=axis)
     rows = graph.select(row, _PRODUCTS, Phase.FORWARD)
     return transform(plan, rows, dim="k", axis=axis), rows
+
+
+def split_pairs(plan: Plan, pairs: Pairs, axis: str) -> Plan:
+    """The columns and rows of branches over an axis."""
+    for op in pairs.columns:
+        plan = transform(plan, [op], dim="n", axis=axis, chunks=pairs.chunks[op.name])
+    return transform(plan, pairs.rows, dim="k", axis=axis)
 
 
 def sequence_of(graph: Graph, rows: tuple[Op, ...]) -> tuple[Op, ...]:

@@ -27,9 +27,9 @@ from math import prod
 import numpy as np
 
 from sennit.errors import LayoutError
+from sennit.ir.labels import AxisDigit, DimPairs, Integers, device_labels, digits_of, dim_pairs
 from sennit.ir.layout import Layout
 from sennit.ir.region import Interval, Region
-from sennit.reshard.labels import AxisDigit, DimPairs, Integers, device_labels, digits_of, dim_pairs
 
 __all__ = ["Count", "Traffic", "Transfer", "traffic", "transfers"]
 

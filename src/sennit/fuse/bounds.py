@@ -1,0 +1,39 @@
+"""A lower bound of a step's time for given kernels, whatever the buckets, their order and their waits.
+
+Gradient g is there after kernel r_g, and the parameter is needed by kernel n_g of the next step at the latest. Take the gradients S(r, n) that come after kernel r or later, and are needed by kernel n
+or before. All of them travel between the end of kernel r and the start of kernel n one step later. In steady state that is a step of time T less what lies from the start of n to the
+end of r, and kernels n to r take at least their own time:
+
+    communication(S(r, n))  <=  T - compute(n .. r)            for all r and n
+
+so T is at least the greatest communication(S(r, n)) + compute(n .. r); and at least all kernels with all updates, and all communication. A set of bytes travels at best in one message by the fastest
+algorithm. An embedding that is shared with the head shows what this bound sees and full overlap does not: its gradient is complete with the last kernel and needed by the first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sennit.fuse.model import KernelOrder
+
+__all__ = ["structural"]
+
+
+def structural(kernels: KernelOrder) -> float:
+    model, channel = kernels.model, kernels.model.channel
+    compute = kernels.until[-1] + channel.update_per_byte * sum(model.bytes.values())
+    if not model.gradients:
+        return compute
+    ready = np.array([kernels.maker[path] for path, _, _ in model.gradients])
+    needed = np.array([kernels.use[path] for path, _, _ in model.gradients])
+    size = np.array([size for _, _, size in model.gradients], dtype=float)
+    until = np.array(kernels.until)
+    best = compute
+    for place in np.unique(needed):
+        early = needed <= place
+        order = np.argsort(-ready[early], kind="stable")
+        late, carried = ready[early][order], np.cumsum(size[early][order])
+        between = np.maximum(0.0, until[late + 1] - until[place])
+        times = np.array([channel.seconds(int(item)) for item in carried]) + between
+        best = max(best, float(times.max()))
+    return best

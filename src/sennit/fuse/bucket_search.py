@@ -1,0 +1,209 @@
+"""Which gradients share a bucket, in what order buckets travel, and where they are waited for.
+
+**Solving** (`solve_buckets`) compares, by the clock of `clock.py`: the bucketing that ends one step's communication earliest (`earliest_end`), DDP's rule at several sizes, and, where
+waits across steps are allowed, the same sizes with waits in the next step. There the order matters: gradients of the first layers come last and are needed first, so they
+should go before what is queued. `arranged` lists the buckets in the order in which a channel that could choose by need would take them. Large gradients are cut at the bucket size, so
+that they do not hold up what is needed sooner.
+
+**Refining** (`refine_buckets`) improves buckets one change at a time, each judged by the clock, until none helps:
+
+| change | is |
+|---|---|
+| join | two neighbours travel as one |
+| cut | a bucket in two, between two gradients |
+| split | a gradient of a bucket in two halves, the second in a bucket of its own |
+| wait | at the other side of the step |
+| shares | reduced to shares and gathered where it is waited for, or in one all-reduce |
+| swap | two neighbours in the other order: priority |
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from sennit.fuse.buckets import Gradient, by_size, earliest_end
+from sennit.fuse.clock import steady_state
+from sennit.fuse.model import KernelOrder, Numbers, StepModel
+from sennit.fuse.search_options import SearchOptions
+from sennit.ir.strategy import Bucket, Part, Reduce, WaitAt
+
+__all__ = ["Buckets", "refine_buckets", "same_as_ddp", "solve_buckets", "solved", "with_algorithms"]
+
+Buckets = tuple[Bucket, ...]
+_MEBI = 1 << 20
+_FRACTIONS = (2, 4, 8, 16, 32, 64, 128)
+_LEAST = 64 << 10
+_ROUNDS = 200
+
+
+def solve_buckets(
+    model: StepModel, order: Sequence[Numbers], seconds: Sequence[float], options: SearchOptions
+) -> tuple[Buckets, float]:
+    """The best of the bucketings that the module's text lists, and its step time."""
+    return solved(KernelOrder(model, order, seconds), options)
+
+
+def solved(kernels: KernelOrder, options: SearchOptions) -> tuple[Buckets, float]:
+    model = kernels.model
+    gradients = model.arrivals(kernels.order, kernels.seconds)
+    best: tuple[float, Buckets] | None = None
+    for cut in _bucketings(model, gradients, options):
+        buckets = arranged(kernels, cut)
+        time_of = judged(kernels, buckets)
+        if best is None or time_of < best[0] * (1 - 1e-9):
+            best = (time_of, buckets)
+    if best is None:  # nothing trains
+        return (), sum(kernels.seconds)
+    return best[1], best[0]
+
+
+def judged(kernels: KernelOrder, buckets: Buckets) -> float:
+    """Seconds of a step with these buckets, in this order."""
+    return steady_state(kernels.timing(buckets), kernels.model.channel.sharing).seconds
+
+
+def arranged(kernels: KernelOrder, buckets: Buckets) -> Buckets:
+    """The buckets in the order in which a channel that chooses by need takes them."""
+    timing = kernels.timing(buckets, by_priority=True)
+    return tuple(buckets[number] for number in steady_state(timing, kernels.model.channel.sharing).order)
+
+
+def _sizes(gradients: Sequence[Gradient], options: SearchOptions) -> list[int]:
+    if options.sizes is not None:
+        return list(options.sizes)
+    total = sum(item.bytes for item in gradients)
+    usual = [size * _MEBI for size in (1, 2, 5, 10, 25) if total / (size * _MEBI) <= _FRACTIONS[-1]]
+    return sorted({*usual, *(max(_LEAST, total // part) for part in _FRACTIONS)})
+
+
+def _bucketings(model: StepModel, gradients: Sequence[Gradient], options: SearchOptions) -> Iterator[Buckets]:
+    if not gradients:
+        return
+    if not options.tensors:
+        yield tuple(Bucket((Part(item.path),)) for item in gradients)
+        if options.across_steps:
+            yield tuple(Bucket((Part(item.path),), WaitAt.NEXT) for item in gradients)
+        return
+    ends, _ = earliest_end(gradients, model.channel.latency, model.channel.per_byte)
+    yield _cut(gradients, ends)
+    sizes = _sizes(gradients, options)
+    for size in sizes:
+        yield same_as_ddp(gradients, size)
+    if options.across_steps:
+        for size in sizes:
+            yield _across(model, gradients, size, splits=options.splits)
+
+
+def same_as_ddp(gradients: Sequence[Gradient], size: int, first: int | None = None) -> Buckets:
+    """Runs of gradients, in the order in which they are ready, each closed once it holds `size` bytes; the first one at `first`."""
+    return _cut(gradients, by_size(gradients, size, first))
+
+
+def _cut(gradients: Sequence[Gradient], ends: Sequence[int]) -> Buckets:
+    starts = [0, *ends[:-1]]
+    return tuple(
+        Bucket(tuple(Part(item.path) for item in gradients[start:end])) for start, end in zip(starts, ends, strict=True)
+    )
+
+
+def _across(model: StepModel, gradients: Sequence[Gradient], size: int, *, splits: bool) -> Buckets:
+    """Buckets of about `size` bytes that the next step waits for."""
+    found: list[Bucket] = []
+    parts: list[Part] = []
+    held = 0
+    for item in gradients:
+        pieces = max(1, round(item.bytes / size)) if splits and item.bytes > 1.5 * size else 1
+        count = model.elements[item.path]
+        for piece in range(pieces):
+            span = (count * piece // pieces, count * (piece + 1) // pieces) if pieces > 1 else None
+            parts.append(Part(item.path, span))
+            held += item.bytes // pieces
+            if held >= size:
+                found.append(Bucket(tuple(parts), WaitAt.NEXT))
+                parts, held = [], 0
+    return (*found, Bucket(tuple(parts), WaitAt.NEXT)) if parts else tuple(found)
+
+
+# ---- refining --------------------------------------------------------------------------------------------------------
+
+
+def refine_buckets(
+    kernels: KernelOrder, buckets: Buckets, options: SearchOptions, deadline: float | None = None
+) -> tuple[Buckets, float]:
+    """The buckets improved one change at a time, and the step time; `deadline` is of `time.monotonic`."""
+    best, length = buckets, judged(kernels, buckets)
+    for _ in range(_ROUNDS):
+        before = length
+        for change, in_this_order in _changes(kernels.model, best, options):
+            candidate = change if in_this_order else arranged(kernels, change)
+            time_of = judged(kernels, candidate)
+            if time_of < length * (1 - 1e-6):
+                best, length = candidate, time_of
+                break
+            if deadline is not None and time.monotonic() > deadline:
+                return best, length
+        if length == before:
+            break
+    return best, length
+
+
+def _changes(model: StepModel, buckets: Buckets, options: SearchOptions) -> Iterator[tuple[Buckets, bool]]:
+    """Each change, and whether it is one of the order itself."""
+    for place in range(len(buckets) - 1):
+        left, right = buckets[place : place + 2]
+        joined = replace(left, parts=_merged(model, (*left.parts, *right.parts)))
+        yield (*buckets[:place], joined, *buckets[place + 2 :]), False
+    for place, bucket in enumerate(buckets):
+        for parts in _pieces(model, bucket, splits=options.splits):
+            yield (*buckets[:place], *(replace(bucket, parts=part) for part in parts), *buckets[place + 1 :]), False
+        others: list[Bucket] = []
+        if options.across_steps:
+            others.append(replace(bucket, wait=WaitAt.STEP if bucket.wait is WaitAt.NEXT else WaitAt.NEXT))
+        if options.reduce_scatter:
+            whole = bucket.reduce is Reduce.ALL_REDUCE
+            others.append(replace(bucket, reduce=Reduce.REDUCE_SCATTER if whole else Reduce.ALL_REDUCE))
+        for other in others:
+            yield (*buckets[:place], other, *buckets[place + 1 :]), False
+    for place in range(len(buckets) - 1):
+        left, right = buckets[place : place + 2]
+        yield (*buckets[:place], right, left, *buckets[place + 2 :]), True
+
+
+def _pieces(model: StepModel, bucket: Bucket, *, splits: bool) -> Iterator[tuple[tuple[Part, ...], tuple[Part, ...]]]:
+    """A bucket's parts in two."""
+    for cut in range(1, len(bucket.parts)):
+        yield bucket.parts[:cut], bucket.parts[cut:]
+    if not splits:
+        return
+    largest = max(range(len(bucket.parts)), key=lambda place: model.carried(Bucket((bucket.parts[place],))))
+    part = bucket.parts[largest]
+    start, stop = part.span or (0, model.elements[part.path])
+    if stop - start > 1:
+        middle = (start + stop) // 2
+        halves = replace(part, span=(start, middle)), replace(part, span=(middle, stop))
+        yield (*bucket.parts[:largest], halves[0]), (halves[1], *bucket.parts[largest + 1 :])
+
+
+def _merged(model: StepModel, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Neighbouring spans of one gradient as one."""
+    found: list[Part] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if last is not None and last.path == part.path and last.span and part.span and last.span[1] == part.span[0]:
+            span = (last.span[0], part.span[1])
+            found[-1] = Part(part.path, None if span == (0, model.elements[part.path]) else span)
+        else:
+            found.append(part)
+    return tuple(found)
+
+
+def with_algorithms(model: StepModel, buckets: Buckets) -> Buckets:
+    """Each all-reduce by the algorithm that is the fastest for its bytes, where the channel knows several."""
+    return tuple(
+        replace(bucket, algorithm=model.channel.algorithm(model.carried(bucket)))
+        if bucket.reduce is Reduce.ALL_REDUCE
+        else bucket
+        for bucket in buckets
+    )

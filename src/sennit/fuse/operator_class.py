@@ -1,0 +1,122 @@
+"""What decides whether an operator may share a kernel with others.
+
+    view        moves nothing: it only says how a value is looked at
+    pointwise   one element of the result is made of the elements that it names: also copies, concatenations and look-ups
+    reduction   elements are brought together: sums, softmax, norms
+    product     a matrix product or convolution; libraries have its kernel
+    other       anything else, and what no compiler puts beside something: it stays alone
+
+What is not known by name is pointwise if all that it reads broadcasts to its one result, else other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from sennit.ir.dtype import TensorType
+from sennit.ir.graph import Op
+from sennit.ir.operators import is_view
+
+__all__ = ["Class", "classify", "moves_nothing", "stem"]
+
+
+class Class(Enum):
+    VIEW = "view"
+    POINTWISE = "pointwise"
+    REDUCTION = "reduction"
+    PRODUCT = "product"
+    OTHER = "other"
+
+
+_VIEWS = ("_unsafe_view", "unsafe_split", "unbind", "squeeze")
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "linear", "mv", "addmv")
+_REDUCTIONS = (
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "all",
+    "any",
+    "var",
+    "var_mean",
+    "_softmax",
+    "_log_softmax",
+    "_softmax_backward_data",
+    "_log_softmax_backward_data",
+    "native_layer_norm",
+    "native_layer_norm_backward",
+    "_fused_rms_norm",
+    "_fused_rms_norm_backward",
+    "_native_batch_norm_legit_functional",
+    "native_batch_norm",
+    "native_batch_norm_backward",
+)
+_PICKS = (
+    "cat",
+    "stack",
+    "slice_backward",
+    "select_backward",
+    "constant_pad_nd",
+    "embedding",
+    "gather",
+    "index",
+    "index_select",
+    "roll",
+    "new_zeros",
+    "new_ones",
+    "zeros",
+    "ones",
+    "full",
+    "arange",
+)
+_OPAQUE = (
+    "embedding_dense_backward",
+    "index_put",
+    "scatter",
+    "scatter_add",
+    "sort",
+    "topk",
+    "cumsum",
+    "nonzero",
+    "as_strided",
+    "as_strided_scatter",
+    "max_pool2d_with_indices",
+    "max_pool2d_with_indices_backward",
+)
+
+
+def stem(kind: str) -> str:
+    """`mm` of `aten.mm.default`; empty for operators of other libraries."""
+    return kind.split(".")[1] if kind.startswith("aten.") else ""
+
+
+def moves_nothing(op: Op) -> bool:
+    return is_view(op.kind) or stem(op.kind) in _VIEWS
+
+
+def classify(op: Op, types: Mapping[str, TensorType]) -> Class:
+    if moves_nothing(op):
+        return Class.VIEW
+    name = stem(op.kind)
+    if not name or name in _OPAQUE:
+        return Class.OTHER
+    if name in _PRODUCTS or name.startswith("_scaled_dot_product"):
+        return Class.PRODUCT
+    if name in _REDUCTIONS:
+        return Class.REDUCTION
+    if name in _PICKS:
+        return Class.POINTWISE
+    if len(op.results) > 1 or name in ("uniform", "bernoulli", "rand", "randn", "native_dropout"):
+        return Class.OTHER  # the order of random numbers is the model's
+    shape = op.results[0].type.shape
+    broadcast = all(_fits(types[read].shape, shape) for read in op.reads)
+    return Class.POINTWISE if broadcast else Class.OTHER
+
+
+def _fits(shape: tuple[int, ...], result: tuple[int, ...]) -> bool:
+    """Whether a shape broadcasts to the result's."""
+    if len(shape) > len(result):
+        return False
+    tail = result[len(result) - len(shape) :]
+    return all(size in (1, whole) for size, whole in zip(shape, tail, strict=True))

@@ -1,0 +1,131 @@
+"""What one device does in each exchange and in each `sennit.take`, in local indices: found before the first step.
+
+A *route* is one device's part of the table of transfers (`ir/program_exchange.py`): what it cuts from its piece of the source for
+each taker, where it puts what each giver sends, and what it copies from itself. Micro-batches of an even layout have the same
+route, for then an index's place in a piece does not depend on the time: it is found once for all of them.
+
+A region in local indices is cut and filled as slices where it is a box, else by indices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sennit.ir.exchange import Transfer
+from sennit.ir.graph import Ref
+from sennit.ir.program import Buffer, Compute, Exchange, Lane, Program
+from sennit.ir.program_exchange import Meeting, exchange_meetings, exchange_transfers
+from sennit.ir.region import Region
+
+__all__ = ["Parcel", "Route", "Routes", "channel_of", "cut", "paste"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """What goes to a peer or comes from it: local indices of the piece here."""
+
+    peer: int
+    region: Region
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One device's part of an exchange. `kept` is what it copies from its piece of the source to its piece of the result;
+    `shape` and `dtype` are those of the result, None where this device takes nothing."""
+
+    sends: tuple[Parcel, ...]
+    receives: tuple[Parcel, ...]
+    kept: tuple[Region, Region] | None
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype
+
+
+def channel_of(meeting: Meeting) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The devices that give and those that take: exchanges between the same ones run in one order on all of them."""
+    given, taken = meeting.source.layout.mesh.devices, meeting.result.layout.mesh.devices
+    return tuple(sorted(given)), tuple(sorted(taken))
+
+
+class Routes:
+    """The routes of one device of a lane, by the label of the exchange, and what it takes, by the buffer taken."""
+
+    def __init__(self, program: Program, lane: Lane, device: int) -> None:
+        self.device = device
+        labels = [step.label for step in lane.steps if isinstance(step, Exchange)]
+        meetings = exchange_meetings(program) if labels else {}
+        tables: dict[object, tuple[Transfer, ...]] = {}
+        found: dict[object, Route] = {}
+        self.of: dict[str, Route] = {}
+        self.channels = {label: channel_of(meetings[label]) for label in labels}
+        for label in labels:
+            meeting = meetings[label]
+            key = _what_moves(meeting.source, meeting.result)
+            if key not in tables:
+                tables[key] = exchange_transfers(meeting.source, meeting.result)
+            # a lane that only gives has no piece of the result, though it may be on the other side in another exchange
+            sides = (lane.name in meeting.givers, lane.name in meeting.takers)
+            if (key, sides) not in found:
+                found[key, sides] = self._route(meeting, tables[key])
+            self.of[label] = found[key, sides]
+        self.taken = {
+            step.results[0].name: self._taken(lane.buffers(), step)
+            for step in lane.steps
+            if isinstance(step, Compute) and step.kind == "sennit.take"
+        }
+
+    def _route(self, meeting: Meeting, table: tuple[Transfer, ...]) -> Route:
+        here = self.device
+        source, result = meeting.source, meeting.result
+        gives, takes = here in source.layout.mesh.devices, here in result.layout.mesh.devices
+        have = source.layout.region(source.point(here)) if gives else None
+        need = result.layout.region(result.point(here)) if takes else None
+        sends, receives, kept = [], [], None
+        for transfer in table:
+            if transfer.sender == here == transfer.receiver:
+                assert have is not None
+                assert need is not None
+                kept = (transfer.region.within(have), transfer.region.within(need))
+            elif transfer.sender == here:
+                assert have is not None
+                sends.append(Parcel(transfer.receiver, transfer.region.within(have)))
+            elif transfer.receiver == here:
+                assert need is not None
+                receives.append(Parcel(transfer.sender, transfer.region.within(need)))
+        dtype: torch.dtype = getattr(torch, source.dtype.torch_name)
+        return Route(tuple(sends), tuple(receives), kept, None if need is None else need.shape, dtype)
+
+    def _taken(self, buffers: dict[str, Buffer], step: Compute) -> Region | None:
+        """The part of the source's piece that is taken; None is all of it."""
+        (arg,) = step.args
+        assert isinstance(arg, Ref)
+        source, result = buffers[arg.name], step.results[0]
+        have, need = (buffer.layout.region(buffer.point(self.device)) for buffer in (source, result))
+        return None if have == need else need.within(have)
+
+
+def _what_moves(source: Buffer, result: Buffer) -> object:
+    is_even = source.layout.is_even and result.layout.is_even
+    return source.layout, result.layout, source.dtype, None if is_even else source.times
+
+
+def cut(x: Tensor, region: Region) -> Tensor:
+    """The part of a piece at these local indices: a view where it is a box."""
+    for dim, intervals in enumerate(region.dims):
+        if len(intervals) == 1:
+            (start, stop) = intervals[0]
+            x = x if stop - start == x.shape[dim] else x.narrow(dim, start, stop - start)
+        else:
+            x = x.index_select(dim, torch.from_numpy(region.indices()[dim]).to(x.device))
+    return x
+
+
+def paste(target: Tensor, region: Region, part: Tensor) -> None:
+    """Put a part at these local indices of a piece."""
+    if region.is_box:
+        cut(target, region).copy_(part)
+    else:
+        target[tuple(torch.from_numpy(index).to(target.device) for index in np.ix_(*region.indices()))] = part

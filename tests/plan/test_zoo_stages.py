@@ -1,0 +1,113 @@
+"""Pipelines of the zoo on real families: every gradient, buffer and loss equals that of the unsplit graph."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from functools import cache, partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from sennit.capture import capture_call
+from sennit.errors import PlanError
+from sennit.ir.graph import Graph
+from sennit.ir.mesh import Mesh
+from sennit.ir.program import Collective
+from sennit.plan import Plan, lower, propagate, zoo
+from sennit.plan.verify import verify
+from sennit.plan.zoo.stages import runs_of
+from sennit.run import run_in_process
+from sennit.testing.eager_torch import Float64
+from sennit.testing.families_torch import families
+from sennit.testing.family_parity_torch import batched, build
+from sennit.testing.graph_torch import run_graph_torch
+from sennit.testing.parity_torch import state_of
+from sennit.testing.random_plans import trained
+
+CASES: dict[str, tuple[str, Callable[[Graph, Mesh], Plan], str]] = {
+    "gpipe": ("gpt2", partial(zoo.pipeline, schedule="gpipe"), "pp=2;mb=2"),
+    "zero bubble h1": ("gpt2", partial(zoo.pipeline, schedule="zero bubble h1"), "pp=2,dp=2;mb=2"),
+    "zero bubble h2": ("llama", partial(zoo.pipeline, schedule="zero bubble h2"), "pp=2;mb=4"),
+    "interleaved": ("t5", partial(zoo.pipeline, schedule="interleaved"), "pp=2;mb=2"),
+    "dual pipe v": ("mbart", partial(zoo.pipeline, schedule="dual pipe v"), "pp=2;mb=4"),
+    "chimera": ("bert", zoo.chimera, "pp=2;mb=2"),
+    "interlaced t5": ("t5", zoo.interlaced, "pp=2;mb=2"),
+    "interlaced mbart": ("mbart", zoo.interlaced, "pp=4;mb=4"),
+    "interlaced, data": ("gpt2", zoo.interlaced, "pp=2,dp=2;mb=2"),
+}
+
+
+@cache
+def subject(name: str) -> tuple[Graph, dict[str, Tensor], dict[str, Tensor]]:
+    if name == "evoformer of two blocks":
+        sample = batched(families()["evoformer"].build(2))
+    elif importlib.util.find_spec(families()[name].library) is None:
+        pytest.skip(f"{families()[name].library} is not installed")
+    else:
+        sample = build(name)
+    with Float64():
+        captured = capture_call(sample.model.train(), (), sample.kwargs, training=True)
+    graph = trained(captured.graph)
+    state = state_of(captured, sample.model, sample.kwargs, 5, 9)
+    return graph, state, run_graph_torch(graph, state)
+
+
+def check(plan: Plan, state: dict[str, Tensor], reference: dict[str, Tensor]) -> None:
+    program = lower(propagate(plan))
+    verify(program, plan.graph)
+    outputs = run_in_process(program, state)
+    assert set(outputs) == set(reference)
+    for key, whole in reference.items():
+        torch.testing.assert_close(outputs[key].double(), whole.double(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("default")  # those of the libraries
+@pytest.mark.usefixtures("single_core")
+@pytest.mark.parametrize("case", CASES)
+def test_pipelines_equal_the_serial_run(case: str) -> None:
+    family, planner, mesh = CASES[case]
+    graph, state, reference = subject(family)
+    check(planner(graph, Mesh.parse(mesh)), state, reference)
+
+
+@pytest.mark.usefixtures("single_core")
+def test_each_pass_of_a_recycled_stack_is_a_stage() -> None:
+    graph, state, reference = subject("evoformer of two blocks")
+    plan = zoo.recycled(graph, Mesh.parse("pp=2;mb=4"), layers=("blocks.0", "blocks.1"))
+    assert len(plan.stages) == 3 * 2
+    check(plan, state, reference)
+
+
+def test_layers_are_cut_into_runs_of_about_equal_work() -> None:
+    graph, _, _ = subject("t5")
+    assert runs_of(graph, (), 2) == [("encoder.block.0", "encoder.block.1"), ("decoder.block.0", "decoder.block.1")]
+    assert [len(run) for run in runs_of(graph, (), 3)] == [2, 1, 1]  # a decoder's layer has two attentions
+    with pytest.raises(PlanError, match=r"4 layers for 5 stages"):
+        runs_of(graph, (), 5)
+
+
+def test_an_interlaced_plan_gathers_no_vocabulary() -> None:
+    graph, _, _ = subject("t5")
+    vocabulary = max(item.value.type.shape[0] for item in graph.inputs if item.path == "shared.weight")
+    program = lower(propagate(zoo.interlaced(graph, Mesh.parse("pp=2;mb=2"))))
+    gathered = [
+        step.result.layout.shape
+        for lane in program.lanes
+        for step in lane.steps
+        if isinstance(step, Collective) and step.kind.value == "all_gather"
+    ]
+    assert gathered and not any(vocabulary in shape for shape in gathered)
+
+
+def test_mistakes() -> None:
+    graph, _, _ = subject("gpt2")
+    with pytest.raises(PlanError, match=r"no schedule '2f2b'[\s\S]*gpipe, 1f1b"):
+        zoo.pipeline(graph, Mesh.parse("pp=2;mb=2"), schedule="2f2b")
+    with pytest.raises(PlanError, match=r"Chimera with 3 stages"):
+        zoo.chimera(graph, Mesh.parse("pp=3;mb=2"))
+    with pytest.raises(PlanError, match=r"vocabulary of \d+ does not divide over 3 devices"):
+        zoo.interlaced(
+            graph, Mesh.parse("pp=3;mb=2"), layers=("transformer.h.0", "transformer.h.1", "transformer.ln_f")
+        )
