@@ -16,14 +16,27 @@ from sennit.demo.gpt import GPT, GPTConfig
 from sennit.errors import PlanError
 from sennit.ir.mesh import Mesh
 from sennit.plan import lower, propagate
-from sennit.plan.search import Choice, Keep, Kind, Part, Space, Way, differences, search
+from sennit.plan.search import (
+    Choice,
+    Keep,
+    Kind,
+    Part,
+    Space,
+    Way,
+    differences,
+    lowered_space,
+    mesh_of,
+    planner_of,
+    search,
+)
 from sennit.plan.search import choose as chooser
 from sennit.plan.search.choose import Group, Option, choose, least_seconds
 from sennit.plan.search.estimate import partition
 from sennit.plan.search.probe import Wires, probe
 from sennit.plan.search.shallow import shallow
 from sennit.plan.search.ways import plan_of
-from sennit.sim import optimizer, simulate
+from sennit.plan.verify import verify
+from sennit.sim import optimizer, simulate, simulate_fully
 
 CONFIG = GPTConfig(vocabulary=512, context=128, width=256, heads=8, layers=6)
 
@@ -181,7 +194,7 @@ def test_the_result_is_above_its_bound_and_prints(found):
 
 def test_differences(found):
     other = replace(found.choice, kind=Kind.GPIPE, zero=2, step=1.0)
-    rows = dict((name, (old, new)) for name, old, new in differences(found.choice, other))
+    rows = {name: (old, new) for name, old, new in differences(found.choice, other)}
     assert rows["zero"] == (str(found.choice.zero), "2")
     assert "schedule" in rows
     assert "way" not in rows
@@ -229,3 +242,30 @@ def test_ways_print_and_parse():
     for text in ("plain", "tp=8,sp,vocab", "cp=4", "tp=2,co=4,keep=none", "ep=8,keep=products"):
         assert str(Way.parse(text)) == text
     assert str(Part("h.1", 3, Keep.NONE, 2)) == '"h.1" * 3 as "co=2,keep=none"'
+
+
+# ---- what a choice means -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        {"*": {"tp": 2, "pp": 1, "size": 4}},
+        {"*": {"tp": 2, "pp": 2, "size": 4, "schedule": "1f1b"}},
+        {"*": {"tp": 1, "pp": 2, "size": 4, "schedule": "zero-bubble-h1"}},
+        {"*": {"tp": 1, "pp": 2, "size": 4, "schedule": "1f1b"}, "blocks.*": {"keep": "none"}},
+    ],
+)
+def test_an_estimate_is_near_the_simulation_of_the_lowered_plan(graph, cluster, pins):
+    found = search(graph, cluster, space=lowered_space(SMALL), optimizer="adam", pins=pins)
+    mesh = mesh_of(found.choice)
+    program = lower(propagate(planner_of(found.choice)(graph, mesh)))
+    verify(program, planner_of(found.choice)(graph, mesh).graph)
+    simulated = simulate_fully(program, cluster, optimizer=optimizer("adam")).timeline
+    assert found.choice.step == pytest.approx(simulated.span, rel=0.15)
+    assert found.choice.memory == pytest.approx(max(simulated.peak_memory(device) for device in range(8)), rel=0.25)
+
+
+def test_a_choice_that_is_not_lowered_is_refused(found):
+    with pytest.raises(PlanError, match="estimated and not lowered"):
+        planner_of(replace(found.choice, zero=3))

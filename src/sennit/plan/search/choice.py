@@ -84,7 +84,9 @@ class Choice:
         zero = f", ZeRO-{self.zero}" if self.zero else ""
         chunks = f" x{self.chunks}" if self.chunks > 1 else ""
         pipeline = f", {self.kind.value}{chunks}" if self.pp > 1 else ""
-        return f"{self.way}, pp={self.pp}, dp={self.dp}{pipeline}, {self.microbatches} micro-batches of {self.size}{zero}"
+        return (
+            f"{self.way}, pp={self.pp}, dp={self.dp}{pipeline}, {self.microbatches} micro-batches of {self.size}{zero}"
+        )
 
     def __str__(self) -> str:
         lines = [f"plan {quote(self.model)} on {quote(self.cluster)} {{"]
@@ -125,7 +127,9 @@ class Choice:
         scanner.expect("*")
         microbatches = scanner.integer()
         scanner.expect("schedule")
-        name = next((kind for kind in sorted(Kind, key=lambda kind: -len(kind.value)) if scanner.accept(kind.value)), None)
+        name = next(
+            (kind for kind in sorted(Kind, key=lambda kind: -len(kind.value)) if scanner.accept(kind.value)), None
+        )
         if name is None:
             raise ParseError("unknown schedule", where=scanner.here(), fix=", ".join(kind.value for kind in Kind))
         chunks = scanner.integer()

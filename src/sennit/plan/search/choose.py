@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 __all__ = ["Group", "Option", "choose", "least_seconds"]
@@ -92,7 +93,7 @@ def _need(groups: Sequence[Group], chosen: Sequence[int]) -> float:
 def _solve(groups: Sequence[Group], room: float) -> tuple[tuple[int, ...], ...] | None:
     import highspy
 
-    solver = highspy.Highs()
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("mip_rel_gap", 1e-4)
     unit = max(room, 1.0)  # bytes are counted in parts of the room, seconds in parts of the slowest option
@@ -126,9 +127,9 @@ def least_seconds(groups: Sequence[Group], activations: float) -> float:
         hull = _hull(group.options)
         seconds += group.count * hull[0].seconds
         used += group.count * hull[0].activations
-        for lean, rich in zip(hull, hull[1:], strict=False):
-            more = rich.activations - lean.activations
-            gains.append(((lean.seconds - rich.seconds) / more, group.count * more))
+        for lean, rich in pairwise(hull):
+            wider = rich.activations - lean.activations
+            gains.append(((lean.seconds - rich.seconds) / wider, float(group.count * wider)))
     if used > activations:
         return float("inf")
     for slope, more in sorted(gains, reverse=True):

@@ -51,7 +51,14 @@ class CostBook:
         if key not in self.found:
             serial = {"co": way.pieces} if way.pieces > 1 else None
             try:
-                costs = probe(self.model, plan_of(way, self.model), way.mesh(self.batch // size), self.wires, self.optimizer, serial)
+                costs = probe(
+                    self.model,
+                    plan_of(way, self.model),
+                    way.mesh(self.batch // size),
+                    self.wires,
+                    self.optimizer,
+                    serial,
+                )
             except SennitError as error:
                 self.refusals[way] = error.what
                 costs = None

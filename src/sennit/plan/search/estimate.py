@@ -43,7 +43,7 @@ from sennit.plan.search.costs import CostBook, Variant
 from sennit.plan.search.probe import ItemCost
 from sennit.plan.search.ways import Way
 
-__all__ = ["Breakdown", "Config", "Estimate", "Estimator", "Shortage", "partition"]
+__all__ = ["Breakdown", "Config", "Estimate", "Estimator", "Shortage", "partition", "pattern_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Estimator:
         """A schedule, and how many micro-batches of each stage it has in flight; None where there is none for these numbers."""
         key = (kind, lanes, microbatches, chunks)
         if key not in self.patterns:
-            pattern = _pattern(kind, lanes, microbatches, chunks)
+            pattern = pattern_of(kind, lanes, microbatches, chunks)
             self.patterns[key] = None if pattern is None else (pattern, _in_flight(pattern))
         return self.patterns[key]
 
@@ -182,8 +182,33 @@ class Estimator:
             interval = max(interval, ceil(item.copies / lanes) * each[number])
         if refined:
             interval = max(interval, self._memory_bound(config, fast, total, interval))
-        shortest = min((fast[unit].forward for unit in self.units if self.model.items[unit].modules), default=0.0)
-        return config.microbatches * interval + (lanes - 1) * shortest
+        return config.microbatches * interval + (lanes - 1) * self.shortest(config)
+
+    def shortest(self, config: Config) -> float:
+        """The shortest F of a unit."""
+        fast = self.book.fast(config.way, config.size)
+        assert fast is not None, "a config with a bound"
+        return min((fast[unit].forward for unit in self.units if self.model.items[unit].modules), default=0.0)
+
+    def fill(self, config: Config, kind: Kind, chunks: int) -> float:
+        """Seconds of bubble that a schedule has with equal stages (the table of `plan/schedules.py`): with unequal ones it has more."""
+        fast = self.book.fast(config.way, config.size)
+        assert fast is not None, "a config with a bound"
+        share = (config.pp - 1) / config.pp
+        forward = share * sum(fast[unit].forward for unit in self.units)
+        total = share * sum(fast[unit].seconds for unit in self.units)
+        weights = share * sum(fast[unit].weights for unit in self.units)
+        match kind:
+            case Kind.INTERLEAVED:
+                return total / chunks
+            case Kind.ZERO_BUBBLE_H1:
+                return max(forward, total - 2 * weights)
+            case Kind.DUAL_PIPE_V:
+                return max(forward, total - 2 * weights) / 2
+            case Kind.ZERO_BUBBLE_H2:
+                return forward
+            case _:
+                return total
 
     def _memory_bound(self, config: Config, fast: tuple[ItemCost, ...], total: float, interval: float) -> float:
         options = self.book.options(config.way, config.size)
@@ -332,13 +357,21 @@ class _Plan:
             mine = [costs[stage] for stage in own]
             ends.append((grid.stop[lane][-1] + longer, self._sync(mine), self._optimizer(mine)))
         step = max(sum(end) for end in ends)
-        busy = [sum(costs[stage].durations.forward + costs[stage].durations.backward + costs[stage].durations.weights for stage in own) for own in self.pattern.stages]
+        busy = [
+            sum(
+                costs[stage].durations.forward + costs[stage].durations.backward + costs[stage].durations.weights
+                for stage in own
+            )
+            for own in self.pattern.stages
+        ]
         plain = [
             sum(self.fast[unit].compute for stage in own for unit in self.stages[stage]) for own in self.pattern.stages
         ]
         compute = [sum(costs[stage].compute for stage in own) for own in self.pattern.stages]
         accumulate = [
-            sum(self.fast[unit].accumulate for stage in own for unit in self.stages[stage]) if config.microbatches > 1 else 0.0
+            sum(self.fast[unit].accumulate for stage in own for unit in self.stages[stage])
+            if config.microbatches > 1
+            else 0.0
             for own in self.pattern.stages
         ]
         scale = config.microbatches / lanes
@@ -407,7 +440,7 @@ def _shortened(config: Config, chunks: int) -> int:
     return enough + config.microbatches % config.pp
 
 
-def _pattern(kind: Kind, lanes: int, microbatches: int, chunks: int) -> Pattern | None:
+def pattern_of(kind: Kind, lanes: int, microbatches: int, chunks: int) -> Pattern | None:
     match kind:
         case Kind.ONE_F_ONE_B:
             return one_forward_one_backward(lanes, microbatches)

@@ -106,12 +106,12 @@ def _number(value: object) -> int:
 def _matched(glob: str, graph: Graph, model: Shallow) -> tuple[int, ...]:
     """The items of the modules that a glob matches."""
     modules = sorted({op.module for op in graph.ops if op.module})
-    found = [
-        module for module in modules if any(fnmatch.fnmatchcase(module, pattern) for pattern in glob.split("|"))
-    ]
+    found = [module for module in modules if any(fnmatch.fnmatchcase(module, pattern) for pattern in glob.split("|"))]
     if not found:
         near = difflib.get_close_matches(glob.replace("*", ""), modules, n=3, cutoff=0.3) or modules[:3]
-        raise PlanError(f"the pin {glob!r} matches no module", where=f"graph {graph.name!r}", fix=f"it has {', '.join(near)}, ...")
+        raise PlanError(
+            f"the pin {glob!r} matches no module", where=f"graph {graph.name!r}", fix=f"it has {', '.join(near)}, ..."
+        )
     return tuple(
         number
         for number, item in enumerate(model.items)

@@ -35,7 +35,7 @@ from sennit.ir.graph import Graph, OutputKind, Phase, Role
 from sennit.ir.layout import Split
 from sennit.ir.mesh import Mesh
 from sennit.ir.operators import is_local_move
-from sennit.ir.program import Collective, CollectiveKind, Compute, Lane
+from sennit.ir.program import Buffer, Collective, CollectiveKind, Compute, Lane, Step
 from sennit.plan.lower import lower
 from sennit.plan.plan import Plan
 from sennit.plan.propagate import propagate
@@ -265,12 +265,12 @@ class _Clock:
         step = self.code.jobs[number].step
         if isinstance(step, Compute) and step.op in self.item and not is_local_move(step.kind):
             return self.item[step.op], step.phase
-        result = step.results[0] if isinstance(step, Compute) else step.result  # type: ignore[union-attr]
+        result = _result(step)
         while (reader := self.readers.get(result.name)) is not None:
             step = self.code.jobs[reader].step
             if isinstance(step, Compute) and step.op in self.item and not is_local_move(step.kind):
                 return self.item[step.op], step.phase
-            result = step.results[0] if isinstance(step, Compute) else step.result  # type: ignore[union-attr]
+            result = _result(step)
         return self.item.get(result.tensor, 0), self.phase.get(result.tensor, Phase.FORWARD)
 
     def _is_weights(self, number: int) -> bool:
@@ -369,6 +369,12 @@ class _Clock:
             live += changes[number]
             most = max(most, live)
         return kept, most
+
+
+def _result(step: Step) -> Buffer:
+    """What a step makes first; on one lane every job is an operator or a collective."""
+    assert isinstance(step, (Compute, Collective)), f"{step} in a shallow graph on one lane"
+    return step.results[0] if isinstance(step, Compute) else step.result
 
 
 def _items(model: Shallow, graph: Graph) -> dict[str, int]:

@@ -34,7 +34,7 @@ from sennit.plan.search.ways import Keep, Way
 from sennit.sim.optimizer import Optimizer
 from sennit.sim.optimizer import optimizer as named_optimizer
 
-__all__ = ["Found", "Space", "search"]
+__all__ = ["Found", "Space", "batch_of", "search"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,32 +179,42 @@ class _Search:
                     heapq.heappush(heap, (sharper, next(order), True, config))
                 continue
             least = min(least, bound)
-            for estimate in self.schedules(config):
-                best = min(best, estimate.step)
-                self.found.append(estimate)
+            fastest = bound - (config.pp - 1) * self.estimator.shortest(config)
+            for kind, chunks in self.kinds(config):
+                if fastest + self.estimator.fill(config, kind, chunks) >= best:
+                    continue
+                for estimate in self.scheduled(config, kind, chunks):
+                    best = min(best, estimate.step)
+                    self.found.append(estimate)
         if not self.found:
             raise self.does_not_fit()
         return self.result(least)
 
-    def schedules(self, config: Config) -> Iterator[Estimate]:
-        self.say(f"scheduling {config.way}, pp={config.pp}, dp={config.dp}, micro-batches of {config.size}")
-        for kind in self.space.kinds if config.pp > 1 else (Kind.ONE_F_ONE_B,):
-            for chunks in self._chunks(kind):
-                self.estimated += 1
-                match self.estimator.estimate(config, kind, chunks):
-                    case Estimate() as estimate:
-                        yield estimate
-                    case Shortage() as shortage:
-                        self.shortages.append(shortage)
+    def kinds(self, config: Config) -> list[tuple[Kind, int]]:
+        """The schedules of a config, those with the least bubble first."""
+        if config.pp == 1:
+            return [(Kind.ONE_F_ONE_B, 1)]
+        found: list[tuple[Kind, int]] = []
+        for kind in self.space.kinds:
+            match kind:
+                case Kind.INTERLEAVED:
+                    found += [(kind, chunks) for chunks in self.space.chunks]
+                case Kind.DUAL_PIPE_V:
+                    found.append((kind, 2))
+                case _:
+                    found.append((kind, 1))
+        return sorted(found, key=lambda item: self.estimator.fill(config, *item))
 
-    def _chunks(self, kind: Kind) -> tuple[int, ...]:
-        match kind:
-            case Kind.INTERLEAVED:
-                return self.space.chunks
-            case Kind.DUAL_PIPE_V:
-                return (2,)
-            case _:
-                return (1,)
+    def scheduled(self, config: Config, kind: Kind, chunks: int) -> Iterator[Estimate]:
+        self.say(
+            f"scheduling {config.way}, pp={config.pp}, dp={config.dp}, micro-batches of {config.size}, {kind.value}"
+        )
+        self.estimated += 1
+        match self.estimator.estimate(config, kind, chunks):
+            case Estimate() as estimate:
+                yield estimate
+            case Shortage() as shortage:
+                self.shortages.append(shortage)
 
     def configs(self) -> Iterator[Config]:
         devices = self.cluster.devices
@@ -286,7 +296,7 @@ class _Search:
         if not self.shortages:  # every bound was infinite: look at the configs that share most
             lean = sorted(self.configs(), key=lambda config: (config.size, -config.zero, -config.way.devices))
             for config in lean[:24]:
-                self.found += list(self.schedules(config))
+                self.found += list(self.scheduled(config, Kind.ONE_F_ONE_B, 1))
         if not self.shortages:
             reasons = "; ".join(f"{way}: {reason}" for way, reason in self.book.refusals.items()) or "too few units"
             return PlanError(f"no plan of the space suits graph {self.graph.name!r}: {reasons}", fix="widen the space")

@@ -16,13 +16,12 @@ the reason: `Refusal`.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from sennit.capture.rewrite import take_apart
-from sennit.errors import ParseError, PlanError
+from sennit.errors import ParseError
 from sennit.ir.graph import Graph, Op, Phase, Role
 from sennit.ir.mesh import Mesh
 from sennit.plan.plan import Plan, transform
@@ -34,7 +33,7 @@ from sennit.plan.zoo.find import weights_of
 from sennit.plan.zoo.sequence import context_parallel
 from sennit.plan.zoo.tensor import sequence_of, split_products
 
-__all__ = ["Keep", "Way", "plan_of"]
+__all__ = ["Keep", "Way", "embeddings", "heads", "plan_of", "split_as"]
 
 _PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.convolution.default")
 
@@ -79,10 +78,14 @@ class Way:
     def parse(cls, text: str) -> Way:
         way = cls()
         for word in text.split(",") if text != "plain" else ():
-            name, equals, value = word.partition("=")
+            name, _, value = word.partition("=")
             number = int(value) if value.isdigit() else None
-            if name in ("tp", "cp", "ep") and number:
-                way = replace(way, **{name: number})
+            if name == "tp" and number:
+                way = replace(way, tp=number)
+            elif name == "cp" and number:
+                way = replace(way, cp=number)
+            elif name == "ep" and number:
+                way = replace(way, ep=number)
             elif name == "co" and number:
                 way = replace(way, pieces=number)
             elif name == "keep" and value in [keep.value for keep in Keep]:
@@ -102,13 +105,14 @@ def plan_of(way: Way, model: Shallow) -> Callable[[Graph, Mesh], Plan]:
     """The planner of a way, for the shallow graph of a model."""
 
     def planner(graph: Graph, mesh: Mesh) -> Plan:
-        plan = _split(way, graph, mesh)
+        plan = split_as(way, graph, mesh)
         return plan if way.keep is Keep.ALL else _forget(plan, model, way.keep)
 
     return planner
 
 
-def _split(way: Way, graph: Graph, mesh: Mesh) -> Plan:
+def split_as(way: Way, graph: Graph, mesh: Mesh) -> Plan:
+    """The plan that splits operators as a way says; what is kept is not looked at."""
     if way.ep > 1:
         return expert_parallel(graph, mesh)
     if way.cp > 1:
@@ -178,12 +182,3 @@ def _chosen(graph: Graph, model: Shallow, item: int, keep: Keep) -> Iterator[Op]
         weighted = op.kind in _PRODUCTS and any(name in weights for name in op.reads)
         if not weighted and not any(value.name in leaves for value in op.results):
             yield op
-
-
-def matches(modules: tuple[str, ...], glob: str) -> bool:
-    """Whether a glob names one of these modules or something inside of one."""
-    return any(
-        fnmatch.fnmatchcase(module, pattern) or fnmatch.fnmatchcase(f"{module}.", f"{pattern}.")
-        for module in modules
-        for pattern in glob.split("|")
-    )
