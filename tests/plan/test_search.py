@@ -31,7 +31,7 @@ from sennit.plan.search import (
 )
 from sennit.plan.search import choose as chooser
 from sennit.plan.search.choose import Group, Option, choose, least_seconds
-from sennit.plan.search.estimate import partition
+from sennit.plan.search.config import partition
 from sennit.plan.search.probe import Wires, probe
 from sennit.plan.search.shallow import shallow
 from sennit.plan.search.ways import plan_of
@@ -44,7 +44,7 @@ CONFIG = GPTConfig(vocabulary=512, context=128, width=256, heads=8, layers=6)
 def graph_of(layers: int, batch: int = 32):
     config = replace(CONFIG, layers=layers)
     with torch.device("meta"):
-        model = GPT(config).bfloat16()
+        model = GPT(config)
         tokens = torch.zeros((batch, config.context), dtype=torch.int64)
     return capture(model, (tokens, tokens))
 
@@ -267,5 +267,5 @@ def test_an_estimate_is_near_the_simulation_of_the_lowered_plan(graph, cluster, 
 
 
 def test_a_choice_that_is_not_lowered_is_refused(found):
-    with pytest.raises(PlanError, match="estimated and not lowered"):
+    with pytest.raises(PlanError, match="estimated here and not lowered"):
         planner_of(replace(found.choice, zero=3))

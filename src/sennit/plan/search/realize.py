@@ -3,7 +3,7 @@
 `planner_of(choice)` is a function from a graph and a mesh to a `Plan`, like those of the zoo, and `mesh_of(choice)` the mesh that it is for: `pp`, `dp` and the axes
 of the way, with micro-batches as the time axis. Stages, the order and what each unit keeps are those of the choice.
 
-Not every choice can be lowered today: one that shares state among replicas (`zero`) or runs units in pieces (`co`) is estimated only, and
+Not every choice can be lowered today: one that shares state among replicas (`zero`), runs units in pieces (`co`) or is interlaced is estimated only, and
 `planner_of` refuses it. `LOWERED` is the space without those.
 """
 
@@ -17,8 +17,8 @@ from sennit.ir.graph import Graph, Op, Phase
 from sennit.ir.mesh import Mesh
 from sennit.plan.plan import Plan, order, place
 from sennit.plan.recompute import recompute
-from sennit.plan.search.choice import Choice, Part
-from sennit.plan.search.estimate import pattern_of
+from sennit.plan.search.choice import Choice, Kind, Part
+from sennit.plan.search.config import pattern_of
 from sennit.plan.search.search import Space
 from sennit.plan.search.shallow import shallow
 from sennit.plan.search.ways import Keep, split_as
@@ -29,7 +29,7 @@ __all__ = ["lowered_space", "mesh_of", "planner_of"]
 
 def lowered_space(space: Space | None = None) -> Space:
     """The part of a space whose plans can be lowered and run."""
-    return replace(space or Space(), zeros=(0,), pieces=(1,))
+    return replace(space or Space(), zeros=(0,), pieces=(1,), interlaced=False)
 
 
 def mesh_of(choice: Choice) -> Mesh:
@@ -41,9 +41,13 @@ def mesh_of(choice: Choice) -> Mesh:
 
 def planner_of(choice: Choice) -> Callable[[Graph, Mesh], Plan]:
     """The planner of a choice. Raises where it cannot be lowered."""
-    if choice.zero or any(part.pieces > 1 for stage in choice.stages for part in stage):
+    if (
+        choice.zero
+        or choice.kind is Kind.INTERLACED
+        or any(part.pieces > 1 for stage in choice.stages for part in stage)
+    ):
         raise PlanError(
-            f"the plan {choice.title!r} shares state among replicas or runs units in pieces, which is estimated and not lowered yet",
+            f"the plan {choice.title!r} shares state among replicas, runs units in pieces or is interlaced, which is estimated here and not lowered",
             fix="search with lowered_space(), or pin zero = 0 and co = 1",
         )
 

@@ -25,8 +25,9 @@ from sennit.cluster import Cluster
 from sennit.errors import PlanError
 from sennit.ir.graph import Graph, Role
 from sennit.plan.search.choice import Choice, Kind
+from sennit.plan.search.config import Breakdown, Config, Estimate, Shortage
 from sennit.plan.search.costs import CostBook
-from sennit.plan.search.estimate import Breakdown, Config, Estimate, Estimator, Shortage
+from sennit.plan.search.estimate import Estimator
 from sennit.plan.search.pins import Pins
 from sennit.plan.search.probe import Wires
 from sennit.plan.search.shallow import shallow
@@ -60,6 +61,7 @@ class Space:
         Kind.DUAL_PIPE_V,
     )
     chunks: tuple[int, ...] = (2, 3, 4, 6, 8)
+    interlaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ class _Search:
         self.found: list[Estimate] = []
         self.shortages: list[Shortage] = []
         self.estimated = 0
+        self.roomy: set[Config] = set()  # configs, less what replicas share, in which every unit can keep everything
 
     def run(self) -> Found:
         configs = list(self.configs())
@@ -173,12 +176,14 @@ class _Search:
                 least = min(least, bound)
                 break
             if not refined:
-                self.say(f"bounding {config.way}, pp={config.pp}, dp={config.dp}, micro-batches of {config.size}")
+                self.say(f"bounding {config.way}, pp={config.pp}, dp={config.dp}: {bound:.4g} s, found {best:.4g} s")
                 sharper = max(bound, self.estimator.bound(config, refined=True))
                 if sharper < float("inf"):
                     heapq.heappush(heap, (sharper, next(order), True, config))
                 continue
             least = min(least, bound)
+            if config.zero > 1 and replace(config, zero=0) in self.roomy:
+                continue  # nothing is computed again with less shared: sharing more only adds traffic
             fastest = bound - (config.pp - 1) * self.estimator.shortest(config)
             for kind, chunks in self.kinds(config):
                 if fastest + self.estimator.fill(config, kind, chunks) >= best:
@@ -186,9 +191,29 @@ class _Search:
                 for estimate in self.scheduled(config, kind, chunks):
                     best = min(best, estimate.step)
                     self.found.append(estimate)
+        if self.space.interlaced:
+            least = min(least, self.interlace(configs, best))
         if not self.found:
             raise self.does_not_fit()
         return self.result(least)
+
+    def interlace(self, configs: list[Config], best: float) -> float:
+        """Interlaced plans of all configs that could be faster; the least bound among them."""
+        least = float("inf")
+        for config in configs:
+            bound = self.estimator.interlaced_bound(config) if config.pp > 1 and config.zero < 2 else float("inf")
+            least = min(least, bound)
+            if bound >= best:
+                continue
+            self.say(f"interlacing {config.way}, pp={config.pp}, dp={config.dp}, micro-batches of {config.size}")
+            self.estimated += 1
+            match self.estimator.interlaced(config):
+                case Estimate() as estimate:
+                    best = min(best, estimate.step)
+                    self.found.append(estimate)
+                case Shortage() as shortage:
+                    self.shortages.append(shortage)
+        return least
 
     def kinds(self, config: Config) -> list[tuple[Kind, int]]:
         """The schedules of a config, those with the least bubble first."""
@@ -212,6 +237,8 @@ class _Search:
         self.estimated += 1
         match self.estimator.estimate(config, kind, chunks):
             case Estimate() as estimate:
+                if all(part.keep is Keep.ALL for stage in estimate.stages for part in stage):
+                    self.roomy.add(replace(config, zero=0))
                 yield estimate
             case Shortage() as shortage:
                 self.shortages.append(shortage)
