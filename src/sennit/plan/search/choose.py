@@ -1,4 +1,4 @@
-"""What each unit of a stage keeps, under the stage's memory: a small integer program, and its relaxation for bounds.
+"""What each unit of a stage keeps, under the stage's memory: a small integer program.
 
 A stage has n_i units of item i, and each unit one of several options (what it keeps, in how many pieces it runs) with seconds t, bytes a of activations
 for each micro-batch in flight and w of working memory. With k_i micro-batches of item i in flight:
@@ -8,18 +8,16 @@ for each micro-batch in flight and w of working memory. With k_i micro-batches o
                 sum over i, c of  k_i a_ic n_ic  +  z  <=  room
                 z >= w_ic  wherever n_ic > 0                            one unit's backward runs at a time
 
-`choose` tries all counts where they are few, and else solves it with HiGHS. `least_seconds` is the relaxation without z, for any amount of
-activations: with each item's options on their lower convex hull, the steepest gains are taken first, which is the linear program's optimum.
+`choose` tries all counts where they are few, and else solves it with HiGHS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import prod
 
-__all__ = ["Group", "Option", "choose", "least_seconds"]
+__all__ = ["Group", "Option", "choose"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,41 +115,3 @@ def _solve(groups: Sequence[Group], room: float) -> tuple[tuple[int, ...], ...] 
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         return None
     return tuple(tuple(round(solver.val(number)) for number in row) for row in counts)
-
-
-def least_seconds(groups: Sequence[Group], activations: float) -> float:
-    """The least seconds of all units with so many bytes of activations for one micro-batch; infinite where even the leanest need more."""
-    seconds, used = 0.0, 0.0
-    gains: list[tuple[float, float]] = []  # seconds won for each byte, and how many bytes that goes on for
-    for group in groups:
-        hull = _hull(group.options)
-        seconds += group.count * hull[0].seconds
-        used += group.count * hull[0].activations
-        for lean, rich in pairwise(hull):
-            wider = rich.activations - lean.activations
-            gains.append(((lean.seconds - rich.seconds) / wider, float(group.count * wider)))
-    if used > activations:
-        return float("inf")
-    for slope, more in sorted(gains, reverse=True):
-        taken = min(more, activations - used)
-        seconds -= slope * taken
-        used += taken
-    return seconds
-
-
-def _hull(options: Sequence[Option]) -> list[Option]:
-    """The options that are best for some price of memory, leanest first."""
-    front: list[Option] = []
-    for option in sorted(options, key=lambda option: (option.activations, option.seconds)):
-        if front and option.seconds >= front[-1].seconds:
-            continue
-        if front and option.activations == front[-1].activations:
-            front.pop()
-        while len(front) > 1 and _slope(front[-2], front[-1]) <= _slope(front[-2], option):
-            front.pop()
-        front.append(option)
-    return front
-
-
-def _slope(lean: Option, rich: Option) -> float:
-    return (lean.seconds - rich.seconds) / (rich.activations - lean.activations)

@@ -11,10 +11,9 @@ A `Config` fixes how units are split, how many stages and replicas there are, th
 **Replicas.** What is shared changes memory and traffic (ZeRO): 1, optimizer state: gradients are scattered and parameters gathered once a step; 2, gradients
 too: they are scattered for each micro-batch, beside its backward; 3, parameters too: each unit's are gathered for F and again for B.
 
-**Bound.** `Estimator.bound` is below every plan of a config, whatever its stages, schedule, and what its units keep. With S lanes, M micro-batches,
-interval I from one to the next: I >= (all seconds of a micro-batch) / S, and >= ceil(n / S) times the seconds of a unit that stands n times; a unit's
-activations are held at least from its F to its B, past all that lies behind it, so by Little's law the sum of held * life is at most I
-times the room of all lanes: of the units, so many bytes may be kept, and the rest is computed again (`choose.least_seconds`). Then
+**Bounds.** `Estimator.bound` is below every plan of a config, whatever its schedule, stages, and what its units keep: with S lanes and M micro-batches, the interval I
+from one to the next is at least (all seconds of a micro-batch) / S, and ceil(n / S) times the seconds of a unit that stands n times. `schedule_bound` is
+below every plan of a config with one schedule: there I is the optimum of a linear program with the memory of each lane (`relax.py`). Then
 
     step >= M I + (S - 1) * the shortest F of a unit
 """
@@ -30,10 +29,11 @@ from sennit.plan.modulo import Problem, schedule
 from sennit.plan.pattern import Pattern
 from sennit.plan.search.assembly import Assembly
 from sennit.plan.search.choice import Kind
-from sennit.plan.search.choose import Group, Option, choose, least_seconds
-from sennit.plan.search.config import Config, Estimate, Shortage, partition, pattern_of, shortened
+from sennit.plan.search.choose import Group, choose
+from sennit.plan.search.config import Config, Estimate, Shortage, in_flight, partition, pattern_of, shortened
 from sennit.plan.search.costs import CostBook, Variant
 from sennit.plan.search.probe import ItemCost
+from sennit.plan.search.relax import UnitOption, least_interval
 from sennit.plan.search.ways import Keep
 
 __all__ = ["Estimator"]
@@ -45,6 +45,7 @@ class Estimator:
         self.memory = int(book.wires.cluster.device.memory.value)
         self.units = [number for number, item in enumerate(self.model.items) for _ in range(item.copies)]
         self.patterns: dict[tuple[Kind, int, int, int], Pattern | None] = {}
+        self.relaxed: dict[tuple[Config, Kind, int], float] = {}
         self.picked: dict[tuple[tuple[Group, ...], int], tuple[tuple[int, ...], ...] | None] = {}
 
     # ---- schedules -----------------------------------------------------------------------------------------------------
@@ -171,10 +172,12 @@ class Estimator:
 
     # ---- bound ---------------------------------------------------------------------------------------------------------
 
-    def bound(self, config: Config, *, refined: bool) -> float:
-        """Seconds that no plan of this config is below; without `refined`, only from what is known without more probes."""
+    def bound(self, config: Config) -> float:
+        """Seconds that no plan of this config is below, whatever its schedule, its stages and what its units keep."""
         fast = self.book.fast(config.way, config.size)
         if fast is None or config.pp > len(self.units):
+            return inf
+        if config.pp * self.memory < self.static(config, self.units, fast, set()):
             return inf
         # one unit at a time, with what replicas exchange beside it
         each = [max(cost.seconds, sum(self.shared(config, cost)) + cost.together - cost.backward) for cost in fast]
@@ -182,8 +185,6 @@ class Estimator:
         interval = total / lanes
         for number, item in enumerate(self.model.items):
             interval = max(interval, ceil(item.copies / lanes) * each[number])
-        if refined:
-            interval = max(interval, self._memory_bound(config, fast, total, interval))
         return config.microbatches * interval + (lanes - 1) * self.shortest(config)
 
     def shortest(self, config: Config) -> float:
@@ -191,6 +192,33 @@ class Estimator:
         fast = self.book.fast(config.way, config.size)
         assert fast is not None, "a config with a bound"
         return min((fast[unit].forward for unit in self.units if self.model.items[unit].modules), default=0.0)
+
+    def schedule_bound(self, config: Config, kind: Kind, chunks: int) -> float:
+        """Seconds that no plan of a config with this schedule is below: the relaxed interval (`relax.py`), for the units that most of the model
+        is made of, and the rest of the model shared evenly."""
+        fast, options = self.book.fast(config.way, config.size), self.book.options(config.way, config.size)
+        pattern = self.pattern(kind, config.pp, shortened(config), chunks)
+        if fast is None or options is None or pattern is None or len(self.units) < config.pp * chunks:
+            return inf
+        key = (config, kind, chunks)
+        if key not in self.relaxed:
+            most = max(range(len(self.model.items)), key=lambda number: self.model.items[number].copies)
+            alike = [unit for unit in self.units if self._same(fast, unit, most)]
+            rest = sum(fast[unit].seconds for unit in self.units if not self._same(fast, unit, most))
+            static = _per_unit(config, fast[most])
+            choices = [UnitOption(variant.cost.seconds, variant.cost.activations) for variant in options[most]]
+            flying = in_flight(pattern)
+            self.relaxed[key] = least_interval(pattern.stages, flying, choices, len(alike), static, self.memory, rest)
+        return config.microbatches * self.relaxed[key] + (config.pp - 1) * self.shortest(config)
+
+    def _same(self, fast: tuple[ItemCost, ...], unit: int, most: int) -> bool:
+        """Whether a unit costs what those that most of the model is made of cost: the first and the last layer do."""
+        one, other = fast[unit], fast[most]
+        return unit == most or (
+            bool(self.model.items[unit].modules)
+            and abs(one.seconds - other.seconds) < 0.02 * other.seconds
+            and one.parameters == other.parameters
+        )
 
     def interlaced_bound(self, config: Config) -> float:
         """Seconds that no interlaced plan of a config is below: the units over the lanes, and what is shared on all of them."""
@@ -223,28 +251,15 @@ class Estimator:
             case _:
                 return total
 
-    def _memory_bound(self, config: Config, fast: tuple[ItemCost, ...], total: float, interval: float) -> float:
-        options = self.book.options(config.way, config.size)
-        if options is None:
-            return inf
-        room = config.pp * self.memory - self.static(config, self.units, fast, set())
-        if room <= 0:
-            return inf
-        groups: list[Group] = []
-        life = 0.0
-        for unit in reversed(self.units):
-            life += fast[unit].forward + fast[unit].backward
-            choices = tuple(
-                Option(variant.cost.seconds, int(variant.cost.activations * life), 0) for variant in options[unit]
-            )
-            groups.append(Group(1, 1, choices))
-        low, high = interval, 4.0 * total
-        if least_seconds(groups, high * room) / config.pp > high:
-            return inf
-        for _ in range(24):
-            middle = (low + high) / 2
-            if least_seconds(groups, middle * room) / config.pp > middle:
-                low = middle
-            else:
-                high = middle
-        return low
+
+def _per_unit(config: Config, cost: ItemCost) -> float:
+    """Bytes of parameters, gradients and state that each unit adds to a lane."""
+    match config.zero:
+        case 0:
+            return cost.parameters + cost.gradients + cost.state
+        case 1:
+            return cost.parameters + cost.gradients + cost.state / config.dp
+        case 2:
+            return cost.parameters + (cost.gradients + cost.state) / config.dp
+        case _:
+            return (cost.parameters + cost.gradients + cost.state) / config.dp

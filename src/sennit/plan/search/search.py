@@ -4,11 +4,12 @@ The space is finite: every way that `space` lists, times every mesh pp x dp that
 what replicas share, times the schedules. `search` walks it best bound first (branch and bound):
 
 1. the bound of each config from one probe of its way (`Estimator.bound`), on a heap;
-2. a config whose turn comes is bounded again, with what its units could keep; if another is then better, it waits;
-3. else its schedules are estimated. A config whose bound is above the best step found ends the walk.
+2. when its turn comes, each of its schedules is bounded by a linear program with the memory of its lanes, and waits for its own turn;
+3. then the schedule is estimated, unless its bubble with equal stages makes it slower than what was found. When the least bound is not below the best
+   step (by more than `close`), the walk ends.
 
-So nothing in the space is faster than what is found (by more than `close`), by the same costs; and the least bound of all is a certificate: no plan of the space, under any schedule and
-any cut into stages, is faster. `Found.why` says where the step goes, which is why it is above the bound.
+The least bound of all is a certificate: no plan of the space, under any of its schedules, any cut into stages and any choice of what to keep, is faster.
+`Found.why` says where the step goes, which is why it is above the bound.
 
 Pins limit the space by module. `pins={"*": {"tp": 4}, "*.h.*": {"keep": "none"}}`: `keep` and `co` hold for the units that the glob matches,
 everything else (`tp`, `sp`, `cp`, `ep`, `vocab`, `pp`, `dp`, `size`, `zero`, `schedule`) for the whole plan, since all units share their devices.
@@ -165,30 +166,28 @@ class _Search:
                 fix="change the batch size, the number of devices, or the pins",
             )
         order = count()
-        heap = [(self.estimator.bound(config, refined=False), next(order), False, config) for config in configs]
-        heap = [entry for entry in heap if entry[0] != float("inf")]
-        heapq.heapify(heap)
-        least = float("inf")
-        best = float("inf")
+        heap: list[tuple[float, int, Config, tuple[Kind, int] | None]] = []
+        for config in configs:
+            if (bound := self.estimator.bound(config)) < float("inf"):
+                heapq.heappush(heap, (bound, next(order), config, None))
+        least = best = float("inf")
         while heap:
-            bound, _, refined, config = heapq.heappop(heap)
+            bound, _, config, kind = heapq.heappop(heap)
             if bound >= best * (1.0 - self.close):
                 least = min(least, bound)
                 break
-            if not refined:
-                self.say(f"bounding {config.way}, pp={config.pp}, dp={config.dp}: {bound:.4g} s, found {best:.4g} s")
-                sharper = max(bound, self.estimator.bound(config, refined=True))
-                if sharper < float("inf"):
-                    heapq.heappush(heap, (sharper, next(order), True, config))
-                continue
-            least = min(least, bound)
             if config.zero > 1 and replace(config, zero=0) in self.roomy:
                 continue  # nothing is computed again with less shared: sharing more only adds traffic
-            fastest = bound - (config.pp - 1) * self.estimator.shortest(config)
-            for kind, chunks in self.kinds(config):
-                if fastest + self.estimator.fill(config, kind, chunks) >= best:
-                    continue
-                for estimate in self.scheduled(config, kind, chunks):
+            if kind is None:
+                self.say(f"bounding {config.way}, pp={config.pp}, dp={config.dp}: {bound:.4g} s, found {best:.4g} s")
+                for one in self.kinds(config):
+                    if (sharper := max(bound, self.estimator.schedule_bound(config, *one))) < float("inf"):
+                        heapq.heappush(heap, (sharper, next(order), config, one))
+                continue
+            least = min(least, bound)
+            # the schedule's bubble with equal stages is no proof, and a good guess
+            if bound + self.estimator.fill(config, *kind) - (config.pp - 1) * self.estimator.shortest(config) < best:
+                for estimate in self.scheduled(config, *kind):
                     best = min(best, estimate.step)
                     self.found.append(estimate)
         if self.space.interlaced:
