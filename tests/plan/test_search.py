@@ -16,6 +16,7 @@ from sennit.demo.gpt import GPT, GPTConfig
 from sennit.errors import PlanError
 from sennit.ir.mesh import Mesh
 from sennit.plan import lower, propagate
+from sennit.plan.grid import Durations, times
 from sennit.plan.search import (
     Choice,
     Keep,
@@ -31,7 +32,7 @@ from sennit.plan.search import (
 )
 from sennit.plan.search import choose as chooser
 from sennit.plan.search.choose import Group, Option, choose
-from sennit.plan.search.config import partition
+from sennit.plan.search.config import Config, partition, pattern_of, shortened, steady_interval
 from sennit.plan.search.probe import Wires, probe
 from sennit.plan.search.relax import UnitOption, least_interval
 from sennit.plan.search.shallow import shallow
@@ -172,6 +173,25 @@ def test_partition_is_optimal(weights, parts):
         for inner in itertools.combinations(range(1, len(weights)), parts - 1)
     )
     assert greatest == pytest.approx(best)
+
+
+kinds = st.sampled_from([kind for kind in Kind if kind is not Kind.GPIPE and pattern_of(kind, 2, 4, 2)])
+parts = st.sampled_from([0.5, 1.0, 1.3, 2.0])
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(kinds, st.integers(1, 4), st.integers(8, 14), st.integers(0, 3), st.data())
+def test_a_long_schedule_is_as_long_as_its_beginning_says(kind, lanes, rounds, more, data):
+    chunks = 2 if kind in (Kind.INTERLEAVED, Kind.DUAL_PIPE_V) else 1
+    microbatches = rounds * lanes + (more % lanes if kind is not Kind.INTERLEAVED else 0)
+    config = Config(Way(), lanes, 1, 1, microbatches)
+    durations = [Durations(data.draw(parts), data.draw(parts), data.draw(parts)) for _ in range(lanes * chunks)]
+    whole, short = (pattern_of(kind, lanes, count, chunks) for count in (microbatches, shortened(config)))
+    assert whole is not None
+    assert short is not None
+    beginning = times(short, durations)
+    expected = beginning.span + (microbatches - short.microbatches) * steady_interval(beginning)
+    assert times(whole, durations).span == pytest.approx(expected, rel=0.02)
 
 
 # ---- search ------------------------------------------------------------------------------------------------------------

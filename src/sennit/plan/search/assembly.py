@@ -15,7 +15,7 @@ from sennit.plan.grid import Durations, Grid, Held, chain, times
 from sennit.plan.pattern import Pattern, Work
 from sennit.plan.search.choice import Kind, Part
 from sennit.plan.search.choose import Group, Option
-from sennit.plan.search.config import Breakdown, Config, Estimate, Shortage, in_flight
+from sennit.plan.search.config import Breakdown, Config, Estimate, Shortage, in_flight, steady_interval
 from sennit.plan.search.costs import Variant
 from sennit.plan.search.probe import ItemCost
 
@@ -145,7 +145,7 @@ class Assembly:
     ) -> Estimate:
         config, lanes = self.config, len(self.pattern.rows)
         more = config.microbatches - self.pattern.microbatches
-        longer = more * self._interval(grid) if more else 0.0
+        longer = more * steady_interval(grid) if more else 0.0
         ends: list[tuple[float, float, float]] = []
         for lane, own in enumerate(self.pattern.stages):
             mine = [costs[stage] for stage in own]
@@ -179,17 +179,6 @@ class Assembly:
         )
         wire = config.microbatches * sum(cost.wire for cost in costs) // lanes
         return Estimate(config, self.kind, self.chunks, stages, step, memory, parts, wire, grid)
-
-    def _interval(self, grid: Grid) -> float:
-        """Seconds that one more micro-batch adds to the steady state: between the ends of B one round of lanes apart, before the last round."""
-        last = self.pattern.microbatches - self.config.pp - 1
-        row, stage = self.pattern.rows[0], self.pattern.stages[0][0]
-        stop = {
-            task.microbatch: end
-            for task, end in zip(row, grid.stop[0], strict=True)
-            if task.work is Work.BACKWARD and task.stage == stage
-        }
-        return (stop[last] - stop[last - self.config.pp]) / self.config.pp
 
     def _sync(self, stages: list[_StageCost]) -> float:
         """Seconds for gradients behind the last backward. The sum of each unit's gradients runs beside the backward of the units before it."""

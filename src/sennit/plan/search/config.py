@@ -18,7 +18,17 @@ from sennit.plan.schedules import (
 from sennit.plan.search.choice import Kind, Part
 from sennit.plan.search.ways import Way
 
-__all__ = ["Breakdown", "Config", "Estimate", "Shortage", "in_flight", "partition", "pattern_of", "shortened"]
+__all__ = [
+    "Breakdown",
+    "Config",
+    "Estimate",
+    "Shortage",
+    "in_flight",
+    "partition",
+    "pattern_of",
+    "shortened",
+    "steady_interval",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +75,30 @@ class Shortage:
     lacking: int
 
 
+_ROUNDS = (
+    6  # of as many micro-batches as there are lanes: enough for a beginning, two rounds of steady state, and an end
+)
+
+
 def shortened(config: Config) -> int:
     """So many micro-batches that the steady state is reached, in whole groups of as many as there are lanes."""
-    enough = 5 * config.pp
+    enough = _ROUNDS * config.pp
     if config.microbatches <= enough + config.pp:
         return config.microbatches
     return enough + config.microbatches % config.pp
+
+
+def steady_interval(grid: Grid) -> float:
+    """Seconds that one more micro-batch adds to a schedule of `shortened` length: between the ends of B one round apart, before the end begins."""
+    lanes = len(grid.start)
+    last = grid.pattern.microbatches - 2 * lanes - 1
+    stage = grid.pattern.stages[0][0]
+    stop = {
+        task.microbatch: end
+        for task, end in zip(grid.pattern.rows[0], grid.stop[0], strict=True)
+        if task.work is Work.BACKWARD and task.stage == stage
+    }
+    return (stop[last] - stop[last - lanes]) / lanes
 
 
 def pattern_of(kind: Kind, lanes: int, microbatches: int, chunks: int) -> Pattern | None:

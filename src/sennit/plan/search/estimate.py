@@ -71,7 +71,7 @@ class Estimator:
         fast = self.book.fast(config.way, config.size)
         count = config.pp * chunks
         # the steady state repeats: a longer one is as long as its beginning says
-        short = shortened(config)
+        short = config.microbatches if kind is Kind.GPIPE else shortened(config)  # it has no steady state
         if options is None or fast is None or len(self.units) < count:
             return None
         if self.pattern(kind, config.pp, short, chunks) is None:
@@ -197,7 +197,7 @@ class Estimator:
         """Seconds that no plan of a config with this schedule is below: the relaxed interval (`relax.py`), for the units that most of the model
         is made of, and the rest of the model shared evenly."""
         fast, options = self.book.fast(config.way, config.size), self.book.options(config.way, config.size)
-        pattern = self.pattern(kind, config.pp, shortened(config), chunks)
+        pattern = self.pattern(kind, config.pp, min(config.microbatches, shortened(config)), chunks)
         if fast is None or options is None or pattern is None or len(self.units) < config.pp * chunks:
             return inf
         key = (config, kind, chunks)
