@@ -1,4 +1,4 @@
-"""The command line: `sennit demo | plan | explain | diff | simulate | reshard | collective | cluster | probe | doctor`.
+"""The command line: `sennit demo | plan | explain | diff | simulate | fuse | profile | reshard | collective | cluster | probe | doctor`.
 
 A command is a frozen dataclass of its options, which tyro reads from the arguments, and a function that runs it. The
 functions import what they need when they run: `sennit --help` loads neither torch nor numpy.
@@ -29,7 +29,9 @@ import sennit
 from sennit.cli_cluster import Probe, ShowCluster, run_cluster_command
 from sennit.cli_collective import Collective
 from sennit.cli_collective_run import run_collective
+from sennit.cli_fuse import Fuse, run_fuse
 from sennit.cli_plan import DiffPlans, Explain, PlanModel, run_plan_command
+from sennit.cli_profile import Profile, run_profile
 from sennit.cli_reshard import Reshard, reshard
 from sennit.cli_simulate import Simulate, run_simulate
 from sennit.environment import current_environment
@@ -90,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             | Explain
             | Annotated[DiffPlans, tyro.conf.subcommand("diff")]
             | Simulate
+            | Fuse
+            | Profile
             | Reshard
             | Collective
             | Annotated[ShowCluster, tyro.conf.subcommand("cluster")]
@@ -112,7 +116,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(
-    command: Demo | PlanModel | Explain | DiffPlans | Simulate | Reshard | Collective | ShowCluster | Probe | Doctor,
+    command: Demo
+    | PlanModel
+    | Explain
+    | DiffPlans
+    | Simulate
+    | Fuse
+    | Profile
+    | Reshard
+    | Collective
+    | ShowCluster
+    | Probe
+    | Doctor,
 ) -> int:
     match command:
         case Demo():
@@ -121,6 +136,10 @@ def _run(
             return run_plan_command(command, _print_json, lambda shown: _progress(shown=shown))
         case Simulate():
             return run_simulate(command, _print_json, lambda shown: _progress(shown=shown))
+        case Fuse():
+            return run_fuse(command, _print_json, lambda shown: _progress(shown=shown))
+        case Profile():
+            return run_profile(command, _print_json, lambda shown: _progress(shown=shown))
         case Probe() | ShowCluster():
             return run_cluster_command(command, _print_json, lambda shown: _progress(shown=shown))
         case Reshard():

@@ -20,6 +20,7 @@ def ranks() -> Iterator[GlooRanks]:
         with GlooRanks(2) as running:
             yield running
         sys.modules.pop("strategies_for_tests", None)
+        sys.modules.pop("ddp_cases_for_tests", None)
 
 
 def test_any_strategy_trains_as_ddp_does(ranks: GlooRanks) -> None:
@@ -48,7 +49,7 @@ def test_misuse_is_told(ranks: GlooRanks) -> None:
 
     for said in ranks.call(misuse):
         assert said[0] == "backward was called twice on one loss"
-        assert said[1].startswith("tokens has shape [2, 8]")
+        assert said[1] == "argument 'tokens' is i64[2,8], but GPT was captured with i64[4,8]"
         assert said[2] == "optimizer.step takes no closure here"
 
 
@@ -59,3 +60,30 @@ def test_without_a_strategy_one_is_measured_and_searched_for(ranks: GlooRanks) -
     assert equal
     assert also_equal
     assert mine == yours
+
+
+@pytest.mark.parametrize("backend", [None, "sennit"])
+def test_loops_that_people_write_end_in_ddps_bits(ranks: GlooRanks, backend: str | None) -> None:
+    from ddp_cases_for_tests import as_ddp
+
+    for answers in ranks.call(as_ddp, backend):
+        assert {name: different for name, different in answers.items() if different} == {}
+
+
+def test_frozen_and_unused_parameters(ranks: GlooRanks) -> None:
+    from ddp_cases_for_tests import partly
+
+    for said, different, results, still in ranks.call(partly):
+        assert said == "2 of 6 parameters get no gradient from the loss: idle.weight, idle.bias"
+        assert different == []
+        assert results
+        assert still
+
+
+def test_what_cannot_be_is_refused(ranks: GlooRanks) -> None:
+    from ddp_cases_for_tests import refused
+
+    for mode, no_optimizer, types in ranks.call(refused):
+        assert mode == "BatchNorm2d is in evaluation mode and was not when the model was captured"
+        assert no_optimizer.endswith("and there is no optimizer to do the updates there")
+        assert types.startswith("a bucket mixes element types: hidden.weight is torch.float32, head.weight")

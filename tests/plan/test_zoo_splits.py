@@ -160,6 +160,17 @@ def test_context_parallel_gathers_keys_and_values() -> None:
 
 
 @pytest.mark.filterwarnings("default")
+def test_gradients_of_keys_return_to_their_positions() -> None:
+    """Rotations of positions stand between the gradient and the product: the factor is whole, and the gradient is scattered all the same."""
+    graph, state = family("llama")
+    program = program_of(zoo.context_parallel(graph, Mesh.parse("cp=2")))
+    keys = 4 * 2 * 8 * 8  # samples, heads of keys, positions, width of a head
+    assert counted(program, graph, of=keys) == {("reduce_scatter", "backward"): 2 * LAYERS}
+    assert counted(program, graph, of=STREAM) == {("all_gather", "forward"): 2 * LAYERS}
+    check(program, graph, state)
+
+
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("mesh", ["ep=2", "dp=2,ep=2"])
 def test_expert_parallel_dispatches_and_combines_once_each_way(mesh: str) -> None:
     graph, state = family("mixtral batch")

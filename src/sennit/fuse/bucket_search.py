@@ -5,7 +5,7 @@ waits across steps are allowed, the same sizes with waits in the next step. Ther
 should go before what is queued. `arranged` lists the buckets in the order in which a channel that could choose by need would take them. Large gradients are cut at the bucket size, so
 that they do not hold up what is needed sooner.
 
-**Refining** (`refine_buckets`) improves buckets one change at a time, each judged by the clock, until none helps:
+**Refining** (`refined`) improves buckets one change at a time, each judged by the clock, until none helps:
 
 | change | is |
 |---|---|
@@ -29,7 +29,7 @@ from sennit.fuse.model import KernelOrder, Numbers, StepModel
 from sennit.fuse.search_options import SearchOptions
 from sennit.ir.strategy import Bucket, Part, Reduce, WaitAt
 
-__all__ = ["Buckets", "refine_buckets", "same_as_ddp", "solve_buckets", "solved", "with_algorithms"]
+__all__ = ["Buckets", "refine_buckets", "refined", "same_as_ddp", "solve_buckets", "solved", "with_algorithms"]
 
 Buckets = tuple[Bucket, ...]
 _MEBI = 1 << 20
@@ -130,6 +130,14 @@ def _across(model: StepModel, gradients: Sequence[Gradient], size: int, *, split
 
 
 def refine_buckets(
+    model: StepModel, order: Sequence[Numbers], seconds: Sequence[float], buckets: Buckets, *, across_steps: bool
+) -> tuple[Buckets, float]:
+    """The buckets improved by changes that every backend enforces alike: all-reduces only."""
+    options = SearchOptions(across_steps=across_steps, reduce_scatter=False)
+    return refined(KernelOrder(model, order, seconds), buckets, options)
+
+
+def refined(
     kernels: KernelOrder, buckets: Buckets, options: SearchOptions, deadline: float | None = None
 ) -> tuple[Buckets, float]:
     """The buckets improved one change at a time, and the step time; `deadline` is of `time.monotonic`."""

@@ -63,7 +63,7 @@ class Channel:
         return (self.scatter or half).seconds(size), (self.gather or half).seconds(size)
 
 
-_SIZES = tuple(1 << power for power in range(10, 31))
+_SIZES = tuple(part << power for power in range(10, 31) for part in (2, 3))
 
 
 def of_cluster(cluster: Cluster, devices: Sequence[int], *, update_per_byte: float = 0.0) -> Channel:
@@ -77,15 +77,15 @@ def of_cluster(cluster: Cluster, devices: Sequence[int], *, update_per_byte: flo
 
 
 def _lines(topology: Topology, kind: CollectiveKind, devices: Sequence[int]) -> tuple[Line, ...]:
-    """One for each algorithm that is the fastest at some size, those of small sizes first."""
+    """One for each algorithm that is the fastest at two of the sizes or more, those of small sizes first."""
     found: dict[str, list[tuple[int, float]]] = {}
     for size in _SIZES:
         transfer = collective(topology, kind, devices, size)
         found.setdefault(transfer.algorithm, []).append((size, transfer.seconds(topology)))
-    return tuple(_line(name, points) for name, points in found.items())
+    return tuple(_line(name, points) for name, points in found.items() if len(points) > 1)
 
 
 def _line(name: str, points: list[tuple[int, float]]) -> Line:
     (small, short), (large, long) = points[0], points[-1]
-    per_byte = (long - short) / (large - small) if large > small else short / small
+    per_byte = (long - short) / (large - small)
     return Line(name, max(0.0, short - per_byte * small), per_byte)

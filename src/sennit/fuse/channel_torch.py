@@ -18,23 +18,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sennit.errors import RunError
 from sennit.ir.strategy import Bucket, Reduce
 
 __all__ = ["GradientChannel", "serial_group"]
 
 
-def serial_group(ranks: Sequence[int] | None = None) -> dist.ProcessGroup:
-    """A process group whose collectives run one after another, in the order in which they are issued."""
-    if dist.get_backend() == "gloo":
+def serial_group(ranks: Sequence[int] | None = None, device: torch.device | str = "cpu") -> dist.ProcessGroup:
+    """A process group whose collectives on the device run one after another, in the order in which they are issued."""
+    default = dist.group.WORLD
+    assert default is not None
+    theirs = default._get_backend(torch.device(device))
+    if isinstance(theirs, dist.ProcessGroupGloo):  # its threads would run two collectives at once
         options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._threads = 1
-        default = dist.group.WORLD
-        assert default is not None
         options._devices = [dist.ProcessGroupGloo.create_default_device()]
-        options._timeout = default._get_backend(torch.device("cpu")).options._timeout
-        group = dist.new_group(ranks, pg_options=options)
+        options._timeout = theirs.options._timeout
+        group = dist.new_group(ranks, backend="gloo", pg_options=options)
     else:
-        group = dist.new_group(ranks)  # a stream per group: in order already
+        group = dist.new_group(ranks)  # a stream or a thread per group: in order already
     assert isinstance(group, dist.ProcessGroup)
     return group
 
@@ -49,6 +51,16 @@ class _Slot:
     missing: int
     work: dist.Work | None = None
     share: Tensor | None = None  # this rank's part of a bucket that is reduced to shares
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The elements `start` to `stop` of a gradient, where they lie in a bucket's buffer: in the gradient's shape where it is whole, else flat."""
+
+    slot: _Slot
+    start: int
+    stop: int
+    view: Tensor
 
 
 class GradientChannel:
@@ -69,6 +81,8 @@ class GradientChannel:
                 self.places.setdefault(part.path, []).append((number, place))
         for where in self.places.values():
             where.sort(key=lambda item: self._span(*item)[0])
+        # once: to cut views anew for each gradient costs more than the copy of a small one
+        self.pieces = {path: [self._piece(*place) for place in where] for path, where in self.places.items()}
         self.whole = {
             path: torch.empty(self.shapes[path][0], dtype=self.shapes[path][1], device=device)
             for path, where in self.places.items()
@@ -78,7 +92,12 @@ class GradientChannel:
 
     def _slot(self, bucket: Bucket, device: torch.device) -> _Slot:
         sizes = [self._elements(part.path, part.span) for part in bucket.parts]
-        (dtype,) = {self.shapes[part.path][1] for part in bucket.parts}
+        dtype = self.shapes[bucket.parts[0].path][1]
+        if others := [part.path for part in bucket.parts if self.shapes[part.path][1] is not dtype]:
+            raise RunError(
+                f"a bucket mixes element types: {bucket.parts[0].path} is {dtype}, {others[0]} is {self.shapes[others[0]][1]}",
+                fix="put parameters of different types in different buckets of the strategy",
+            )
         offsets = [sum(sizes[:place]) for place in range(len(sizes))]
         total = sum(sizes)
         if bucket.reduce is Reduce.REDUCE_SCATTER:
@@ -92,10 +111,12 @@ class GradientChannel:
         part = self.slots[number].bucket.parts[place]
         return part.span or (0, self._elements(part.path, None))
 
-    def _piece(self, number: int, place: int) -> Tensor:
+    def _piece(self, number: int, place: int) -> _Piece:
         slot = self.slots[number]
         start, stop = self._span(number, place)
-        return slot.buffer[slot.offsets[place] : slot.offsets[place] + stop - start]
+        view = slot.buffer[slot.offsets[place] : slot.offsets[place] + stop - start]
+        path = slot.bucket.parts[place].path
+        return _Piece(slot, start, stop, view.view(self.shapes[path][0]) if len(self.places[path]) == 1 else view)
 
     # ---- a step ----------------------------------------------------------------------------------------------------------
 
@@ -108,11 +129,12 @@ class GradientChannel:
 
     def put(self, path: str, gradient: Tensor) -> None:
         """A gradient is there: into its buckets, and off with those that are full and next."""
-        flat = gradient.reshape(-1)
-        for number, place in self.places[path]:
-            start, stop = self._span(number, place)
-            torch.mul(flat[start:stop], 1.0 / self.ranks, out=self._piece(number, place))
-            self.slots[number].missing -= 1
+        pieces = self.pieces[path]
+        # a gradient that is whole is read as it lies in memory: to flatten a transposed one first would be a second copy
+        parts = [gradient] if len(pieces) == 1 else [gradient.reshape(-1)[piece.start : piece.stop] for piece in pieces]
+        for piece, part in zip(pieces, parts, strict=True):
+            torch.mul(part, 1.0 / self.ranks, out=piece.view)
+            piece.slot.missing -= 1
         while self.issued < len(self.slots) and self.slots[self.issued].missing == 0:
             self._issue(self.slots[self.issued])
             self.issued += 1
@@ -141,11 +163,10 @@ class GradientChannel:
 
     def gradient(self, path: str) -> Tensor:
         """The mean gradient, once all its buckets were waited for."""
-        where = self.places[path]
-        if len(where) == 1:
-            return self._piece(*where[0]).view(self.shapes[path][0])
+        pieces = self.pieces[path]
+        if len(pieces) == 1:
+            return pieces[0].view
         whole = self.whole[path]
-        for number, place in where:
-            start, stop = self._span(number, place)
-            whole.view(-1)[start:stop].copy_(self._piece(number, place))
+        for piece in pieces:
+            whole.view(-1)[piece.start : piece.stop].copy_(piece.view)
         return whole

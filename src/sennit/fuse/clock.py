@@ -21,8 +21,20 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from enum import Enum
 
-__all__ = ["BucketTime", "Sharing", "StepTime", "Timing", "full_overlap", "steady_state", "tight"]
+__all__ = [
+    "Activity",
+    "BucketTime",
+    "Sharing",
+    "Span",
+    "StepTime",
+    "Timing",
+    "full_overlap",
+    "steady_state",
+    "tight",
+    "traced",
+]
 
 _STEPS = 12
 _SAME = 1e-9
@@ -69,6 +81,41 @@ class StepTime:
     order: tuple[int, ...]
 
 
+class Activity(Enum):
+    KERNEL = "kernel"
+    UPDATE = "update"
+    WAIT = "wait"
+    BUCKET = "bucket"  # the only one on the channel
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What ran when; `number` is that of the kernel or the bucket."""
+
+    activity: Activity
+    number: int
+    start: float
+    stop: float
+
+
+def traced(timing: Timing, sharing: Sharing | None = None, steps: int = 2) -> tuple[Span, ...]:
+    """What runs in some steps of the steady state, from the start of the first of them. A bucket on the channel at the start counts from there."""
+    run = _Run(timing, sharing or Sharing())
+    for _ in range(_STEPS):
+        run.step()
+    start, run.spans = run.now, []
+    for _ in range(steps):
+        run.step()
+    end = run.now
+    if run.carrying is not None:
+        run.spans.append(Span(Activity.BUCKET, run.carrying, run.since, end))
+    return tuple(
+        Span(span.activity, span.number, max(0.0, span.start - start), span.stop - start)
+        for span in run.spans
+        if span.stop > span.start
+    )
+
+
 def steady_state(timing: Timing, sharing: Sharing | None = None) -> StepTime:
     """The length of a step once its waits have settled."""
     run = _Run(timing, sharing or Sharing())
@@ -107,6 +154,8 @@ class _Run:
         self.ready: list[tuple[int, float, int]] = []  # (priority, since, bucket): what the channel may take
         self.carrying: int | None = None
         self.left = 0.0  # seconds of the bucket on the channel, at full rate
+        self.since = 0.0  # when it was taken
+        self.spans: list[Span] | None = None  # what ran, where somebody wants to see it
         self.done: set[int] = set()  # buckets carried and not yet waited for
         self.by_kernel: list[list[int]] = [[] for _ in timing.kernels]
         self.before_kernel: list[list[int]] = [[] for _ in timing.kernels]
@@ -124,7 +173,7 @@ class _Run:
                 if number in self.owed:
                     self.owed.discard(number)
                     self._wait(number)
-            self._compute(seconds)
+            self._compute(seconds, Activity.KERNEL, kernel)
             for number in self.by_kernel[kernel]:
                 if number in self.owed:  # it is made anew before anything needed the old one
                     self.owed.discard(number)
@@ -149,6 +198,7 @@ class _Run:
             _, since, number = heapq.heappop(self.ready)
             late = self.sharing.queued if since < self.now else 0.0
             self.carrying, self.left = number, self.timing.buckets[number].seconds + late
+            self.since = self.now
             self.taken.append(number)
 
     def _next(self) -> int:
@@ -156,12 +206,17 @@ class _Run:
 
     def _finish(self) -> None:
         assert self.carrying is not None
+        self._note(Activity.BUCKET, self.carrying, self.since)
         self.done.add(self.carrying)
         self.carrying, self.left = None, 0.0
         self._take()
 
-    def _compute(self, seconds: float) -> None:
-        work = seconds
+    def _note(self, activity: Activity, number: int, start: float) -> None:
+        if self.spans is not None:
+            self.spans.append(Span(activity, number, start, self.now))
+
+    def _compute(self, seconds: float, activity: Activity, number: int) -> None:
+        work, start = seconds, self.now
         while self.carrying is not None and work > 0.0:
             ours, theirs = work / self.sharing.compute_rate, self.left / self.sharing.channel_rate
             span = min(ours, theirs)
@@ -172,9 +227,11 @@ class _Run:
             else:
                 self.left -= span * self.sharing.channel_rate
         self.now += work
+        self._note(activity, number, start)
 
     def _wait(self, number: int) -> None:
         """Until the bucket is there; then its update."""
+        start = self.now
         while number not in self.done:
             assert self.carrying is not None, "a bucket that was never made ready"
             self.now += self.left
@@ -186,6 +243,9 @@ class _Run:
                 self.now += self.left
                 self.waited += self.left
                 self._finish()
+            gathered = self.now
             self.now += gather
             self.waited += gather
-        self._compute(self.timing.buckets[number].update)
+            self._note(Activity.BUCKET, number, gathered)
+        self._note(Activity.WAIT, number, start)
+        self._compute(self.timing.buckets[number].update, Activity.UPDATE, number)

@@ -8,17 +8,20 @@
         optimizer.zero_grad()
 
 The model is captured once (`capture/`): forward and backward as one graph. A strategy, given or found by search, says which operators run as one kernel and how
-gradients travel. `forward` runs the forward kernels and returns the loss; `backward` runs the backward kernels with the upstream gradient of the loss, and hands
-each gradient to its bucket the moment it is made (`channel_torch.py`).
+gradients travel. `forward` runs the forward kernels and returns what the model returns; `backward` of its loss runs the backward kernels (`program_torch.py`), and
+hands each gradient to its bucket the moment it is made (`channel_torch.py`).
 
 **Waits.** A bucket with `wait=step` is waited for when the backward pass ends: then `parameter.grad` is there, as after DDP's backward. A bucket with
 `wait=next` is still on its way then. `optimizer.step()` does not touch its parameters; they are updated in the next forward pass, right before the first kernel
-that reads one of them. So the optimizer belongs to this module in that case: its `step` is replaced by one that updates what is there and remembers the rest,
-with the hyperparameters of that moment (a scheduler may change them meanwhile). `flush()` waits for everything and updates it; `state_dict`, `eval`, `no_sync` and leaving a
-`with model:` block flush by themselves.
+that reads one of them (`update_torch.py`). `flush()` waits for everything and updates it; `state_dict` of this module, of the model and of the optimizer, evaluation,
+`no_sync` and leaving a `with model:` block flush by themselves.
 
-**What needs all gradients at once** (clipping by the global norm, a loss scaler's check) cannot be hidden: `clip_grad_norm_` waits for all buckets first. Pass
-`across_steps=False` where other code reads `parameter.grad`: everything is then waited for in `backward`, as with DDP.
+**What needs all gradients at once** (clipping by the global norm, a loss scaler's check) cannot be hidden: `clip_grad_norm_` waits for all buckets first, and so does
+`synchronize()`, after which `parameter.grad` is what DDP would leave there. With `across_steps=False` everything is waited for in `backward`.
+
+**As DDP does.** Parameters and buffers start from the first rank's values, and buffers are the first rank's again before each forward pass that follows a synchronised one. Gradients
+add to `parameter.grad` where there is one. Inside `no_sync()` nothing is communicated. A parameter that no gradient comes to is refused, or left alone with
+`find_unused_parameters=True`. Random operators draw from torch's generator (`draws_torch.py`).
 
 The order of collectives is fixed by the strategy. All ranks compare a digest of graph and strategy at the start; one that differs is named.
 """
@@ -26,52 +29,49 @@ The order of collectives is fixed by the strategy. All ranks compare a digest of
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MethodType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sennit.capture import capture
+from sennit.capture.trace import capture_call
 from sennit.errors import RunError
 from sennit.fuse.channel_torch import GradientChannel, serial_group
-from sennit.fuse.kernel_torch import (
-    Runnable,
-    compile_kernel,
-    is_worth_compiling,
-    kernel_module,
-    sample_inputs,
-    signature,
-)
-from sennit.fuse.model import StepModel
-from sennit.fuse.profile_torch import measure_channel, measure_operators
-from sennit.fuse.search import SearchOptions, search
-from sennit.ir.graph import Graph, OutputKind, Phase, Role
+from sennit.fuse.draws_torch import with_torch_draws
+from sennit.fuse.program_torch import StepProgram
+from sennit.fuse.tune_torch import Trial, Tuning, tune
+from sennit.fuse.update_torch import DeferredStep
+from sennit.ir.graph import Output, OutputKind, Role
 from sennit.ir.strategy import Strategy, WaitAt
-from sennit.ir.strategy_check import Kernel, check_strategy, kernels
+from sennit.ir.strategy_check import check_strategy
 
 __all__ = ["DataParallel"]
 
 
 class DataParallel(nn.Module):
-    """A model whose result is the loss, trained on every rank's own batch with the mean of all gradients."""
+    """A model that computes its loss, trained on every rank's own batch with the mean of all gradients."""
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None = None,
         *,
-        sample: tuple[Any, ...],
+        sample: tuple[Any, ...] | Mapping[str, Any],
         strategy: Strategy | None = None,
         across_steps: bool = True,
         compile_kernels: bool = False,
+        broadcast_buffers: bool = True,
+        find_unused_parameters: bool = False,
         group: dist.ProcessGroup | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
-        """`sample` is a batch like those to come. Without a strategy, this machine and this group are measured and one is searched for, with waits in the next step
-        unless `across_steps` is false. `group` must run its collectives in the order in which they are issued (`serial_group`)."""
+        """`sample` is a batch like those to come: arguments, or keywords by name. Without a strategy, this machine and this group are measured and one is searched
+        for, with waits in the next step unless `across_steps` is false or there is no optimizer; `tuning` says how long to look. `group` must run its collectives in the order in
+        which they are issued (`serial_group`)."""
         super().__init__()
         if not dist.is_initialized():
             raise RunError(
@@ -80,51 +80,99 @@ class DataParallel(nn.Module):
             )
         self.module = model
         self.optimizer = optimizer
-        # once: to walk the modules takes longer than an update of a small bucket
-        self._trained = {path: p for path, p in model.named_parameters() if p.requires_grad}
-        self.graph = capture(model, sample)
-        self.group = group or serial_group()
-        self._broadcast()
-        if strategy is None:
-            strategy = self._found(sample, across_steps=across_steps)
-        check_strategy(strategy, self.graph)
-        self.strategy = strategy
-        self._agree()
-        self._program = _Program(self.graph, strategy, sample_device(model), compile_kernels=compile_kernels)
-        self._channel = GradientChannel(
-            strategy.buckets,
-            {path: (parameter.shape, parameter.dtype) for path, parameter in self._trained.items()},
-            sample_device(model),
-            self.group,
-        )
-        self._names = list(_argument_names(self.graph))
-        self._late = {number for number, bucket in enumerate(strategy.buckets) if bucket.wait is WaitAt.NEXT}
+        self.broadcast_buffers = broadcast_buffers
+        self.device = device_of(model)
+        self.group = group or serial_group(device=self.device)
+        # buffers travel beside the gradients: in one queue they would wait for all that are on their way
+        self._buffer_group = dist.new_group() if broadcast_buffers and any(True for _ in model.buffers()) else None
+        self._broadcast((*model.parameters(), *model.buffers()), self.group)
+        arguments, keywords = (sample, {}) if isinstance(sample, tuple) else ((), dict(sample))
+        captured = capture_call(model, arguments, keywords)
+        self.signature, self.constants = captured.signature, dict(captured.constants)
+        self.graph = with_torch_draws(captured.graph, self.device)
+        self.trained = self._with_gradients(find_unused=find_unused_parameters)
+        self._modes = [(module, module.training) for module in model.modules()]
+        self._loss_key, self._results, self._new_buffers = self._outputs()
+        self._step: DeferredStep | None = DeferredStep(optimizer) if optimizer is not None else None
         self._owed: dict[int, bool] = {}  # buckets of the last backward pass that were not waited for yet
-        self._settings: list[dict[str, Any]] | None = None  # of the optimizer, when its step was asked for
-        self._updates: dict[str, set[int]] = {}  # parameter -> buckets that its update still waits for
         self._synchronise = True
-        self._sums: dict[str, Tensor] = {}  # gradients of steps without synchronisation
+        self._buffers_differ = False
         self._anchor = torch.zeros((), requires_grad=True)
-        self._plain_step = optimizer.step
-        if self._late:
-            # bound to the optimizer: schedulers take a step's function apart from what it is bound to
-            optimizer.step = MethodType(lambda _, closure=None: self._deferred_step(closure), optimizer)  # type: ignore[method-assign]
+        self._artifacts: dict[str, Any] = {}  # compiled kernels by signature
+        self.tried: tuple[Trial, ...] = ()
+        if strategy is None:
+            across = across_steps and optimizer is not None
+            self.tried = tune(
+                self,
+                self.signature.flatten(arguments, keywords),
+                across_steps=across,
+                compile_kernels=compile_kernels,
+                tuning=tuning,
+            )
+            strategy = self.tried[0].strategy
+        self.use(strategy, compile_kernels=compile_kernels)
+        self._agree()
+        self._flush_before_reads()
 
     # ---- set-up ----------------------------------------------------------------------------------------------------------
 
-    def _found(self, sample: tuple[Any, ...], *, across_steps: bool) -> Strategy:
-        """The first rank's choice, on measurements of this machine and this group."""
-        named = dict(zip(_argument_names(self.graph), sample, strict=True))
-        cost = measure_operators(self.graph, self.module, named)
-        channel = measure_channel(self.group, device=sample_device(self.module))
-        chosen: list[str | None] = [None]
-        if self.group.rank() == 0:
-            options = SearchOptions(operators=False, across_steps=across_steps)
-            found = search(StepModel(self.graph, cost, channel), options, name="measured")
-            chosen = [str(found.strategy)]
-        dist.broadcast_object_list(chosen, dist.get_global_rank(self.group, 0), group=self.group)
-        assert chosen[0] is not None
-        return Strategy.parse(chosen[0])
+    def use(self, strategy: Strategy, *, compile_kernels: bool = False) -> None:
+        """Run by this strategy from now on. Every rank must pass the same one."""
+        self.flush()
+        check_strategy(strategy, self.graph)
+        late = {number for number, bucket in enumerate(strategy.buckets) if bucket.wait is WaitAt.NEXT}
+        if late and self._step is None:
+            raise RunError(
+                f"{len(late)} buckets of the strategy wait in the next step, and there is no optimizer to do the updates there",
+                fix="pass the optimizer, or a strategy whose buckets all have wait=step",
+            )
+        self._program = StepProgram(
+            self.graph, strategy, self.device, artifacts=self._artifacts if compile_kernels else None
+        )
+        shapes = {path: (parameter.shape, parameter.dtype) for path, parameter in self.trained.items()}
+        self._channel = GradientChannel(strategy.buckets, shapes, self.device, self.group)
+        self._state = list(self._places())
+        self.strategy, self._late = strategy, late
+        if self._step is not None:
+            self._step.restore()
+            if late:
+                self._step.replace(self._ask, before_zero=self._before_zero)
+
+    def _with_gradients(self, *, find_unused: bool) -> dict[str, nn.Parameter]:
+        """The trained parameters by path; walked once, since that takes longer than a small bucket's update."""
+        reached = {output.path for output in self.graph.outputs if output.kind is OutputKind.GRADIENT}
+        trained = {path: p for path, p in self.module.named_parameters() if p.requires_grad}
+        unused = [path for path in trained if path not in reached]
+        if unused and not find_unused:
+            raise RunError(
+                f"{len(unused)} of {len(trained)} parameters get no gradient from the loss: {', '.join(unused[:5])}",
+                where=f"sennit.DataParallel of {type(self.module).__name__}",
+                fix="freeze them with requires_grad_(False), or pass find_unused_parameters=True to leave them alone",
+            )
+        return {path: trained[path] for path in trained if path in reached}
+
+    def _outputs(self) -> tuple[str, list[Output], list[tuple[str, str]]]:
+        of = {kind: [output for output in self.graph.outputs if output.kind is kind] for kind in OutputKind}
+        if len(of[OutputKind.LOSS]) != 1:
+            names = ", ".join(output.path for output in of[OutputKind.LOSS])
+            raise RunError(
+                f"the model returns {len(of[OutputKind.LOSS])} losses{': ' * bool(names)}{names}",
+                fix="compute the loss in the model's forward and return it, alone or under the name `loss`",
+            )
+        buffers = [(output.path, output.name) for output in of[OutputKind.BUFFER]]
+        return of[OutputKind.LOSS][0].key, of[OutputKind.RESULT], buffers
+
+    def _places(self) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+        """For every parameter and buffer: its name in the graph, and the dictionary and key under which the model holds it, so that one that is replaced is seen."""
+        for item in self._program.inputs:
+            if item.role is Role.INPUT:
+                continue
+            if item.path in self.constants:
+                yield item.value.name, self.constants, item.path
+                continue
+            owner, _, key = item.path.rpartition(".")
+            module = self.module.get_submodule(owner)
+            yield item.value.name, module._parameters if key in module._parameters else module._buffers, key
 
     def _agree(self) -> None:
         text = f"{self.graph}\n{self.strategy}"
@@ -138,125 +186,166 @@ class DataParallel(nn.Module):
                 fix="build the same model with the same sample shapes, and pass the same strategy, on every rank",
             )
 
-    def _broadcast(self) -> None:
-        """Every rank starts from the values of the first."""
-        first = dist.get_global_rank(self.group, 0)
-        for tensor in (*self.module.parameters(), *self.module.buffers()):
-            dist.broadcast(tensor.detach(), first, group=self.group)
+    def _broadcast(self, tensors: tuple[Tensor, ...], group: dist.ProcessGroup) -> None:
+        """Every rank gets the values of the first."""
+        first = dist.get_global_rank(group, 0)
+        works = [dist.broadcast(tensor.detach(), first, group=group, async_op=True) for tensor in tensors]
+        for work in works:
+            if work is not None:
+                work.wait()
+
+    def _flush_before_reads(self) -> None:
+        """What reads parameters or the optimizer's state from outside sees them complete."""
+        self.module.register_state_dict_pre_hook(lambda *_: self.flush())  # type: ignore[no-untyped-call]
+        # else the updates would change what was loaded
+        self.module.register_load_state_dict_pre_hook(lambda *_: self.flush())  # type: ignore[no-untyped-call]
+        self.module.register_forward_pre_hook(lambda *_: self.flush())
+        if self.optimizer is not None:
+            self.optimizer.register_state_dict_pre_hook(lambda _: self.flush())
+            self.optimizer.register_load_state_dict_pre_hook(lambda *_: self.flush())
 
     # ---- a step ------------------------------------------------------------------------------------------------------------
 
-    def forward(self, *args: Tensor) -> Tensor:
-        """The loss of this rank's batch."""
-        if not torch.is_grad_enabled():
-            self.flush()
-            result: Tensor = self.module(*args)
-            return result
-        loss: Tensor = _Step.apply(self._anchor, self, *args)  # type: ignore[no-untyped-call]
-        return loss
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns for this rank's batch. Only the loss has a gradient."""
+        if self._buffers_differ and self._buffer_group is not None:
+            self._broadcast(tuple(self.module.buffers()), self._buffer_group)
+        is_step = torch.is_grad_enabled() and self.module.training
+        self._buffers_differ = is_step and self._synchronise
+        if not is_step:
+            with torch.no_grad():
+                return self.module(*args, **kwargs)
+        self._check_modes()
+        inputs = self.signature.flatten(args, kwargs)
+        loss, *results = _Step.apply(self._anchor, self, inputs)  # type: ignore[no-untyped-call]
+        values = {output.key: tensor for output, tensor in zip(self._results, results, strict=True)}
+        return self.signature.rebuild({**values, self._loss_key: loss})
 
-    def _run_forward(self, args: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        values = self._program.start(self.module, dict(zip(self._names, args, strict=True)))
-        for place, runnable in enumerate(self._program.forward):
-            for number in self._program.needed(place, self._owed):
-                self._settle(number)
-            self._program.run(runnable, values, place)
-        return values[self._program.loss], values
+    def _check_modes(self) -> None:
+        for module, mode in self._modes:
+            if module.training != mode:
+                raise RunError(
+                    f"{type(module).__name__} is in {'training' if module.training else 'evaluation'} mode and was not when the model was captured",
+                    fix="wrap the model in the modes that it is trained in",
+                )
 
-    def _run_backward(self, values: dict[str, Tensor], upstream: Tensor) -> None:
+    def run_forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The forward kernels. What is left are the results and what the backward pass reads, by name."""
+        values = {item.value.name: inputs[item.path] for item in self._program.inputs if item.role is Role.INPUT}
+        for name, held, key in self._state:
+            values[name] = held[key].detach()
+        self._program.forward(values, self._settle)
+        return values
+
+    def keep_buffers(self, values: Mapping[str, Tensor]) -> None:
+        """The new values of buffers, running means for example, are the model's."""
+        held = {name: where[key] for name, where, key in self._state}
+        for item in self._program.inputs:
+            for path, new in self._new_buffers:
+                if item.role is Role.BUFFER and item.path == path:
+                    held[item.value.name].copy_(values[new])
+
+    def run_backward(self, values: dict[str, Tensor], upstream: Tensor) -> None:
         self.flush()  # parameters that the forward pass did not read
-        program = self._program
-        values[program.tangent] = upstream
+        if self._step is not None:
+            self._step.forget()
+        values[self._program.tangent] = upstream
         if self._synchronise:
             self._channel.begin()
-        for place, runnable in enumerate(program.backward, start=len(program.forward)):
-            program.run(runnable, values, place)
-            for path, name in program.made.get(place, ()):
-                self._gradient(path, values.pop(name) if name not in program.kept else values[name])
+        self._program.backward(values, self._take if self._synchronise else self._keep)
         values.clear()
         if self._synchronise:
             self._owed = dict.fromkeys(range(len(self.strategy.buckets)), True)
             for number in [number for number in self._owed if number not in self._late]:
                 self._arrive(number)
 
-    def _gradient(self, path: str, gradient: Tensor) -> None:
-        if path in self._sums:
-            gradient = self._sums.pop(path) + gradient
-        if self._synchronise:
-            self._channel.put(path, gradient)
-        else:
-            self._sums[path] = gradient.clone()
+    def _take(self, path: str, gradient: Tensor) -> None:
+        """A gradient is there, to be sent."""
+        parameter = self.trained[path]
+        if parameter.grad is not None:
+            gradient = parameter.grad + gradient
+            parameter.grad = None
+        self._channel.put(path, gradient)
 
-    def _arrive(self, number: int) -> list[str]:
-        """A bucket is there: the gradients that it completes are the parameters' now. Their paths."""
+    def _keep(self, path: str, gradient: Tensor) -> None:
+        """A gradient is there, and stays on this rank."""
+        parameter = self.trained[path]
+        parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
+
+    def _arrive(self, number: int) -> list[nn.Parameter]:
+        """A bucket is there: the gradients that it completes are the parameters' now."""
         self._channel.wait(number)
         del self._owed[number]
-        complete: list[str] = []
-        for part in self.strategy.buckets[number].parts:
-            if not any(bucket in self._owed for bucket, _ in self._channel.places[part.path]):
-                self._trained[part.path].grad = self._channel.gradient(part.path)
-                complete.append(part.path)
+        complete: list[nn.Parameter] = []
+        for path in dict.fromkeys(part.path for part in self.strategy.buckets[number].parts):
+            if not any(bucket in self._owed for bucket, _ in self._channel.places[path]):
+                parameter = self.trained[path]
+                parameter.grad = self._channel.gradient(path)
+                complete.append(parameter)
         return complete
 
-    # ---- the optimizer -----------------------------------------------------------------------------------------------------
+    # ---- updates -----------------------------------------------------------------------------------------------------------
 
-    def _deferred_step(self, closure: Any = None) -> None:
-        if closure is not None:
-            raise RunError("optimizer.step takes no closure here", fix="call model, backward, step in this order")
-        self._settings = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        self._update([path for path, p in self._trained.items() if p.grad is not None])
+    def _ask(self) -> None:
+        """`optimizer.step()` was called."""
+        assert self._step is not None
+        waiting = {id(self.trained[part.path]) for number in self._owed for part in self.strategy.buckets[number].parts}
+        self._step.ask(waiting)
 
-    def _update(self, paths: Sequence[str]) -> None:
-        """Step the optimizer for these parameters only, with the settings of when the step was asked for."""
-        assert self._settings is not None
-        chosen = {id(self._trained[path]) for path in paths}
-        groups = self.optimizer.param_groups
-        held = [dict(group) for group in groups]
-        for group, settings in zip(groups, self._settings, strict=True):
-            group["params"] = [p for p in group["params"] if id(p) in chosen]
-            group.update(settings)
-        try:
-            self._plain_step()
-        finally:
-            for group, before in zip(groups, held, strict=True):
-                group.update(before)
-        for path in paths:
-            self._trained[path].grad = None
+    def _before_zero(self) -> None:
+        """Gradients on their way that no step was asked for would come back after they were set to zero."""
+        if self._step is not None and not self._step.is_asked:
+            self.flush()
 
     def _settle(self, number: int) -> None:
-        """Wait for a late bucket, and update what it completes if the step was asked for."""
-        complete = self._arrive(number)
-        if self._settings is not None and complete:
-            self._update(complete)
+        """Wait for a bucket that is on its way, and update what it completes if the step was asked for."""
+        if number in self._owed:
+            complete = self._arrive(number)
+            if complete and self._step is not None and self._step.is_asked:
+                self._step.update(complete)
 
     def flush(self) -> None:
         """Wait for every gradient that is on its way, and do the updates that were asked for."""
         for number in list(self._owed):
-            self._settle(number)
+            with torch.no_grad():
+                self._settle(number)
+
+    def synchronize(self) -> None:
+        """Wait for every gradient of the last backward pass: `parameter.grad` is then as after DDP's backward. Call it between `backward` and what reads
+        gradients, such as `GradScaler.unscale_`."""
+        self.flush()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """As torch.nn.utils.clip_grad_norm_, on the mean gradients; waits for all of them."""
-        self._settings = None
-        self.flush()
+        self.synchronize()
         return torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, norm_type)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside add to the gradients and communicate nothing; the first one after it sends the sum."""
         self.flush()
-        self._synchronise = False
+        before, self._synchronise = self._synchronise, False
         try:
             yield
         finally:
-            self._synchronise = True
+            self._synchronise = before
 
     # ---- as a module -------------------------------------------------------------------------------------------------------
+
+    @property
+    def source(self) -> str:
+        """What runs in a step, as Python."""
+        return self._program.source
 
     def train(self, mode: bool = True) -> DataParallel:
         if not mode:
             self.flush()
         super().train(mode)
         return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._before_zero()
+        super().zero_grad(set_to_none)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Under DDP's names: `module.` before the model's own."""
@@ -274,124 +363,27 @@ class DataParallel(nn.Module):
 
 
 class _Step(torch.autograd.Function):
-    """The loss with a backward pass that is ours."""
+    """The results with a backward pass that is ours."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, owner: DataParallel, *args: Tensor) -> Tensor:
-        loss, values = owner._run_forward(args)
+    def forward(ctx: Any, anchor: Tensor, owner: DataParallel, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        values = owner.run_forward(inputs)
+        owner.keep_buffers(values)
         ctx.owner, ctx.values = owner, values
-        return loss.clone()
+        results = tuple(values[output.name].clone() for output in owner._results)
+        ctx.mark_non_differentiable(*results)
+        return (values[owner._program.loss].clone(), *results)
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Any, ...]:
         if ctx.values is None:
             raise RunError("backward was called twice on one loss", fix="run the model again")
         values, ctx.values = ctx.values, None
         with torch.no_grad():
-            ctx.owner._run_backward(values, upstream)
-        return (torch.zeros(()), None, *[None] * (len(ctx.needs_input_grad) - 2))
+            ctx.owner.run_backward(values, upstream)
+        return torch.zeros(()), None, None
 
 
-class _Program:
-    """The kernels of a strategy, ready to run, and when each value is done with."""
-
-    def __init__(self, graph: Graph, strategy: Strategy, device: torch.device, *, compile_kernels: bool) -> None:
-        found = kernels(strategy, graph)
-        types = graph.types()
-        read_by: dict[str, set[int]] = {}
-        for place, kernel in enumerate(found):
-            for name in kernel.reads:
-                read_by.setdefault(name, set()).add(place)
-        outputs = {output.name for output in graph.outputs}
-        artifacts: dict[str, Any] = {}
-        runnables: list[Runnable] = []
-        for place, kernel in enumerate(found):
-            made = {value.name for op in kernel.ops for value in op.results}
-            written = frozenset(name for name in made if name in outputs or read_by.get(name, set()) - {place})
-            module, reads, writes = kernel_module(kernel, written)
-            call: Any = module.forward  # not the module: its hooks cost more than a small kernel
-            if compile_kernels and is_worth_compiling(kernel):
-                key = signature(kernel, written, types)
-                if key not in artifacts:
-                    artifacts[key] = compile_kernel(module, sample_inputs(reads, types, device))
-                call = artifacts[key]
-            runnables.append(Runnable(reads, writes, call))
-        self.phases = [kernel.ops[0].phase for kernel in found]
-        count = self.phases.count(Phase.FORWARD)
-        assert all(phase is Phase.FORWARD for phase in self.phases[:count])  # backward reads the tangent of the loss
-        self.forward, self.backward = runnables[:count], runnables[count:]
-        self._index(graph, found, runnables, strategy)
-
-    def _index(self, graph: Graph, found: Sequence[Kernel], runnables: Sequence[Runnable], strategy: Strategy) -> None:
-        last: dict[str, int] = {}
-        for place, runnable in enumerate(runnables):
-            last.update(dict.fromkeys((*runnable.reads, *runnable.writes), place))
-        gradients = {output.name: output.path for output in graph.outputs if output.kind is OutputKind.GRADIENT}
-        (self.loss,) = [output.name for output in graph.outputs if output.kind is OutputKind.LOSS]
-        (self.tangent,) = [item.value.name for item in graph.inputs if item.role is Role.TANGENT]
-        self.inputs = [item for item in graph.inputs if item.role is not Role.TANGENT]
-        ends = {place: [] for place in range(len(runnables))}  # type: dict[int, list[str]]
-        for name, place in last.items():
-            if name not in gradients and name != self.loss:
-                ends[place].append(name)
-        self.ends = ends
-        self.made: dict[int, list[tuple[str, str]]] = {}  # kernel -> gradients that it makes
-        for place, runnable in enumerate(runnables):
-            own = [(gradients[name], name) for name in runnable.writes if name in gradients]
-            if own:
-                self.made[place] = own
-        self.kept = {name for name in gradients if last[name] > self._maker(runnables, name)}
-        self.first_use = self._first_uses(graph, runnables)
-        self.bucket_need = {
-            number: min(self.first_use.get(part.path, len(self.forward)) for part in bucket.parts)
-            for number, bucket in enumerate(strategy.buckets)
-        }
-
-    @staticmethod
-    def _maker(runnables: Sequence[Runnable], name: str) -> int:
-        return next(place for place, runnable in enumerate(runnables) if name in runnable.writes)
-
-    @staticmethod
-    def _first_uses(graph: Graph, runnables: Sequence[Runnable]) -> dict[str, int]:
-        names = {item.value.name: item.path for item in graph.inputs if item.role is Role.PARAM}
-        first: dict[str, int] = {}
-        for place, runnable in enumerate(runnables):
-            for name in runnable.reads:
-                if name in names:
-                    first.setdefault(names[name], place)
-        return first
-
-    def needed(self, place: int, owed: Mapping[int, bool]) -> list[int]:
-        """The buckets on their way that a forward kernel needs."""
-        return [number for number in owed if self.bucket_need[number] <= place] if owed else []
-
-    def start(self, model: nn.Module, arguments: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        values: dict[str, Tensor] = {}
-        for item in self.inputs:
-            tensor = arguments[item.path] if item.role is Role.INPUT else state[item.path]
-            if tuple(tensor.shape) != item.value.type.shape:
-                raise RunError(
-                    f"{item.path} has shape {list(tensor.shape)}, and the model was captured with "
-                    f"{list(item.value.type.shape)}",
-                    fix="run with the sample's shapes",
-                )
-            values[item.value.name] = tensor.detach()
-        return values
-
-    def run(self, runnable: Runnable, values: dict[str, Tensor], place: int) -> None:
-        results = runnable.call(*[values[name] for name in runnable.reads])
-        values.update(zip(runnable.writes, results, strict=True))
-        for name in self.ends[place]:
-            values.pop(name, None)
-
-
-def sample_device(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
     parameter = next(iter(model.parameters()), None)
     return torch.device("cpu") if parameter is None else parameter.device
-
-
-def _argument_names(graph: Graph) -> Iterator[str]:
-    for item in graph.inputs:
-        if item.role is Role.INPUT:
-            yield item.path

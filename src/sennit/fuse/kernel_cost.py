@@ -12,20 +12,19 @@ measured profiles and the learned estimator give the same type.
 
     seconds = sum over the stages of (bytes into and out of the stage / bandwidth + launch) + seconds of the product
 
-with the product, and a kernel that moves so many bytes, by the device's measured profile where it has one. What views of one value show of it counts once.
+with the product, or an operator that is alone, by the device's measured profile where it has one. What views of one value show of it counts once; of a table that is looked up in, what is found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import log2
 from typing import Protocol
 
 from sennit.cluster import Device
-from sennit.cost import OperatorCosts, Work
+from sennit.cost import OperatorCosts
 from sennit.cost.operator import operator_cost
-from sennit.fuse.operator_class import Class, classify, moves_nothing
+from sennit.fuse.operator_class import Class, classify, moves_nothing, picks
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Graph, Op
 from sennit.ir.layout import Layout
@@ -129,6 +128,10 @@ class Staged:
         if op.name not in self.known:
             types = self.roofline.types
             self.known[op.name] = self.costs.cost(as_step(op), types).seconds
+            if picks(op):
+                made = sum(value.type.bytes for value in op.results)
+                device = self.roofline.device
+                self.known[op.name] = min(self.known[op.name], 3 * made / device.bandwidth.value + device.launch.value)
         return self.known[op.name]
 
     def _stage(self, stage: list[Op], kernel: Kernel, written: frozenset[str]) -> float:
@@ -142,21 +145,15 @@ class Staged:
             for name in op.reads:
                 base = seen.get(name, name)
                 if base not in made:
-                    shown[base] = max(shown.get(base, 0), min(types[name].bytes, types[base].bytes))
+                    size = min(types[name].bytes, types[base].bytes)
+                    if picks(op):  # it reads no more of a table than it makes
+                        size = min(size, sum(value.type.bytes for value in op.results))
+                    shown[base] = max(shown.get(base, 0), size)
         inside = {op.name for op in stage}
         wanted = {seen.get(name, name) for op in kernel.body if op.name not in inside for name in op.reads}
         wanted |= {seen.get(name, name) for name in written}
         moved = sum(shown.values()) + sum(types[name].bytes for name in made & wanted)
-        return self._moving(moved, stage)
-
-    def _moving(self, moved: int, stage: list[Op]) -> float:
         device = self.roofline.device
-        if self.costs.profile is not None:
-            dtype = max((value.type for op in stage for value in op.results), key=lambda kind: kind.bytes).dtype
-            work = Work(f"pointwise {dtype.value}", (log2(max(1, moved)),), 0, moved, dtype, "pointwise f32")
-            cost = self.costs.profile.cost(work, device if self.costs.carried else None)
-            if cost is not None:
-                return cost.seconds
         return moved / (device.bandwidth.value * device.bandwidth_efficiency.value) + device.launch.value
 
 

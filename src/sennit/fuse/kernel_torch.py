@@ -6,12 +6,14 @@ hands it to Inductor by itself: the compiler then sees this group and nothing el
 
 Layers repeat, and so do their kernels. `signature` names a kernel by its structure, without the names of its values; two kernels with one signature share one
 compiled artifact.
+
+A graph does not say on which device a tensor is made from numbers (`aten.full`, `aten.arange`): `target_of` adds the device of the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor, fx
 
 from sennit.capture.element_types import torch_dtype
 from sennit.errors import CaptureError
+from sennit.fuse.draws_torch import DRAWS
 from sennit.fuse.signature import signature
 from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Arg, Op, Ref
@@ -26,23 +29,16 @@ from sennit.ir.operators import is_view
 from sennit.ir.strategy_check import Kernel
 
 __all__ = [
-    "Runnable",
     "compile_kernel",
     "is_worth_compiling",
     "kernel_module",
     "operator_of",
+    "returns_several",
     "sample_inputs",
     "signature",
+    "target_of",
+    "wanted_results",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Runnable:
-    """`call(*inputs)` gives a tuple: the values `writes`, from the values `reads`."""
-
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    call: Callable[..., Sequence[Tensor]]
 
 
 def operator_of(kind: str) -> Any:
@@ -56,13 +52,28 @@ def operator_of(kind: str) -> Any:
     return found
 
 
-def kernel_module(kernel: Kernel, written: frozenset[str]) -> tuple[fx.GraphModule, tuple[str, ...], tuple[str, ...]]:
+def target_of(op: Op, device: torch.device) -> Callable[..., Any]:
+    """What is called with the operator's arguments."""
+    if op.kind in DRAWS:
+        return partial(DRAWS[op.kind], device=device)
+    # a clone before a view may have been made without a copy, so a view may have to copy
+    is_reshape = op.kind in ("aten.view.default", "aten._unsafe_view.default")
+    target: Callable[..., Any] = operator_of("aten.reshape.default" if is_reshape else op.kind)
+    if device.type != "cpu" and not op.reads and any(arg.name == "device" for arg in target._schema.arguments):  # type: ignore[attr-defined]
+        return partial(target, device=device)
+    return target
+
+
+def kernel_module(
+    kernel: Kernel, written: frozenset[str], device: torch.device | None = None
+) -> tuple[fx.GraphModule, tuple[str, ...], tuple[str, ...]]:
     """The body as an fx module, the values that it takes, and those that it returns."""
+    device = device or torch.device("cpu")
     graph = fx.Graph()
     reads = kernel.reads
     values: dict[str, Any] = {name: graph.placeholder(f"in{place}") for place, name in enumerate(reads)}
     for op in kernel.body:
-        _add(graph, op, values)
+        _add(graph, op, values, device)
     writes = tuple(
         value.name
         for op in kernel.body
@@ -74,18 +85,14 @@ def kernel_module(kernel: Kernel, written: frozenset[str]) -> tuple[fx.GraphModu
     return fx.GraphModule(torch.nn.Module(), graph), reads, writes
 
 
-def _add(graph: fx.Graph, op: Op, values: dict[str, Any]) -> None:
-    # a clone before a view may have been made without a copy, so a view may have to copy
-    is_reshape = op.kind in ("aten.view.default", "aten._unsafe_view.default")
-    target = operator_of("aten.reshape.default" if is_reshape else op.kind)
+def _add(graph: fx.Graph, op: Op, values: dict[str, Any], device: torch.device) -> None:
     args = tuple(_argument(arg, values) for arg in op.args)
     kwargs = {name: _argument(arg, values) for name, arg in op.kwargs}
-    node = graph.call_function(target, args, kwargs)
-    if not _returns_several(target):
+    node = graph.call_function(target_of(op, device), args, kwargs)
+    if not returns_several(op):
         values[op.results[0].name] = node
         return
-    wanted = _wanted(op)
-    for place, value in zip(wanted, op.results, strict=True):
+    for place, value in zip(wanted_results(op), op.results, strict=True):
         values[value.name] = graph.call_function(_item, (node, place))
 
 
@@ -93,12 +100,15 @@ def _item(values: Sequence[Tensor], place: int) -> Tensor:
     return values[place]
 
 
-def _returns_several(target: Any) -> bool:
-    returns = target._schema.returns
+def returns_several(op: Op) -> bool:
+    """Whether torch gives a tuple or list of results."""
+    if op.kind in DRAWS:
+        return False
+    returns = operator_of(op.kind)._schema.returns
     return len(returns) > 1 or (len(returns) == 1 and isinstance(returns[0].type, torch.ListType))
 
 
-def _wanted(op: Op) -> tuple[int, ...]:
+def wanted_results(op: Op) -> tuple[int, ...]:
     """The places of the results that the operator gives: some have a mask of those that are wanted and give None for the others."""
     for arg in op.args:
         if isinstance(arg, tuple) and arg and all(isinstance(flag, bool) for flag in arg):

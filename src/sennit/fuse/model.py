@@ -223,15 +223,15 @@ class KernelOrder:
         self.use = {path: place_of[place] for path, place in model.first_use.items()}
         self.until = list(accumulate(seconds, initial=0.0))  # seconds of the kernels before each
 
-    def timing(self, buckets: Sequence[Bucket], *, by_priority: bool = False) -> Timing:
-        """With `by_priority` the channel chooses: what is needed first in the next step goes first, after what this step waits for."""
+    def timing(self, buckets: Sequence[Bucket], *, by_priority: bool = False, also: Sequence[int] = ()) -> Timing:
+        """With `by_priority` the channel chooses: what is needed first in the next step goes first, after what this step waits for. Kernels are also kept apart before those `also` names."""
         model, channel = self.model, self.model.channel
         ready = [max(self.maker[part.path] for part in bucket.parts) + 1 for bucket in buckets]
         needed = [
             min(self.use[part.path] for part in bucket.parts) if bucket.wait is WaitAt.NEXT else None
             for bucket in buckets
         ]
-        bounds = sorted({*ready, *(place for place in needed if place), len(self.seconds)})
+        bounds = sorted({*ready, *also, *(place for place in needed if place), len(self.seconds)})
         segment = {bound: index for index, bound in enumerate(bounds)}
         times: list[BucketTime] = []
         for bucket, end, need in zip(buckets, ready, needed, strict=True):

@@ -77,8 +77,10 @@ def fused_by_cost(model: StepModel, limits: Limits, start: Grouping | None = Non
         for read, reader in pairs:
             if kernels.home[read] == kernels.home[reader] or (union := kernels.union(read, reader)) is None:
                 continue
-            parts = [kernels.kernel(read), kernels.kernel(reader)]
-            if model.is_known(union) and model.seconds_of([union]) < model.seconds_of(parts) * (1 - 1e-9):
+            parts = [model.seconds_of([kernels.kernel(place)]) for place in (read, reader)]
+            # a view is worth having for what lies behind it, though it saves nothing itself
+            limit = sum(parts) * (1 + 1e-9 if 0.0 in parts else 1 - 1e-9)
+            if model.is_known(union) and model.seconds_of([union]) <= limit:
                 changed |= kernels.fuse(read, reader)
         if not changed:
             break

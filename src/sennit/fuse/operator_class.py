@@ -18,7 +18,7 @@ from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Op
 from sennit.ir.operators import is_view
 
-__all__ = ["Class", "classify", "moves_nothing", "stem"]
+__all__ = ["Class", "classify", "moves_nothing", "picks", "stem"]
 
 
 class Class(Enum):
@@ -93,6 +93,20 @@ def stem(kind: str) -> str:
 
 def moves_nothing(op: Op) -> bool:
     return is_view(op.kind) or stem(op.kind) in _VIEWS
+
+
+def picks(op: Op) -> bool:
+    """Whether it reads of its arguments only what it makes, or nothing: look-ups, and what is made from numbers."""
+    return stem(op.kind) in (
+        "embedding",
+        "gather",
+        "index",
+        "index_select",
+        "new_zeros",
+        "new_ones",
+        "full_like",
+        "zeros_like",
+    )
 
 
 def classify(op: Op, types: Mapping[str, TensorType]) -> Class:

@@ -1,11 +1,13 @@
 """Measuring a training step on the machine at hand: what each kernel takes, and what the process group's collectives take.
 
-**Kernels.** A step is run kernel by kernel, on real values, `rounds` times; a kernel's time is the least of its rounds. On a CPU that is wall-clock time of the thread,
-on a GPU the time between two events. `MeasuredCost` then answers for groups of operators: a group that runs its operators as they are takes the sum of them; a group that is
+**Kernels.** A step is run kernel by kernel, on real values, `rounds` times; a kernel's time is the least of its rounds. On a CPU that is the thread's own time,
+on a GPU the time until the device is done. `MeasuredCost` then answers for groups of operators: a group that runs its operators as they are takes the sum of them; a group that is
 compiled is asked of an estimator.
 
 **Collectives.** All-reduces of several sizes run on the group itself, one at a time and queued behind each other. The least squares line through the slowest ranks' times gives
-latency and seconds per byte; what a queued one takes beyond the line is the cost of queueing. All ranks end with the same figures.
+latency and seconds per byte. Then several queue while this thread computes products: what a message takes longer there, and how much slower products are, is what the network's threads and ours
+take from each other (`Sharing`). On one core a message waits for the scheduler at each of its stages, so that small ones cost some milliseconds each, which nothing shows when the core is idle.
+All ranks end with the same figures.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ from sennit.ir.graph import Graph, Role
 from sennit.ir.strategy import Strategy
 from sennit.ir.strategy_check import Kernel, kernels
 
-__all__ = ["MeasuredCost", "measure_channel", "measure_operators"]
+__all__ = ["MeasuredCost", "measure_channel", "measure_operators", "now"]
 
 _SIZES = (1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23)
+_BUSY = {1 << 19: 8, 1 << 21: 4}  # bytes of a message -> how many queue, beside computing
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,9 @@ class MeasuredCost:
 def measure_operators(graph: Graph, model: nn.Module, sample: Mapping[str, Tensor], rounds: int = 5) -> MeasuredCost:
     """Run the graph operator by operator on the model's own parameters and this sample."""
     state = {**dict(model.named_parameters()), **dict(model.named_buffers()), **sample}
+    device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
     steps = [
-        kernel_module(kernel, frozenset(value.name for op in kernel.body for value in op.results))
+        kernel_module(kernel, frozenset(value.name for op in kernel.body for value in op.results), device)
         for kernel in kernels(Strategy("none"), graph)
     ]
     last = {name: place for place, (_, reads, writes) in enumerate(steps) for name in (*reads, *writes)}
@@ -59,12 +63,12 @@ def measure_operators(graph: Graph, model: nn.Module, sample: Mapping[str, Tenso
         values: dict[str, Tensor] = {}
         for item in graph.inputs:
             is_tangent = item.role is Role.TANGENT
-            values[item.value.name] = torch.ones(()) if is_tangent else state[item.path].detach()
+            values[item.value.name] = torch.ones((), device=device) if is_tangent else state[item.path].detach()
         for place, (module, reads, writes) in enumerate(steps):
             inputs = [values[name] for name in reads]
-            start = time.perf_counter()
+            start = now(device)
             results = module.forward(*inputs)
-            spent = time.perf_counter() - start
+            spent = now(device) - start
             name = graph.ops[place].name
             least[name] = min(least.get(name, float("inf")), spent)
             values.update(zip(writes, results, strict=True))
@@ -74,18 +78,43 @@ def measure_operators(graph: Graph, model: nn.Module, sample: Mapping[str, Tenso
     return MeasuredCost(least)
 
 
+def now(device: torch.device) -> float:
+    """A clock of what this process computes on the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.thread_time()  # what else runs on the machine does not count
+
+
 def measure_channel(
     group: dist.ProcessGroup, *, rounds: int = 5, sizes: Sequence[int] = _SIZES, device: torch.device | str = "cpu"
 ) -> Channel:
-    """What an all-reduce of the group takes, alone and behind another."""
+    """What an all-reduce of the group takes, alone, behind another, and beside computing."""
     if group.size() == 1:
         return Channel(0.0, 0.0)
     alone = [_slowest(group, _alone(group, size, rounds, device), device) for size in sizes]
-    per_byte, latency = np.polyfit(np.array(sizes, dtype=float), np.array(alone), 1)
-    small = sizes[0]
-    several = _slowest(group, _queued(group, small, rounds, 8, device), device)
-    queued = max(0.0, several / 8 - alone[0])
-    return Channel(max(float(latency), alone[0] / 2), max(float(per_byte), 1e-12), sharing=Sharing(queued=queued))
+    slope, latency = np.polyfit(np.array(sizes, dtype=float), np.array(alone), 1)
+    latency, per_byte = max(float(latency), alone[0] / 2), max(float(slope), 1e-12)
+    if torch.device(device).type != "cpu":  # collectives of a GPU do not share its cores with ours
+        several, _ = _queued(group, sizes[0], rounds, 8, None)
+        return Channel(
+            latency, per_byte, sharing=Sharing(queued=max(0.0, _slowest(group, several, device) / 8 - alone[0]))
+        )
+    return Channel(latency, per_byte, sharing=_sharing(group, rounds, latency, per_byte))
+
+
+def _sharing(group: dist.ProcessGroup, rounds: int, latency: float, per_byte: float) -> Sharing:
+    """Queued messages of two sizes beside products: a line a + b x for each message. The clock carries (latency + queued + per_byte x) / channel_rate."""
+    left, right = torch.randn(256, 256), torch.randn(256, 256)
+    busy = {size: _queued(group, size, rounds, count, (left, right)) for size, count in _BUSY.items()}
+    (small, first), (large, second) = [
+        (size, _slowest(group, seconds, "cpu") / _BUSY[size]) for size, (seconds, _) in busy.items()
+    ]
+    slope = max((second - first) / (large - small), per_byte)
+    rate = per_byte / slope
+    queued = max(0.0, (first - slope * small) * rate - latency)
+    compute = -_slowest(group, -min(rate_of for _, rate_of in busy.values()), "cpu")
+    return Sharing(min(1.0, max(compute, 0.25)), rate, queued)
 
 
 def _alone(group: dist.ProcessGroup, size: int, rounds: int, device: torch.device | str) -> float:
@@ -99,18 +128,38 @@ def _alone(group: dist.ProcessGroup, size: int, rounds: int, device: torch.devic
     return float(np.median(spent[1:]))
 
 
-def _queued(group: dist.ProcessGroup, size: int, rounds: int, count: int, device: torch.device | str) -> float:
-    buffers = [torch.zeros(size // 4, device=device) for _ in range(count)]
+def _queued(
+    group: dist.ProcessGroup, size: int, rounds: int, count: int, factors: tuple[Tensor, Tensor] | None
+) -> tuple[float, float]:
+    """Seconds of `count` all-reduces behind each other, and the rate of computing beside them, if there are factors of a product."""
+    buffers = [torch.zeros(size // 4) for _ in range(count)]
     spent: list[float] = []
+    rates: list[float] = []
+    unit = _product_seconds(factors) if factors is not None else 0.0
     for _ in range(rounds + 1):
         dist.barrier(group)
         start = time.perf_counter()
         works = [dist.all_reduce(buffer, group=group, async_op=True) for buffer in buffers]
+        done = 0
+        assert works[-1] is not None
+        while factors is not None and not works[-1].is_completed():
+            torch.mm(*factors)
+            done += 1
         for work in works:
             assert work is not None
             work.wait()
         spent.append(time.perf_counter() - start)
-    return float(np.median(spent[1:]))
+        rates.append(done * unit / spent[-1])
+    return float(np.median(spent[1:])), float(np.median(rates[1:]))
+
+
+def _product_seconds(factors: tuple[Tensor, Tensor]) -> float:
+    spent: list[float] = []
+    for _ in range(30):
+        start = time.perf_counter()
+        torch.mm(*factors)
+        spent.append(time.perf_counter() - start)
+    return float(np.median(spent))
 
 
 def _slowest(group: dist.ProcessGroup, seconds: float, device: torch.device | str) -> float:

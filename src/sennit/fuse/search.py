@@ -24,7 +24,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sennit.fuse.bounds import structural
-from sennit.fuse.bucket_search import Buckets, judged, refine_buckets, solve_buckets, solved, with_algorithms
+from sennit.fuse.bucket_search import (
+    Buckets,
+    judged,
+    refine_buckets,
+    refined,
+    solve_buckets,
+    solved,
+    with_algorithms,
+)
 from sennit.fuse.clock import full_overlap, tight
 from sennit.fuse.kernel_set import KernelSet
 from sennit.fuse.model import Grouping, KernelOrder, Numbers, StepModel
@@ -32,7 +40,7 @@ from sennit.fuse.moves import fused_by_cost, fused_greedily
 from sennit.fuse.search_options import SearchOptions
 from sennit.ir.strategy import Strategy
 
-__all__ = ["Found", "SearchOptions", "measured_best", "search", "solve_buckets"]
+__all__ = ["Found", "SearchOptions", "measured_best", "refine_buckets", "search", "solve_buckets"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +207,7 @@ class _Search:
         buckets, seconds = candidate.buckets, candidate.seconds
         if self.options.tensors:
             allowed = max(5.0, 0.2 * self.options.seconds) / len(self.best)
-            buckets, seconds = refine_buckets(ordered, buckets, self.options, time.monotonic() + allowed)
+            buckets, seconds = refined(ordered, buckets, self.options, time.monotonic() + allowed)
         timing = ordered.timing(buckets)
         if self.options.algorithms:
             buckets = with_algorithms(self.model, buckets)

@@ -21,6 +21,7 @@ indices at these times, the transfers are those of the space entries of A and B,
 | order | a lane that gives to another several times does so in the order in which that one takes |
 
 Given the rules, every index that a taker needs has a holder among the givers, and each taker's region is tiled exactly.
+`check_tiling` does not rely on that: it looks at the table itself, which the ranks and the simulator use.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 
+from sennit.errors import ProgramError
 from sennit.ir.exchange import Transfer, transfers
 from sennit.ir.layout import Layout, Pending
 from sennit.ir.mesh import Mesh, print_ranges
@@ -37,7 +39,14 @@ from sennit.ir.program import Buffer, Exchange, Lane, Program
 from sennit.ir.program_site import Site, describe_lane, describe_times
 from sennit.ir.region import Region
 
-__all__ = ["Meeting", "exchange_meetings", "exchange_transfers", "match_exchanges"]
+__all__ = [
+    "Meeting",
+    "check_tiling",
+    "exchange_meetings",
+    "exchange_transfers",
+    "match_exchanges",
+    "moves_alike",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,31 @@ def _at_times(buffer: Buffer) -> Region | None:
     times = dict(buffer.times)
     alone = Layout(Mesh(mesh.time, (0,)), buffer.layout.shape, entries)
     return alone.region(tuple(times[axis.name][0] if axis.name in times else 0 for axis in mesh.time))
+
+
+def check_tiling(source: Buffer, result: Buffer) -> None:
+    """The transfers to each device are of indices that their senders have, and tile what the device needs exactly."""
+    table: dict[int, list[Transfer]] = defaultdict(list)
+    for transfer in exchange_transfers(source, result):
+        table[transfer.receiver].append(transfer)
+    held = {device: source.layout.region(source.point(device)) for device in source.layout.mesh.devices}
+    for device in result.layout.mesh.devices:
+        needed, coming = result.layout.region(result.point(device)), table.pop(device, [])
+        sound = all(needed.contains(item.region) and held[item.sender].contains(item.region) for item in coming)
+        apart = all(one.region.intersect(other.region).size == 0 for one, other in combinations(coming, 2))
+        if not sound or not apart or sum(item.region.size for item in coming) != needed.size:
+            raise ProgramError(
+                f"the transfers of {result.describe()} do not tile what device {device} needs, {needed}",
+                where=f"an exchange from {source.describe()} on {source.layout.mesh} to {result.layout.mesh}",
+                fix="report this: the table of an exchange is wrong",
+            )
+    assert not table  # nobody else receives
+
+
+def moves_alike(source: Buffer, result: Buffer) -> object:
+    """What tells two exchanges apart by what they move where: pieces of even layouts lie alike at all times."""
+    is_even = source.layout.is_even and result.layout.is_even
+    return source.layout, result.layout, source.dtype, None if is_even else source.times
 
 
 def exchange_meetings(program: Program) -> dict[str, Meeting]:

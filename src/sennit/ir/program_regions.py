@@ -16,7 +16,7 @@ from sennit.ir.labels import AxisDigit, Integers, dim_pairs
 from sennit.ir.mesh import AxisKind
 from sennit.ir.program import Buffer
 
-__all__ = ["coordinates_on", "first_device_lacking"]
+__all__ = ["coordinates_on", "first_device_lacking", "is_all"]
 
 
 def coordinates_on(buffer: Buffer, axis: str, devices: Sequence[int]) -> list[int]:
@@ -29,6 +29,12 @@ def coordinates_on(buffer: Buffer, axis: str, devices: Sequence[int]) -> list[in
     for other in mesh.space[mesh.index(axis) + 1 :]:
         minor *= other.size
     return [position[device] // minor % mesh.size(axis) for device in devices]
+
+
+def is_all(source: Buffer, taken: Buffer) -> bool:
+    """Whether a `sennit.take` takes all that each device has: what is taken lies within it, so sizes tell where they are even."""
+    even = source.layout.is_even and taken.layout.is_even
+    return even and source.layout.local_shape() == taken.layout.local_shape()
 
 
 def first_device_lacking(source: Buffer, result: Buffer, devices: Sequence[int]) -> int | None:

@@ -23,12 +23,11 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from sennit.capture.rules import is_relabelling, local_kind, localize, through_view
+from sennit.capture.rules import is_relabelling, localize, through_view
 from sennit.errors import LayoutError, PlanError
 from sennit.ir.dtype import DType
 from sennit.ir.graph import Arg, Input, Op, Output, Phase, Ref
 from sennit.ir.layout import Entry, Layout, Pending, Split
-from sennit.ir.mesh import Mesh
 from sennit.ir.program import (
     Buffer,
     Collective,
@@ -47,10 +46,9 @@ from sennit.ir.program import (
     reads,
 )
 from sennit.plan.crossing import Way
-from sennit.plan.lower_index import LowerIndex
+from sennit.plan.lower_index import LowerIndex, Placed
 from sennit.plan.plan import Plan
 from sennit.plan.propagate import Decisions, Entries, Moment
-from sennit.plan.propagate_index import is_copy
 from sennit.reshard.moves import MoveKind, moves
 
 __all__ = ["lower"]
@@ -173,8 +171,10 @@ class _LaneBuilder:
 
     def _emit_all(self, ops: list[Op], microbatch: int | None) -> Iterator[None]:
         for op in ops:
-            for name in op.reads:
-                yield from self._await(name, microbatch, op.describe(), self.index.site[op.name])
+            site = self.index.site[op.name]
+            for name in self.index.template(op).reads:
+                if self.index.site_of.get(name, site) != site:
+                    yield from self._await(name, microbatch, op.describe(), site)
             self._emit(op, microbatch)
             self.progress += 1
 
@@ -215,24 +215,19 @@ class _LaneBuilder:
     # ---- operators ---------------------------------------------------------------------------------------------------
 
     def _emit(self, op: Op, microbatch: int | None) -> None:
-        site = self.index.site[op.name]
-        needs = [self.decisions.need(op, i) for i in range(len(op.reads))]
-        makes = [self.decisions.makes(op, i) for i in range(len(op.results))]
-        if self.plan.reduce_early and op.name in self.index.early and op.reads[0] in self.index.early and is_copy(op):
-            needs, makes = [self.index.early[op.reads[0]]], [self.index.early[op.name]]
-        sources = iter(
-            [self.obtain(name, need, microbatch, site).name for name, need in zip(op.reads, needs, strict=True)]
-        )
-        layouts = [self._layout(value.type.shape, made, site) for value, made in zip(op.results, makes, strict=True)]
+        site, template = self.index.site[op.name], self.index.template(op)
+        sources = [
+            self.obtain(name, need, microbatch, site).name
+            for name, need in zip(template.reads, template.needs, strict=True)
+        ]
         results = tuple(
-            self._new(value.name, value.name, value.type.dtype, layout, microbatch)
-            for value, layout in zip(op.results, layouts, strict=True)
+            self._new(value.name, value.type.dtype, layout, microbatch)
+            for value, layout in zip(op.results, template.layouts, strict=True)
         )
-        args, kwargs = localize(op, [layout.local_shape() for layout in layouts])
-        args = tuple(_rename(arg, sources) for arg in args)
-        kwargs = tuple((key, _rename(arg, sources)) for key, arg in kwargs)
-        kind = local_kind(op, tuple(self.decisions.strategies[op.name].values()))
-        self.steps.append(Compute(kind, args, kwargs, results, op.phase, op.module, op.name))
+        names = iter(sources)
+        args = tuple(_rename(arg, names) for arg in template.args)
+        kwargs = tuple((key, _rename(arg, names)) for key, arg in template.kwargs)
+        self.steps.append(Compute(template.kind, args, kwargs, results, op.phase, op.module, op.name))
         for buffer in results:
             self._made(buffer, microbatch, op.phase, site)
 
@@ -246,7 +241,8 @@ class _LaneBuilder:
         self._keep(buffer, microbatch, site)
         for _, wanted in self.index.outputs.get(buffer.tensor, ()):
             if site in wanted:  # now, so that it overlaps with what is still to compute
-                self.obtain(buffer.tensor, {**wanted[site], **self._in_time(buffer)}, microbatch, site)
+                need = self._placed({**wanted[site], **self._in_time(buffer)}, site)
+                self.obtain(buffer.tensor, need, microbatch, site)
         for to in sorted(self.index.readers.get(buffer.tensor, {})):
             if to != site:
                 self._give(buffer.tensor, microbatch, site, to)
@@ -259,8 +255,8 @@ class _LaneBuilder:
         """What a micro-batch adds to a gradient, in the pieces of the parameter, where the plan reduces early."""
         if not self.plan.reduce_early or piece.tensor not in self.index.early:
             return piece
-        entries = self._entries({**self.index.early[piece.tensor], **self._in_time(piece)}, site)
-        target = Layout(piece.layout.mesh, piece.layout.shape, entries)
+        entries = self._placed({**self.index.early[piece.tensor], **self._in_time(piece)}, site)
+        target = self.index.layout(piece.layout.shape, entries, site)
         return self._move(piece, target, _Key(piece.tensor, site, entries, microbatch))
 
     def _accumulate(self, piece: Buffer, phase: Phase) -> Buffer | None:
@@ -290,11 +286,10 @@ class _LaneBuilder:
 
     # ---- obtaining a value in a layout -------------------------------------------------------------------------------
 
-    def obtain(self, name: str, need: Entries, microbatch: int | None, site: int) -> Buffer:
+    def obtain(self, name: str, need: Placed, microbatch: int | None, site: int) -> Buffer:
         """A buffer that holds value `name` as `need` says, on a site."""
-        entries = self._entries(need, site)
-        in_time = any(axis in self._time_axes() for axis, _ in entries)
-        key = _Key(name, site, entries, microbatch if in_time else None)
+        in_time = any(axis in self.index.time for axis, _ in need)
+        key = _Key(name, site, need, microbatch if in_time else None)
         if key in self.buffers:
             return self.buffers[key]
         source = self._native(name, microbatch, site)
@@ -306,7 +301,7 @@ class _LaneBuilder:
         if hoisted is not None:
             self._remember(key, hoisted)
             return hoisted
-        return self._move(source, Layout(source.layout.mesh, source.layout.shape, entries), key)
+        return self._move(source, self.index.layout(source.layout.shape, need, site), key)
 
     def _remember(self, key: _Key, buffer: Buffer) -> None:
         if self.buffers.setdefault(key, buffer) is buffer and key.tensor in self.index.cut:
@@ -326,7 +321,8 @@ class _LaneBuilder:
 
     def _input(self, item: Input, site: int) -> Buffer:
         value = item.value
-        layout = self._layout(value.type.shape, self.index.home(value.name, site), site)
+        entries = self._placed(self.index.home(value.name, site), site)
+        layout = self.index.layout(value.type.shape, entries, site)
         buffer = Buffer(self._unique(value.name), value.name, value.type.dtype, layout)
         if (value.name, site) in self.index.shared:
             held = self._native(value.name, None, self.index.shared[value.name, site])
@@ -337,14 +333,14 @@ class _LaneBuilder:
         return buffer
 
     def _through_views(
-        self, name: str, need: Entries, source: Buffer, microbatch: int | None, site: int
+        self, name: str, need: Placed, source: Buffer, microbatch: int | None, site: int
     ) -> Buffer | None:
         """Where the value is a view and getting it would communicate: redistribute what it is a view of, and view that."""
         op = self._producer(name)
-        target = Layout(source.layout.mesh, source.layout.shape, self._entries(need, site))
         if op is None or not is_relabelling(op) or self.index.site[op.name] != site:
             return None
-        times = set(self._time_axes())
+        target = self.index.layout(source.layout.shape, need, site)
+        times = set(self.index.time)
         if set(dict(target.entries)) & times != set(dict(source.layout.entries)) & times:
             return None  # a slice in time, which does not communicate
         if not any(move.kind.communicates for move in moves(source.layout, target)):
@@ -354,12 +350,13 @@ class _LaneBuilder:
             at_root = {
                 axis: through_view(op, types, source.layout.mesh.size(axis), entry) for axis, entry in target.entries
             }
-            root_layout = self._layout(types[op.reads[0]].shape, at_root, site)
+            root_need = self._placed(at_root, site)
+            root_layout = self.index.layout(types[op.reads[0]].shape, root_need, site)
         except (LookupError, LayoutError):
             return None
         if not root_layout.is_even:
             return None
-        root = self.obtain(op.reads[0], at_root, microbatch, site)
+        root = self.obtain(op.reads[0], root_need, microbatch, site)
         result = Buffer(self._unique(_label(name, "view", source.times)), name, source.dtype, target, source.times)
         args, kwargs = localize(op, [target.local_shape()])
         root_name = iter([root.name])
@@ -372,7 +369,7 @@ class _LaneBuilder:
         current = source
         for move in moves(source.layout, target):
             times = current.times
-            if move.kind is MoveKind.SLICE and move.axis in self._time_axes():
+            if move.kind is MoveKind.SLICE and move.axis in self.index.time:
                 assert key.microbatch is not None
                 times = (*times, (move.axis, (key.microbatch,)))
             label = _label(source.tensor, f"{move.kind.value}.{move.axis}", times)
@@ -394,10 +391,10 @@ class _LaneBuilder:
     def _give(self, name: str, microbatch: int | None, site: int, to: int) -> None:
         """Bring a value to another site, laid out as its first reader there needs it, so that it is redistributed once."""
         source = self._native(name, microbatch, site)
-        in_space = {axis: e for axis, e in self.index.readers[name][to].items() if axis not in self._time_axes()}
-        need = self._layout(source.layout.shape, {**in_space, **self._in_time(source)}, to)
-        crossing = self.index.crossing(source.layout, site, need, to)
-        given = self.obtain(name, dict(crossing.given.entries), microbatch, site)
+        in_space = {axis: e for axis, e in self.index.readers[name][to].items() if axis not in self.index.time}
+        entries = self._placed({**in_space, **self._in_time(source)}, to)
+        crossing = self.index.crossing(source.layout, site, self.index.layout(source.layout.shape, entries, to), to)
+        given = self.obtain(name, crossing.given.entries, microbatch, site)
         givers, takers = self.index.sites[site], self.index.sites[to]
         landed = Buffer("", name, given.dtype, crossing.landed, given.times)
         if crossing.way is Way.TAKE:
@@ -451,7 +448,8 @@ class _LaneBuilder:
                 yield from self._await(
                     output.name, None, f"the {output.kind.value} of {output.path or 'the model'}", site
                 )
-                buffer = self._concat(output.name, need, site) or self.obtain(output.name, need, None, site)
+                buffer = self._concat(output.name, need, site)
+                buffer = buffer or self.obtain(output.name, self._placed(need, site), None, site)
                 self.outputs.append(Output(output.kind, buffer.name, output.path))
                 self.progress += 1
 
@@ -462,8 +460,9 @@ class _LaneBuilder:
             return None
         (axis,) = axes
         split = self.decisions.values[name][axis.name]
-        parts = [self.obtain(name, {**need, axis.name: split}, number, site) for number in range(axis.size)]
-        layout = self._layout(parts[0].layout.shape, need, site)
+        placed = self._placed({**need, axis.name: split}, site)
+        parts = [self.obtain(name, placed, number, site) for number in range(axis.size)]
+        layout = self.index.layout(parts[0].layout.shape, self._placed(need, site), site)
         result = Buffer(self._unique(f"{name}.whole"), name, parts[0].dtype, layout)
         args = tuple(Ref(part.name) for part in parts)
         self.steps.append(Compute("sennit.concat", args, (), (result,), self._phase(name), "", name))
@@ -491,27 +490,18 @@ class _LaneBuilder:
 
     # ---- names and layouts -------------------------------------------------------------------------------------------
 
-    def _time_axes(self) -> tuple[str, ...]:
-        return tuple(axis.name for axis in self.plan.mesh.time)
-
     def _in_time(self, buffer: Buffer) -> dict[str, Entry]:
-        return {axis: entry for axis, entry in buffer.layout.entries if axis in self._time_axes()}
+        return {axis: entry for axis, entry in buffer.layout.entries if axis in self.index.time}
 
-    def _mesh(self, site: int) -> Mesh:
-        return self.index.meshes[site]
+    def _placed(self, need: Entries, site: int) -> Placed:
+        return self.index.placed(need, site)
 
-    def _entries(self, need: Entries, site: int) -> tuple[tuple[str, Entry], ...]:
-        """In the order of the mesh, without the axes that do nothing."""
-        return tuple((axis, entry) for axis in self._mesh(site).names if (entry := need.get(axis)) is not None)
-
-    def _layout(self, shape: tuple[int, ...], entries: Entries, site: int) -> Layout:
-        return Layout(self._mesh(site), shape, self._entries(entries, site))
-
-    def _new(self, name: str, tensor: str, dtype: DType, layout: Layout, microbatch: int | None) -> Buffer:
-        times: Times = tuple(
-            (axis, (microbatch,)) for axis, _ in layout.entries if axis in self._time_axes() and microbatch is not None
-        )
-        return Buffer(self._unique(_label(name, "", times)), tensor, dtype, layout, times)
+    def _new(self, tensor: str, dtype: DType, layout: Layout, microbatch: int | None) -> Buffer:
+        """A buffer for what an operator makes of a tensor."""
+        times: Times = ()
+        if microbatch is not None:
+            times = tuple((axis, (microbatch,)) for axis, _ in layout.entries if axis in self.index.time)
+        return Buffer(self._unique(_label(tensor, "", times)), tensor, dtype, layout, times)
 
     def _unique(self, name: str) -> str:
         candidate, count = name, 1

@@ -8,18 +8,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from sennit.capture.rules import through_view
+from sennit.capture.rules import local_kind, localize, through_view
 from sennit.errors import PlanError
-from sennit.ir.graph import Graph, Op, Output, OutputKind, Phase, Role
-from sennit.ir.layout import Layout
+from sennit.ir.graph import Arg, Graph, Op, Output, OutputKind, Phase, Role
+from sennit.ir.layout import Entry, Layout
 from sennit.plan.crossing import Crossing, cross, is_here
 from sennit.plan.pattern import Pattern, Task, Work, one_forward_one_backward
 from sennit.plan.plan import Plan
 from sennit.plan.propagate import Decisions, Entries
 from sennit.plan.propagate_index import is_copy
 
-__all__ = ["LowerIndex", "pattern_of", "weight_work"]
+__all__ = ["LowerIndex", "Placed", "Template", "pattern_of", "weight_work"]
+
+
+Placed = tuple[tuple[str, Entry], ...]  # entries in the order of a mesh, without those that do nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What every micro-batch of an operator has in common: how it needs its reads and makes its results, and its local call."""
+
+    reads: tuple[str, ...]
+    needs: tuple[Placed, ...]
+    layouts: tuple[Layout, ...]
+    kind: str
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...]
 
 
 class LowerIndex:
@@ -41,6 +57,7 @@ class LowerIndex:
         plain = all(lane.stages == (number,) for number, lane in enumerate(self.lanes))
         self.lane_names = tuple(f"{'stage' if plain else 'lane'}{number}" for number in range(len(self.lanes)))
         self.site = {op.name: self.site_of_stage[decisions.stage[op.name]] for op in graph.ops}
+        self.site_of = {value.name: self.site[op.name] for op in graph.ops for value in op.results}
         self.reads = Counter(name for op in graph.ops for name in op.reads)
         self.holders: dict[str, set[int]] = {item.path: set() for item in graph.inputs}  # sites that hold an input
         self.readers: dict[str, dict[int, Entries]] = {}  # value -> site -> how its first reader there needs it
@@ -57,7 +74,40 @@ class LowerIndex:
         self.weights = (
             weight_work(graph) if any(Work.WEIGHTS in self.pattern.work(s) for s in range(len(self.meshes))) else set()
         )
+        self.time = tuple(axis.name for axis in plan.mesh.time)
         self._crossings: dict[tuple[object, ...], Crossing] = {}
+        self._layouts: dict[tuple[int, tuple[int, ...], Placed], Layout] = {}
+        self._templates: dict[str, Template] = {}
+
+    def placed(self, need: Entries, site: int) -> Placed:
+        """The entries that a site has, in the order of its mesh."""
+        return tuple((axis, entry) for axis in self.meshes[site].names if (entry := need.get(axis)) is not None)
+
+    def layout(self, shape: tuple[int, ...], entries: Placed, site: int) -> Layout:
+        """A layout on a site; the same one for the same entries."""
+        key = (site, shape, entries)
+        if key not in self._layouts:
+            self._layouts[key] = Layout(self.meshes[site], shape, entries)
+        return self._layouts[key]
+
+    def template(self, op: Op) -> Template:
+        if op.name not in self._templates:
+            self._templates[op.name] = self._template(op)
+        return self._templates[op.name]
+
+    def _template(self, op: Op) -> Template:
+        site, reads = self.site[op.name], op.reads
+        needs = [self.decisions.need(op, i) for i in range(len(reads))]
+        makes = [self.decisions.makes(op, i) for i in range(len(op.results))]
+        if self.plan.reduce_early and is_copy(op) and op.name in self.early and reads[0] in self.early:
+            needs, makes = [self.early[reads[0]]], [self.early[op.name]]
+        layouts = tuple(
+            self.layout(value.type.shape, self.placed(made, site), site)
+            for value, made in zip(op.results, makes, strict=True)
+        )
+        args, kwargs = localize(op, [layout.local_shape() for layout in layouts])
+        kind = local_kind(op, tuple(self.decisions.strategies[op.name].values()))
+        return Template(reads, tuple(self.placed(need, site) for need in needs), layouts, kind, args, kwargs)
 
     def _share_homes(self) -> None:
         """A device holds a parameter once. Where two sites that share lanes read it, the one with more devices is its home, and the

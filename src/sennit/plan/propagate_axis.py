@@ -6,7 +6,7 @@
 | entries of inputs and parameters | `_inputs` |
 | backward products as their forward ones | `_mirror` |
 | the cheapest strategy that follows what is read | `_choose`, `_cheapest`, `_moved` |
-| pieces that a decided reader, or a split parameter, will want | `_hints`, `_gradients` |
+| pieces that a decided reader, a split parameter or a forward value will want | `_hints`, `_gradients`, `_hint` |
 | sources, decided by their readers | `_is_free`, `_source`, `_reduce_instead` |
 | when an operator runs, on a time axis | `_moment`, `_check_after` |
 """
@@ -355,12 +355,24 @@ class AxisPass:
             )
         others = tuple((axis, strategy) for axis, strategy in self.strategies[op.name].items())
         early = tuple(name in self.index.whole for name in names) if self.is_time else ()
-        hint = self.hints.get(op.name) if any(isinstance(entry, Pending) for entry in have) else None
+        hint = self._hint(op, names, have) if any(isinstance(entry, Pending) for entry in have) else None
         early += tuple(name in self.resolved for name in names)
         key = (self.index.book.signature(op), self.index.stage[op.name], have, others, early, hint)
         if key not in self.chosen:
             self.chosen[key] = self._cheapest(op, have, hint)
         return self.chosen[key]
+
+    def _hint(self, op: Op, names: tuple[str, ...], have: tuple[Entry | None, ...]) -> Entry | None:
+        """Where a pending sum is wanted: as a decided reader wants it; a gradient, as the value lies that it is the gradient of."""
+        forward = self.index.forward.get(op.seq) if op.phase is Phase.BACKWARD and op.seq is not None else None
+        if op.name in self.hints or forward is None or self.is_time:
+            return self.hints.get(op.name)
+        value, entry = forward.results[0], self.have.get(forward.name)
+        is_gradient = any(
+            isinstance(part, Pending) and self.types[name] == value.type for name, part in zip(names, have, strict=True)
+        )
+        alike = op.results[0].type == value.type and self._size(op) == self._size(forward)
+        return entry if is_gradient and alike and isinstance(entry, Split) else None
 
     def _piece_of_gradient(self, op: Op) -> Strategy | None:
         """A gradient that is made of whole values, for a parameter that is split: only the parameter's piece of it is needed."""

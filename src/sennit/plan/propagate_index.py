@@ -36,6 +36,9 @@ class PlanIndex:
         self.products = {
             op.seq: op for op in plan.graph.ops if op.phase is Phase.FORWARD and op.seq is not None and is_product(op)
         }
+        self.forward = {  # one autograd node can trace to several operators; its result is that of the last
+            op.seq: op for op in plan.graph.ops if op.phase is Phase.FORWARD and op.seq is not None
+        }
         self.readers: dict[str, list[Op]] = {}
         for op in plan.graph.ops:
             for name in dict.fromkeys(op.reads):

@@ -1,8 +1,9 @@
 """The proof that a program computes what its graph does: every step's type follows from the types of what it reads.
 
 A buffer's type is its layout: which piece of which logical tensor it holds. `ir/program_check.py` proves it for every movement
-of data (collectives, transfers, slices, sums over micro-batches), and that the lanes cannot wait for each other forever. Here it
-is proved for every operator: along each axis, its reads and results form a strategy of its rule (`capture/rules/`), it is the
+of data (collectives, transfers, exchanges, slices, sums over micro-batches), and that the lanes cannot wait for each other forever;
+for exchanges the table of messages itself is checked, that it tiles what every device takes. Here it is proved for every operator:
+it reads and writes on one mesh, along each axis, its reads and results form a strategy of its rule (`capture/rules/`), it is the
 local form that the strategy names (none for most), its arguments are those of the local pieces, and with them it makes the shapes
 of the local pieces. A rule is exact by its meaning, so by induction over the steps each buffer holds what
 its type says: a consumer's region is tiled exactly by what was produced, and value parts sum to the whole once.
@@ -19,13 +20,14 @@ from sennit.capture.rules import RuleBook, Source, Strategy, local_kind, localiz
 from sennit.capture.rules.certify import Certifier
 from sennit.capture.rules.shape_check import ShapeCheck
 from sennit.errors import PlanError
-from sennit.ir.dtype import TensorType
+from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Arg, Graph, Op, OutputKind, Ref, Role, refs
-from sennit.ir.layout import Entry, Pending
+from sennit.ir.layout import Entry, Layout, Pending
 from sennit.ir.mesh import Axis, AxisKind
 from sennit.ir.operators import is_local_form, is_local_move
-from sennit.ir.program import Buffer, Compute, Lane, Program
+from sennit.ir.program import Buffer, Compute, Exchange, Lane, Program
 from sennit.ir.program_check import check_program
+from sennit.ir.program_exchange import check_tiling, exchange_meetings, moves_alike
 
 __all__ = ["verify"]
 
@@ -40,7 +42,9 @@ def verify(program: Program, graph: Graph, sources: Sequence[Source] = (), certi
         for step in lane.steps:
             if isinstance(step, Compute) and not is_local_move(step.kind):
                 proof.check(lane, step, buffers)
+    _check_exchanges(program)
     _check_edges(program, graph)
+    _check_whole(program)
     if certifier is not None:
         certifier.save()
 
@@ -53,12 +57,14 @@ class _Proof:
         self.producers, self.types, self.book = graph.producers(), book.types, book
         self.shapes = ShapeCheck()
         self.found: dict[tuple[object, ...], Strategy | None] = {}
-        self.pieces: dict[tuple[object, ...], TensorType] = {}
+        self.pieces: dict[tuple[int, DType], TensorType] = {}
+        self.alike: set[tuple[int, int]] = set()  # meshes that are equal and not one object
 
     def check(self, lane: Lane, step: Compute, buffers: dict[str, Buffer]) -> None:
         op = self._operator(lane, step)
         read = [buffers[name] for name in refs((*step.args, *(arg for _, arg in step.kwargs)))]
         _check_names(op, lane, step, read)
+        self._check_mesh(op, lane, (*read, *step.results))
         strategies = [self._strategy(op, lane, axis, read, step.results) for axis in step.results[0].layout.mesh.axes]
         expected = local_kind(op, strategies)
         where = f"lane {lane.name}, devices {list(lane.devices)}"
@@ -80,12 +86,25 @@ class _Proof:
                 step, [self._local(item) for item in read], [self._local(item) for item in step.results], where
             )
 
+    def _check_mesh(self, op: Op, lane: Lane, buffers: Sequence[Buffer]) -> None:
+        """All pieces lie on one mesh: axes of one name on two meshes have nothing to do with each other."""
+        first = buffers[-1].layout.mesh
+        for buffer in buffers:
+            mesh = buffer.layout.mesh
+            if mesh is not first and (id(mesh), id(first)) not in self.alike:
+                if mesh != first:
+                    raise PlanError(
+                        f"{op.describe()} reads or makes %{buffer.tensor} on mesh {mesh} and %{buffers[-1].tensor} on mesh {first}",
+                        where=f"lane {lane.name}, devices {list(lane.devices)}",
+                        fix=f"bring %{buffer.tensor} to one mesh with the others: sennit.take or an exchange",
+                    )
+                self.alike.add((id(mesh), id(first)))  # the program keeps both alive
+
     def _local(self, buffer: Buffer) -> TensorType:
         """The type of a buffer's piece."""
-        layout = buffer.layout
-        key = (layout.shape, layout.entries, layout.mesh.axes, buffer.dtype)
+        key = (id(buffer.layout), buffer.dtype)  # the program keeps its layouts alive while it is proved
         if key not in self.pieces:
-            self.pieces[key] = TensorType(layout.local_shape(), buffer.dtype)
+            self.pieces[key] = TensorType(buffer.layout.local_shape(), buffer.dtype)
         return self.pieces[key]
 
     def _operator(self, lane: Lane, step: Compute) -> Op:
@@ -214,3 +233,56 @@ def _check_edges(program: Program, graph: Graph) -> None:
     for kind, path in values:
         if (kind, path) not in returned:
             raise PlanError(f"no lane returns {kind.value} {path!r}", fix="return every output of the graph")
+
+
+def _check_exchanges(program: Program) -> None:
+    """What every device takes is tiled exactly by what the givers send."""
+    seen: set[object] = set()
+    if any(isinstance(step, Exchange) for lane in program.lanes for step in lane.steps):
+        for meeting in exchange_meetings(program).values():
+            alike = moves_alike(meeting.source, meeting.result)
+            if alike not in seen:
+                seen.add(alike)
+                check_tiling(meeting.source, meeting.result)
+
+
+def _check_whole(program: Program) -> None:
+    """A tensor that lies on a mesh is there on all its devices: parameters in every lane, outputs in every piece."""
+    held: dict[tuple[str, Layout], set[int]] = {}
+    returned: dict[tuple[str, Layout], set[int]] = {}
+    for lane in program.lanes:
+        buffers = lane.buffers()
+        for item in lane.inputs:
+            if item.role is Role.PARAM:
+                held.setdefault((item.path, item.buffer.layout), set()).update(lane.devices)
+        for output in lane.outputs:
+            returned.setdefault((output.key, buffers[output.name].layout), set()).update(lane.devices)
+    for (path, layout), devices in held.items():
+        if absent := sorted(set(layout.mesh.devices) - devices):
+            raise PlanError(
+                f"parameter {path!r} lies on mesh {layout.mesh}, and devices {absent} do not hold it",
+                where=f"program {program.name!r}",
+                fix="give it to every lane of the mesh",
+            )
+    for (key, layout), devices in returned.items():
+        if absent := sorted(_without_piece(layout, devices)):
+            raise PlanError(
+                f"output {key!r} is {layout} on mesh {layout.mesh}, and nobody returns the pieces of devices {absent}",
+                where=f"program {program.name!r}",
+                fix="return it in every lane that has a piece",
+            )
+
+
+def _without_piece(layout: Layout, devices: set[int]) -> set[int]:
+    """The devices of a layout whose piece none of `devices` has."""
+    mesh = layout.mesh
+    if devices >= set(mesh.devices):
+        return set()
+    split = [position for position, axis in enumerate(mesh.space) if layout.split(axis.name) is not None]
+
+    def piece(device: int) -> tuple[int, ...]:
+        point = mesh.coordinate(device)
+        return tuple(point[position] for position in split)
+
+    there = {piece(device) for device in devices}
+    return {device for device in mesh.devices if piece(device) not in there}

@@ -38,6 +38,7 @@ from sennit.ir.program import (
     reads,
     stream_of,
 )
+from sennit.ir.program_regions import is_all
 from sennit.ir.timeline import Category, Event, Timeline
 from sennit.report import units
 
@@ -176,7 +177,7 @@ def _group(
 def _activities(lane: Lane, stream: str, events: Sequence[Event]) -> list[_Activity]:
     buffers = lane.buffers()
     steps = [step for step in lane.steps if stream_of(step) == stream and not isinstance(step, Free)]
-    timed = [step for step in steps if not (isinstance(step, Compute) and is_view(step.kind))]
+    timed = [step for step in steps if not (isinstance(step, Compute) and _is_look(step, buffers))]
     for candidates in (timed, steps):
         if len(candidates) == len(events):
             return [_of_step(event, step, buffers) for event, step in zip(events, candidates, strict=True)]
@@ -190,6 +191,13 @@ def _activities(lane: Lane, stream: str, events: Sequence[Event]) -> list[_Activ
         found = named.get(event.name.removeprefix("%"))
         result.append(_plain(event) if found is None else _of_step(event, found, buffers))
     return result
+
+
+def _is_look(step: Compute, buffers: Mapping[str, Buffer]) -> bool:
+    """Whether a step makes nothing but another name."""
+    if step.kind == "sennit.take":
+        return is_all(buffers[reads(step)[0]], step.results[0])
+    return is_view(step.kind)
 
 
 def _plain(event: Event) -> _Activity:

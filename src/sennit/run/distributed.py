@@ -11,7 +11,7 @@ order), pieces are put in the order of torch on the way in, and in that of the p
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -25,17 +25,21 @@ from sennit.run.rank import Channel, Group
 
 __all__ = ["ProcessCommunicator"]
 
+_SCATTERING = 2  # one under way while the next source is made
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class _Work:
     """A torch work handle and how to get the result once it is done. It keeps its source alive until then."""
 
-    work: dist.Work
-    source: Tensor
+    work: dist.Work | None
+    source: Tensor | None
     result: Callable[[], Tensor]
 
     def wait(self) -> Tensor:
-        self.work.wait()
+        if self.work is not None:
+            self.work.wait()
+            self.work = self.source = None  # the handle holds the source too
         return self.result()
 
 
@@ -48,6 +52,7 @@ class ProcessCommunicator:
         self.counts: dict[tuple[int, int], int] = defaultdict(int)
         self.exchanged: dict[tuple[int, int], int] = defaultdict(int)
         self.sending: list[tuple[dist.Work, tuple[Tensor, ...]]] = []  # with what must live until it has left
+        self.scattering: deque[_Work] = deque()  # the latest, of which there are at most _SCATTERING
 
     @property
     def device(self) -> torch.device:
@@ -72,7 +77,12 @@ class ProcessCommunicator:
         parts = [tensor[place] for place in _places(group)]
         work = dist.reduce_scatter(result, parts, _op(op), group=self.groups.of(group), async_op=True)
         assert work is not None
-        return _Work(work, tensor, lambda: result)
+        under_way = _Work(work, tensor, lambda: result)
+        self.scattering.append(under_way)
+        if len(self.scattering) > _SCATTERING:
+            # a piece of a gradient may be read much later, at the next micro-batch: the whole must not live as long
+            self.scattering.popleft().wait()
+        return under_way
 
     def all_to_all(self, group: Group, tensor: Tensor) -> _Work:
         places = _places(group)
@@ -130,6 +140,8 @@ class ProcessCommunicator:
         for work, _ in self.sending:
             work.wait()
         self.sending.clear()
+        while self.scattering:
+            self.scattering.popleft().wait()
 
 
 def _places(group: Group) -> list[int]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from sennit.ir.exchange import Transfer
 from sennit.ir.graph import Ref
 from sennit.ir.program import Buffer, Compute, Exchange, Lane, Program
-from sennit.ir.program_exchange import Meeting, exchange_meetings, exchange_transfers
+from sennit.ir.program_exchange import Meeting, exchange_meetings, exchange_transfers, moves_alike
 from sennit.ir.region import Region
 
 __all__ = ["Parcel", "Route", "Routes", "channel_of", "cut", "paste"]
@@ -63,7 +63,7 @@ class Routes:
         self.channels = {label: channel_of(meetings[label]) for label in labels}
         for label in labels:
             meeting = meetings[label]
-            key = _what_moves(meeting.source, meeting.result)
+            key = moves_alike(meeting.source, meeting.result)
             if key not in tables:
                 tables[key] = exchange_transfers(meeting.source, meeting.result)
             # a lane that only gives has no piece of the result, though it may be on the other side in another exchange
@@ -105,11 +105,6 @@ class Routes:
         source, result = buffers[arg.name], step.results[0]
         have, need = (buffer.layout.region(buffer.point(self.device)) for buffer in (source, result))
         return None if have == need else need.within(have)
-
-
-def _what_moves(source: Buffer, result: Buffer) -> object:
-    is_even = source.layout.is_even and result.layout.is_even
-    return source.layout, result.layout, source.dtype, None if is_even else source.times
 
 
 def cut(x: Tensor, region: Region) -> Tensor:

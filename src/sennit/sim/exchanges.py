@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sennit.ir.program import Buffer, Exchange, Program
-from sennit.ir.program_exchange import Meeting, exchange_meetings, exchange_transfers
+from sennit.ir.program_exchange import Meeting, exchange_meetings, exchange_transfers, moves_alike
 
 __all__ = ["Exchanges", "Message", "Part"]
 
@@ -42,18 +42,13 @@ class Exchanges:
         """The parts of an exchange that these devices belong to, in order of their first device."""
         if label not in self.of_label:
             meeting = self.meetings[label]
-            key = _what_moves(meeting.source, meeting.result)
+            key = moves_alike(meeting.source, meeting.result)
             if key not in self.found:
                 self.found[key] = _parts(meeting.source, meeting.result)
             self.of_label[label] = self.found[key]
         by_device = self.of_label[label]
         mine = {id(part): part for part in (by_device[device] for device in devices)}
         return tuple(sorted(mine.values(), key=lambda part: part.devices))
-
-
-def _what_moves(source: Buffer, result: Buffer) -> object:
-    is_even = source.layout.is_even and result.layout.is_even
-    return source.layout, result.layout, source.dtype, None if is_even else source.times
 
 
 def _parts(source: Buffer, result: Buffer) -> dict[int, Part]:

@@ -1,6 +1,6 @@
 """A lane made ready for the clock: which steps take time, what each waits for, and what memory they hold.
 
-A *job* is a step that takes time: all but views and frees. It waits for the job before it on its stream, for the jobs that
+A *job* is a step that takes time: all but views (a `sennit.take` of all that is there is one) and frees. It waits for the job before it on its stream, for the jobs that
 make what it reads (a view stands for what it looks at) and, on a device that blocks, a transfer waits for the last compute
 job before it. Collectives and transfers wait for their partners too; `sim/build.py` sees to that.
 
@@ -40,6 +40,7 @@ from sennit.ir.program import (
     reads,
     stream_of,
 )
+from sennit.ir.program_regions import is_all
 
 __all__ = ["OPTIMIZER", "Job", "LaneCode", "Storage", "compile_lane"]
 
@@ -133,8 +134,20 @@ class _Walk:
                 self._free(source)
             case Compute(kind=kind) if is_view(kind):
                 self._view(step)
+            case Compute(kind="sennit.take", args=(Ref(name),), results=(taken,)) if name in self.buffers and is_all(
+                self.buffers[name], taken
+            ):
+                self._same(name, taken, self.orders.get(name))
             case _:
                 self._job(step)
+
+    def _same(self, name: str, buffer: Buffer, order: MemoryOrder | None) -> None:
+        """Another name for what lies in memory already."""
+        root = self._storage(name)
+        self.root[buffer.name] = root
+        self.names[root].add(buffer.name)
+        if order is not None and not order.is_plain:
+            self.orders[buffer.name] = order
 
     def _allocate(self, name: str, made: int | None) -> None:
         self.root[name], self.made[name], self.names[name], self.readers[name] = name, made, {name}, []
@@ -152,15 +165,12 @@ class _Walk:
         first = next((arg for arg in step.args if isinstance(arg, Ref)), None)
         if first is None:
             raise ProgramError(f"{step.kind} looks at no buffer", where=f"lane {self.lane.name!r}")
-        root = self._storage(first.name)
+        self._storage(first.name)  # raises where it is not there
         seen = self.buffers[first.name]
         plain = MemoryOrder.plain(len(seen.layout.shape))
         order = order_of_view(step, self.orders.get(first.name, plain), {first.name: seen.type}, first.name)
         for buffer in step.results:
-            self.root[buffer.name] = root
-            self.names[root].add(buffer.name)
-            if not order.is_plain:
-                self.orders[buffer.name] = order
+            self._same(first.name, buffer, order)
 
     def _job(self, step: Step) -> None:
         position, stream = len(self.jobs), stream_of(step)

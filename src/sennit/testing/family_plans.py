@@ -73,7 +73,7 @@ def splits() -> Mapping[str, Splits]:
 
 def family_plan(name: str, how: str) -> Callable[[Graph, Mesh], Plan]:
     """A plan of a family: by its names (`data`, `tensor`, `pipeline`), or as the zoo finds it in the graph (`found`, `sequence`, `context`,
-    `experts`, `co-shard`)."""
+    `experts`, `co-shard`; `interlaced`, `interleaved`, `zero bubble`, `v`, `chimera`, `recycled`)."""
     split = splits()[name]
     match how:
         case "found":
@@ -86,6 +86,15 @@ def family_plan(name: str, how: str) -> Callable[[Graph, Mesh], Plan]:
             return zoo.expert_parallel
         case "co-shard":
             return partial(zoo.co_shard, pieces=2)
+        case "interlaced":
+            return partial(zoo.interlaced, layers=split.layers)
+        case "chimera":
+            return partial(zoo.chimera, layers=split.layers)
+        case "recycled":
+            return zoo.recycled
+        case "interleaved" | "zero bubble" | "v":
+            schedule = {"interleaved": "interleaved", "zero bubble": "zero bubble h1", "v": "dual pipe v"}[how]
+            return partial(pipeline, layers=split.layers, schedule=schedule)
         case "data":
             return data_parallel
         case "tensor" if split.column:
@@ -114,6 +123,11 @@ def family_mesh(name: str, how: str, ranks: int) -> Mesh:
             return Mesh.make({**rest, "cp": 2})
         case "experts":
             return Mesh.make({**rest, "ep": 2})
+        case "chimera":  # both ways have rows of each micro-batch
+            stages = 4 if ranks >= 4 and len(splits()[name].layers) >= 4 else 2
+            return Mesh.make({"pp": stages, "dp": ranks // stages}, {"mb": 2 if stages == ranks else 1})
+        case "v":  # twice as many micro-batches as stages
+            return Mesh.make({"pp": 2, **rest}, {"mb": 4})
         case _:
             return Mesh.make({"pp": 2, **rest}, {"mb": 2} if splits()[name].microbatches else None)
 

@@ -2,14 +2,17 @@
 
 | fault | changes |
 |---|---|
-| drop | a collective, a transfer, a local move or an operator is left out; what it made is read from what it read |
-| swap | two neighbouring collectives or transfers of one lane change places |
+| drop | a collective, a transfer, an exchange, a local move or an operator is left out; what it made is read from what it read |
+| swap | two neighbouring collectives, transfers or exchanges of one lane change places |
 | order | a step moves to a random place of its lane |
 | layout | an axis of a buffer gets another entry: split elsewhere, pending, or nothing |
 | free | a buffer is freed before its last read, or freed twice |
 | argument | a number of an operator, a size or a dim, is another number |
 | read | a step reads another buffer of the same type |
-| peer | a transfer goes to another lane, or a collective runs over another axis |
+| peer | a transfer or an exchange goes to another lane, or a collective runs over another axis |
+| label | an exchange has the label of another, or one that no other lane has |
+| side | an exchange gives nothing, or takes nothing |
+| mesh | an exchange or a `sennit.take` brings a tensor to another mesh |
 | output | an output names another buffer |
 
 `random_fault(program, rng)` gives the changed program, or None where the drawn fault changes nothing. Most are wrong and must be
@@ -65,6 +68,9 @@ def random_fault(program: Program, rng: random.Random) -> Fault | None:
         "argument": _argument,
         "read": _read,
         "peer": _peer,
+        "label": _label,
+        "side": _side,
+        "mesh": _mesh,
         "output": _output,
     }
     kind = rng.choice(list(makers))
@@ -113,7 +119,7 @@ def _renamed(step: Step, names: dict[str, str]) -> Step:
 
 
 def _swap(program: Program, lane: Lane, rng: random.Random) -> tuple[Lane, str] | None:
-    moving = [i for i, step in enumerate(lane.steps) if isinstance(step, (Collective, Send, Receive))]
+    moving = [i for i, step in enumerate(lane.steps) if isinstance(step, (Collective, Send, Receive, Exchange))]
     if len(moving) < 2:
         return None
     at = rng.randrange(len(moving) - 1)
@@ -151,7 +157,7 @@ def _with_result(step: Step, old: Buffer, new: Buffer) -> Step:
     match step:
         case Compute():
             return replace(step, results=tuple(new if item is old else item for item in step.results))
-        case Collective() | Receive():
+        case Collective() | Receive() | Exchange():
             return replace(step, result=new)
         case _:
             return step
@@ -222,7 +228,9 @@ def _read(program: Program, lane: Lane, rng: random.Random) -> tuple[Lane, str] 
 
 
 def _peer(program: Program, lane: Lane, rng: random.Random) -> tuple[Lane, str] | None:
-    position = rng.choice([i for i, step in enumerate(lane.steps) if isinstance(step, (Collective, Send, Receive))])
+    position = rng.choice(
+        [i for i, step in enumerate(lane.steps) if isinstance(step, (Collective, Send, Receive, Exchange))]
+    )
     step = lane.steps[position]
     lanes = [other.name for other in program.lanes]
     new: Step
@@ -233,11 +241,48 @@ def _peer(program: Program, lane: Lane, rng: random.Random) -> tuple[Lane, str] 
             new = replace(step, to=rng.choice(lanes))
         case Receive():
             new = replace(step, origin=rng.choice(lanes))
+        case Exchange(lanes=among):
+            new = replace(step, lanes=(*among[:-1], rng.choice(lanes)) if rng.random() < 0.5 else among[:-1])
         case _:
             raise AssertionError(step)
     steps = list(lane.steps)
     steps[position] = new
     return replace(lane, steps=tuple(steps)), f"{step} became {new}"
+
+
+def _label(program: Program, lane: Lane, rng: random.Random) -> tuple[Lane, str] | None:
+    position, step = _some_exchange(lane, rng)
+    labels = sorted({step.label for other in program.lanes for step in other.steps if isinstance(step, Exchange)})
+    changed = replace(step, label=rng.choice([*labels, "nobody's"]))
+    return _with_step(lane, position, changed), f"{step.label} became {changed.label}"
+
+
+def _side(program: Program, lane: Lane, rng: random.Random) -> tuple[Lane, str] | None:
+    position, step = _some_exchange(lane, rng)
+    changed = replace(step, source=None) if rng.random() < 0.5 else replace(step, result=None)
+    return _with_step(lane, position, changed), f"{step} became {changed}"
+
+
+def _mesh(program: Program, lane: Lane, rng: random.Random) -> tuple[Lane, str] | None:
+    moves = [
+        i
+        for i, step in enumerate(lane.steps)
+        if defines(step) and (isinstance(step, Exchange) or (isinstance(step, Compute) and step.kind == "sennit.take"))
+    ]
+    position = rng.choice(moves)
+    step = lane.steps[position]
+    (buffer,) = defines(step)
+    meshes = [mesh for mesh in program.meshes() if all(axis in mesh for axis, _ in buffer.layout.entries)]
+    changed = replace(buffer, layout=buffer.layout.on(rng.choice(meshes)))
+    return _with_step(lane, position, _with_result(step, buffer, changed)), f"{buffer.describe()} moved to another mesh"
+
+
+def _some_exchange(lane: Lane, rng: random.Random) -> tuple[int, Exchange]:
+    return rng.choice([(i, step) for i, step in enumerate(lane.steps) if isinstance(step, Exchange)])
+
+
+def _with_step(lane: Lane, position: int, step: Step) -> Lane:
+    return replace(lane, steps=(*lane.steps[:position], step, *lane.steps[position + 1 :]))
 
 
 def _output(program: Program, lane: Lane, rng: random.Random) -> tuple[Lane, str] | None:

@@ -73,7 +73,9 @@ class ShapeCheck:
                 fix="split it otherwise, or give it a rule that fits",
             ) from error
         found = [f"{_name_of(part.dtype)}[{','.join(map(str, part.shape))}]" for part in made]
-        if found != wanted:
+        if [_form(part.shape, part.dtype) for part in made] != [
+            _form(item.shape, getattr(torch, item.dtype.torch_name)) for item in results
+        ]:
             raise PlanError(
                 f"{step.kind} for %{step.op} makes pieces {', '.join(found)} from {', '.join(map(str, reads)) or 'nothing'}, where "
                 f"its layout has {', '.join(wanted)}",
@@ -81,6 +83,11 @@ class ShapeCheck:
                 fix=f"its arguments {list(step.args)} name sizes of the whole: give those of the piece",
             )
         self.tried.add(key)
+
+
+def _form(shape: Sequence[int], dtype: torch.dtype) -> tuple[tuple[int, ...], bool]:
+    """What must agree. Which float an operator keeps its statistics in depends on the device, which has none of these tensors."""
+    return tuple(shape), dtype.is_floating_point
 
 
 def _blank(arg: Any) -> object:

@@ -6,6 +6,7 @@ from sennit.plan.zoo.pieces import co_shard
 from sennit.plan.zoo.sequence import context_parallel
 from sennit.plan.zoo.stages import chimera, interlaced, pipeline, recycled
 from sennit.plan.zoo.tensor import tensor_parallel
+from sennit.plan.zoo.zero import kept_whole, sharded, zero
 
 __all__ = [
     "chimera",
@@ -14,7 +15,10 @@ __all__ = [
     "data_parallel",
     "expert_parallel",
     "interlaced",
+    "kept_whole",
     "pipeline",
     "recycled",
+    "sharded",
     "tensor_parallel",
+    "zero",
 ]

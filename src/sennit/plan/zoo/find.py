@@ -14,8 +14,7 @@ no product reads, and the router of a mixture of experts, whose weights join the
 how many: a `split`, or a view that gives the parts a dim of their own which is then taken apart.
 
 **Norms** are the operators that open a normalisation over the last dim: `native_layer_norm`, or the first operator of a module whose
-operators take an `rsqrt` (a norm written out). The backward pass of a norm that is written out reads the gradient of its result in several
-operators; `norm_gradients` are those. They are split as the norm is, or the first of them would ask for all of the gradient.
+operators take an `rsqrt` (a norm written out).
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from sennit.plan.propagate_index import is_product
 __all__ = [
     "Pairs",
     "attention_products",
-    "norm_gradients",
     "norms",
     "pairs_of_products",
     "readers_behind_views",
@@ -194,19 +192,6 @@ def norms(graph: Graph) -> tuple[Op, ...]:
             seen.add((op.module, op.call))
             found.append(op)
     return tuple(found)
-
-
-def norm_gradients(graph: Graph) -> tuple[Op, ...]:
-    """The operators of the backward pass of written-out norms that read the gradient of the norm's result."""
-    modules = {op.module for op in graph.ops if op.phase is Phase.FORWARD and op.kind == "aten.rsqrt.default"}
-    from_outside = {
-        op.name for op in graph.ops if op.phase is Phase.BACKWARD and (op.module not in modules or op.seq is None)
-    }
-    return tuple(
-        op
-        for op in graph.ops
-        if op.phase is Phase.BACKWARD and op.module in modules and any(name in from_outside for name in op.reads)
-    )
 
 
 def attention_products(graph: Graph) -> tuple[Op, ...]:

@@ -36,22 +36,23 @@ __all__ = ["SCHEDULES", "chimera", "interlaced", "layers_of", "pipeline", "recyc
 Schedule = Callable[[int, int], Pattern]  # lanes and micro-batches
 
 SCHEDULES: Mapping[str, Schedule] = {
-    "gpipe": schedules.gpipe,
-    "1f1b": schedules.one_forward_one_backward,
+    "GPipe": schedules.gpipe,
+    "1F1B": schedules.one_forward_one_backward,
     "interleaved": partial(schedules.interleaved, chunks=2),
-    "zero bubble h1": schedules.zero_bubble_h1,
-    "zero bubble h2": schedules.zero_bubble_h2,
-    "dual pipe v": schedules.dual_pipe_v,
+    "zero bubble H1": schedules.zero_bubble_h1,
+    "zero bubble H2": schedules.zero_bubble_h2,
+    "dual pipe V": schedules.dual_pipe_v,
 }
 
 
-def pipeline(graph: Graph, mesh: Mesh, *, layers: Sequence[str] = (), axis: str = "pp", schedule: str = "1f1b") -> Plan:
+def pipeline(graph: Graph, mesh: Mesh, *, layers: Sequence[str] = (), axis: str = "pp", schedule: str = "1F1B") -> Plan:
     """The layers in runs over the stages along `axis`, micro-batches over the time axis, in the order of a known schedule."""
-    if schedule not in SCHEDULES:
+    found = next((name for name in SCHEDULES if name.casefold() == schedule.casefold()), None)
+    if found is None:
         raise PlanError(f"no schedule {schedule!r}", fix=f"use one of {', '.join(SCHEDULES)}, or plan.order(...)")
     lanes = mesh.size(axis)
-    plan = split_batch(Plan(f"pipeline {schedule}", graph, mesh))
-    pattern = SCHEDULES[schedule](lanes, plan.microbatches)
+    plan = split_batch(Plan(f"pipeline {found}", graph, mesh))
+    pattern = SCHEDULES[found](lanes, plan.microbatches)
     lane_of = {stage: lane for lane, stages in enumerate(pattern.stages) for stage in stages}
     for stage, run in enumerate(runs_of(graph, layers, len(lane_of))):
         plan = place(plan, _inside(graph, run), mesh.at(**{axis: lane_of[stage]}), stage)

@@ -17,7 +17,7 @@ from sennit.ir.graph import Graph, Op, Phase
 from sennit.ir.mesh import Mesh
 from sennit.plan.plan import Plan, transform
 from sennit.plan.zoo.batch import split_batch
-from sennit.plan.zoo.find import Pairs, norm_gradients, norms, pairs_of_products, readers_behind_views
+from sennit.plan.zoo.find import Pairs, norms, pairs_of_products, readers_behind_views
 
 __all__ = ["sequence_of", "split_pairs", "split_products", "tensor_parallel"]
 
@@ -69,7 +69,7 @@ def split_pairs(plan: Plan, pairs: Pairs, axis: str) -> Plan:
 def sequence_of(graph: Graph, rows: tuple[Op, ...]) -> tuple[Op, ...]:
     """The operators that pin the stream to its sequence: the norms, and what reads the sums that rows make (dropouts, residuals)."""
     behind = [op for row in rows for op in readers_behind_views(graph, row)]
-    chosen = (*norms(graph), *norm_gradients(graph), *behind)
+    chosen = (*norms(graph), *behind)
     found = {op.name: op for op in chosen if len(op.results[0].type.shape) == SEQUENCE + 2}
     if not found:
         raise PlanError(

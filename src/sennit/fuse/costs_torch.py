@@ -1,0 +1,76 @@
+"""Which estimator serves which device.
+
+The weights that ship (`fuse/weights/`) were trained on groups that Inductor compiled for one sort of GPU. For that device the learned estimator answers. For any other the costs are those by
+stages (`kernel_cost.py`), with the device's own profile where it has one. On a CPU operators run one by one, as they are: a group takes the sum of its parts (`Unfused`). Times that were
+measured here (`cost/database.py`) come before all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from sennit.cluster import Device
+from sennit.fuse.kernel_cost import Estimate, KernelCost, Staged
+from sennit.fuse.known_cost import KnownCost
+from sennit.fuse.signature import signature
+from sennit.ir.graph import Graph, Op
+from sennit.ir.strategy_check import Kernel
+
+__all__ = ["Chosen", "Unfused", "choose_cost"]
+
+_LEARNED = {"H200 SXM5 141GB": "estimator_h200.pt"}
+
+
+@dataclass(frozen=True, slots=True)
+class Unfused:
+    """Operators as they are, one after another: what a group takes that no compiler makes one."""
+
+    staged: Staged
+    measured: Mapping[str, float]
+
+    def estimate(self, kernel: Kernel, written: frozenset[str]) -> Estimate:
+        return Estimate(sum(map(self._alone, kernel.body)))
+
+    def _alone(self, op: Op) -> float:
+        results = frozenset(value.name for value in op.results)
+        known = self.measured.get(signature(Kernel((op,)), results, self.staged.roofline.types))
+        return self.staged.alone(op) if known is None else known
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A cost, and in words what it rests on."""
+
+    cost: KnownCost
+    source: str
+
+
+def choose_cost(graph: Graph, device: Device, measured: Mapping[str, float] | None = None) -> Chosen:
+    """`measured` are seconds by signature."""
+    staged = Staged.of(graph, device)
+    estimator: KernelCost = staged
+    weights = _weights(device)
+    if weights is not None:
+        from sennit.fuse.estimator_torch import LearnedCost
+
+        estimator = LearnedCost.load(weights, staged)
+        source = f"estimator trained on groups measured on {device.kind}"
+    elif device.kind.startswith("CPU"):
+        estimator = Unfused(staged, measured or {})
+        source = f"operators one by one, roofline of {device.kind}"
+    else:
+        source = f"stages with the profile of {device.kind}" if device.profile else f"stages, roofline of {device.kind}"
+    if measured:
+        source = f"{len(measured)} measured kernels; else {source}"
+    return Chosen(KnownCost(graph.types(), estimator, measured or {}), source)
+
+
+def _weights(device: Device) -> Path | None:
+    name = _LEARNED.get(device.kind)
+    if name is None:
+        return None
+    path = Path(str(resources.files("sennit.fuse") / "weights" / name))
+    return path if path.is_file() else None

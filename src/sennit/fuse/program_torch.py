@@ -1,0 +1,245 @@
+"""The kernels of a strategy as two Python functions, one for each pass.
+
+    def forward(values, settle):                 def backward(values, gradient):
+        settle(4)                                    a0 = values.pop('tangent')
+        a0 = values['tokens.weight']                 ...
+        a1 = values.pop('tokens')                    a7 = aten_mm_default(a5, a6)
+        a2 = aten_embedding_default(a0, a1)          gradient('head.weight', a7)
+        ...                                          ...
+
+`values` holds tensors by the names of the graph: at first its inputs, then what one pass leaves to the other or to the caller. Everything else is a local variable, and each goes with a `del`
+after its last use: memory is freed where it can be. `settle(b)` stands before the first kernel that reads a parameter of bucket b, where b is waited for in the next
+step; `gradient(path, tensor)` follows the kernel that makes it.
+
+A step of a small model runs thousands of operators of some microseconds each. Straight code costs less beside them than a loop over kernels with a dictionary of values
+would, and it can be read: `StepProgram.source` is what runs.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, nan
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sennit.capture.element_types import torch_dtype
+from sennit.errors import RunError
+from sennit.fuse.kernel_torch import (
+    compile_kernel,
+    is_worth_compiling,
+    kernel_module,
+    returns_several,
+    sample_inputs,
+    signature,
+    target_of,
+    wanted_results,
+)
+from sennit.ir.dtype import DType
+from sennit.ir.graph import Arg, Graph, Op, OutputKind, Phase, Ref, Role
+from sennit.ir.strategy import Strategy, WaitAt
+from sennit.ir.strategy_check import Kernel, kernels
+
+__all__ = ["StepProgram"]
+
+Settle = Callable[[int], None]
+TakeGradient = Callable[[str, Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One statement: the variables that it sets and reads, for the `del` after their last use."""
+
+    text: str
+    sets: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One function being written. `env` gives the variable of a value, `stays` the values that are needed after this pass."""
+
+    stays: frozenset[str]
+    lines: list[_Line] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
+    count: int = 0
+
+    def variable(self) -> str:
+        self.count += 1
+        return f"a{self.count - 1}"
+
+    def add(self, text: str, sets: Sequence[str] = (), reads: Sequence[str] = ()) -> None:
+        self.lines.append(_Line(text, tuple(sets), tuple(dict.fromkeys(reads))))
+
+    def read(self, name: str) -> str:
+        """The variable of a value, taken from `values` where it is first read."""
+        if name not in self.env:
+            variable = self.env[name] = self.variable()
+            source = f"values[{name!r}]" if name in self.stays else f"values.pop({name!r})"
+            self.add(f"{variable} = {source}", sets=(variable,))
+        return self.env[name]
+
+    def source(self, header: str) -> str:
+        last = {variable: place for place, line in enumerate(self.lines) for variable in (*line.sets, *line.reads)}
+        text = [header]
+        for place, line in enumerate(self.lines):
+            done = [variable for variable in (*line.sets, *line.reads) if last[variable] == place]
+            text.append(f"    {line.text}")
+            if done:
+                text.append(f"    del {', '.join(dict.fromkeys(done))}")
+        return "\n".join([*text, "    return", ""])
+
+
+class StepProgram:
+    """What one strategy runs on one rank."""
+
+    def __init__(
+        self, graph: Graph, strategy: Strategy, device: torch.device, *, artifacts: dict[str, Any] | None = None
+    ) -> None:
+        """`artifacts` holds compiled kernels by signature, and takes new ones; with None, operators run as they are."""
+        self.graph, self.strategy, self.device = graph, strategy, device
+        found = kernels(strategy, graph)
+        self._refuse_reordered_draws(found)
+        self.inputs = tuple(item for item in graph.inputs if item.role not in (Role.TANGENT, Role.SEED))
+        (self.loss,) = [output.name for output in graph.outputs if output.kind is OutputKind.LOSS]
+        (self.tangent,) = [item.value.name for item in graph.inputs if item.role is Role.TANGENT]
+        count = [kernel.ops[0].phase for kernel in found].count(Phase.FORWARD)
+        assert all(
+            kernel.ops[0].phase is Phase.BACKWARD for kernel in found[count:]
+        )  # it reads the tangent of the loss
+        self._gradients: dict[str, list[str]] = {}  # two parameters may have one gradient
+        for output in graph.outputs:
+            if output.kind is OutputKind.GRADIENT:
+                self._gradients.setdefault(output.name, []).append(output.path)
+        self._namespace: dict[str, Any] = {"torch": torch, "inf": inf, "nan": nan}
+        self._artifacts = artifacts
+        self._named: dict[str, str] = {}  # a kernel's signature -> its name in the namespace
+        needs = _needs(found[:count], graph, strategy)
+        self._returned = {output.name for output in graph.outputs if output.kind is not OutputKind.GRADIENT}
+        later = {name for kernel in found[count:] for name in kernel.reads}
+        forward = self._written(found[:count], frozenset(later | self._returned), needs)
+        backward = self._written(found[count:], frozenset(), {})
+        self.source = "\n\n".join(
+            (forward.source("def forward(values, settle):"), backward.source("def backward(values, gradient):"))
+        )
+        name = f"<sennit.DataParallel of {graph.name}: {strategy.name}>"
+        exec(compile(self.source, name, "exec"), self._namespace)
+        linecache.cache[name] = (len(self.source), None, self.source.splitlines(keepends=True), name)
+        self.forward: Callable[[dict[str, Tensor], Settle], None] = self._namespace["forward"]
+        self.backward: Callable[[dict[str, Tensor], TakeGradient], None] = self._namespace["backward"]
+
+    @staticmethod
+    def _refuse_reordered_draws(found: Sequence[Kernel]) -> None:
+        """Random numbers come from torch's generator, in the order of the model."""
+        drawn = [op.name for kernel in found for op in kernel.body if op.kind.startswith("sennit.")]
+        again = [
+            op.name for kernel in found for op in kernel.body if op.kind.startswith("sennit.") and len(kernel.body) > 1
+        ]
+        if again or len(set(drawn)) < len(drawn):
+            raise RunError(
+                f"random operators %{', %'.join(dict.fromkeys(again or drawn))} share a kernel or are drawn twice",
+                fix="leave operators that draw random numbers out of the strategy's groups",
+            )
+
+    def _written(self, found: Sequence[Kernel], stays: frozenset[str], needs: Mapping[int, Sequence[int]]) -> _Pass:
+        writing = _Pass(stays)
+        read_at: dict[str, set[int]] = {}
+        for place, kernel in enumerate(found):
+            for name in kernel.reads:
+                read_at.setdefault(name, set()).add(place)
+        for place, kernel in enumerate(found):
+            for bucket in needs.get(place, ()):
+                writing.add(f"settle({bucket})")
+            made = [value.name for op in kernel.ops for value in op.results]
+            given = [name for name in made if name in stays or name in self._gradients]
+            written = frozenset(name for name in made if read_at.get(name, set()) - {place}) | frozenset(given)
+            if self._artifacts is not None and is_worth_compiling(kernel):
+                self._write_compiled(writing, kernel, written)
+            else:
+                self._write_operators(writing, kernel)
+            for name in given:
+                variable = writing.env[name]
+                if name in stays:
+                    writing.add(f"values[{name!r}] = {variable}", reads=(variable,))
+                for path in self._gradients.get(name, ()):
+                    writing.add(f"gradient({path!r}, {variable})", reads=(variable,))
+        return writing
+
+    def _write_operators(self, writing: _Pass, kernel: Kernel) -> None:
+        """The kernel's operators as they are. What it repeats gets variables of its own: others hold the first results."""
+        private = _made([op for op in kernel.body if op.name in kernel.repeated])
+        outer = {name: variable for name, variable in writing.env.items() if name in private}
+        for op in kernel.body:
+            arguments = [_show(arg, writing) for arg in op.args]
+            arguments += [f"{key}={_show(arg, writing)}" for key, arg in op.kwargs]
+            reads = [writing.env[name] for name in op.reads]
+            call = f"{self._target(op)}({', '.join(arguments)})"
+            variables = [writing.variable() for _ in op.results]
+            if not returns_several(op):
+                writing.add(f"{variables[0]} = {call}", variables, reads)
+            else:
+                several = writing.variable()
+                writing.add(f"{several} = {call}", (several,), reads)
+                parts = [f"{several}[{place}]" for place in wanted_results(op)]
+                writing.add(f"{', '.join(variables)} = {', '.join(parts)}", variables, (several,))
+            writing.env.update({value.name: variable for value, variable in zip(op.results, variables, strict=True)})
+        for name in private:
+            del writing.env[name]
+        writing.env.update(outer)
+
+    def _write_compiled(self, writing: _Pass, kernel: Kernel, written: frozenset[str]) -> None:
+        assert self._artifacts is not None
+        module, reads, writes = kernel_module(kernel, written, self.device)
+        types = self.graph.types()
+        key = signature(kernel, written, types)
+        if key not in self._artifacts:
+            self._artifacts[key] = compile_kernel(module, sample_inputs(reads, types, self.device))
+        name = self._named.setdefault(key, f"kernel_{len(self._named)}")
+        self._namespace[name] = self._artifacts[key]
+        inputs = [writing.read(name) for name in reads]
+        variables = [writing.variable() for _ in writes]
+        targets = "".join(f"{variable}, " for variable in variables)
+        writing.add(f"{targets}= {name}({', '.join(inputs)})", variables, inputs)
+        writing.env.update(zip(writes, variables, strict=True))
+
+    def _target(self, op: Op) -> str:
+        name = op.kind.replace(".", "_")
+        if name not in self._namespace:
+            self._namespace[name] = target_of(op, self.device)
+        return name
+
+
+def _made(ops: Sequence[Op]) -> set[str]:
+    return {value.name for op in ops for value in op.results}
+
+
+def _needs(forward: Sequence[Kernel], graph: Graph, strategy: Strategy) -> dict[int, list[int]]:
+    """By kernel, the buckets that wait in the next step and whose parameters it is the first to read. A bucket that no kernel reads is
+    settled when the backward pass begins."""
+    names = {item.value.name: item.path for item in graph.inputs if item.role is Role.PARAM}
+    first: dict[str, int] = {}
+    for place, kernel in enumerate(forward):
+        for name in kernel.reads:
+            if name in names:
+                first.setdefault(names[name], place)
+    needs: dict[int, list[int]] = {}
+    for number, bucket in enumerate(strategy.buckets):
+        uses = [first[part.path] for part in bucket.parts if part.path in first]
+        if bucket.wait is WaitAt.NEXT and uses:
+            needs.setdefault(min(uses), []).append(number)
+    return needs
+
+
+def _show(arg: Arg, writing: _Pass) -> str:
+    match arg:
+        case Ref(name):
+            return writing.read(name)
+        case DType():
+            return str(torch_dtype(arg))
+        case tuple():
+            return f"[{', '.join(_show(part, writing) for part in arg)}]"
+        case _:
+            return repr(arg)

@@ -1,0 +1,270 @@
+"""A strategy for the machine at hand: measured, searched for, and the best few tried.
+
+    1. measure every operator of the step and the step without communication, the group's collectives alone and beside computing, and the optimizer's update
+    2. where kernels are compiled: fuse greedily, compile and time each group that is unlike the others, keep those that are faster than their operators
+    3. search by the clock, with several bucket sizes: some of the strategies that come out wait across steps, some do not
+    4. run them for some steps each, in turns; after every turn the slower half goes; the least median of the slowest rank wins
+
+The clock knows what it was told. What it was not told decides between strategies that it puts close together: how the threads of the network share a core with the model's, what else runs on
+the machine. So the last word has the real step. A trial computes and communicates and updates nothing: parameters, buffers, gradients and the generator's state are as before when it ends.
+
+The first rank searches; all ranks try the same strategies and agree on the winner, since their times are compared as the slowest rank's.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sennit.fuse.buckets import by_size
+from sennit.fuse.kernel_torch import compile_kernel, kernel_module, sample_inputs, signature
+from sennit.fuse.model import Grouping, StepModel
+from sennit.fuse.moves import Limits, fused_greedily
+from sennit.fuse.profile_torch import MeasuredCost, measure_channel, measure_operators, now
+from sennit.fuse.search import SearchOptions, refine_buckets, solve_buckets
+from sennit.ir.dtype import TensorType
+from sennit.ir.strategy import Bucket, Part, Strategy
+from sennit.ir.strategy_check import Kernel
+
+if TYPE_CHECKING:
+    from sennit.fuse.data_parallel_torch import DataParallel
+
+__all__ = ["Trial", "Tuning", "candidates", "measured_model", "timed_steps", "tune"]
+
+_MEBI = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How long to look: `turns` of `steps` steps for each strategy, of which `sizes` (bytes of a bucket) gives two each. With no turns the clock's word is taken."""
+
+    turns: int = 4
+    steps: int = 3
+    sizes: tuple[int, ...] = (_MEBI, 2 * _MEBI, 4 * _MEBI, 8 * _MEBI)
+    sample_bytes: int = 16 * _MEBI  # parameters whose update is timed, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A strategy with its simulated and its measured seconds a step (0 where it was not run)."""
+
+    strategy: Strategy
+    simulated: float
+    measured: float = 0.0
+
+
+def tune(
+    owner: DataParallel,
+    inputs: Mapping[str, Tensor],
+    *,
+    across_steps: bool,
+    compile_kernels: bool = False,
+    tuning: Tuning | None = None,
+) -> tuple[Trial, ...]:
+    """What was tried, the best first. The same on every rank."""
+    tuning = tuning or Tuning()
+    with _untouched(owner):
+        model = measured_model(owner, inputs, tuning)
+        grouping = _faster_groups(owner, model) if compile_kernels else Grouping()
+        found: list[Any] = [None]
+        if owner.group.rank() == 0:
+            trials = candidates(model, grouping, across_steps=across_steps, sizes=tuning.sizes)
+            found = [[(str(item.strategy), item.simulated) for item in trials]]
+        dist.broadcast_object_list(found, dist.get_global_rank(owner.group, 0), group=owner.group)
+        trials = [Trial(Strategy.parse(text), simulated) for text, simulated in found[0]]
+        return tuple(_run(owner, inputs, trials, tuning, compile_kernels)) if tuning.turns else tuple(trials)
+
+
+def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tuning) -> StepModel:
+    """The step as the clock sees it, on this machine and this group. Operators are timed one by one; what the step takes beyond their sum is spread over them."""
+    cost = measure_operators(owner.graph, owner.module, {**inputs, **owner.constants})
+    whole, parts = _compute_alone(owner, inputs), sum(cost.seconds.values())
+    scaled = {name: seconds * whole / parts for name, seconds in cost.seconds.items()}
+    channel = measure_channel(owner.group, device=owner.device)
+    update = _update_per_byte(owner.optimizer, tuning.sample_bytes) if owner.optimizer is not None else 0.0
+    return StepModel(owner.graph, replace(cost, seconds=scaled), replace(channel, update_per_byte=update))
+
+
+def _compute_alone(owner: DataParallel, inputs: Mapping[str, Tensor]) -> float:
+    """Seconds of a step that communicates nothing."""
+    one = Bucket(tuple(Part(path) for path in owner.trained))
+    owner.use(Strategy("alone", (), _of_one_type(owner, one)))
+    spent: list[float] = []
+    with owner.no_sync():
+        for _ in range(4):
+            start = now(owner.device)
+            owner.run_backward(owner.run_forward(inputs), torch.ones((), device=owner.device))
+            spent.append(now(owner.device) - start)
+            _drop_gradients(owner)
+    return min(spent)
+
+
+def _of_one_type(owner: DataParallel, bucket: Bucket) -> tuple[Bucket, ...]:
+    by_type: dict[torch.dtype, list[Part]] = {}
+    for part in bucket.parts:
+        by_type.setdefault(owner.trained[part.path].dtype, []).append(part)
+    return tuple(replace(bucket, parts=tuple(parts)) for parts in by_type.values())
+
+
+def _faster_groups(owner: DataParallel, model: StepModel) -> Grouping:
+    """Of the groups of greedy fusion, those that run faster compiled than operator by operator; the first rank's measurements decide."""
+    types = owner.graph.types()
+    by_signature: dict[str, float] = {}
+    faster: list[list[int]] = []
+    known: dict[frozenset[str], float] = {}
+    if owner.group.rank() == 0:
+        for group in sorted(fused_greedily(model, Limits()).groups, key=min):
+            kernel, written = model_kernel(model, group)
+            key = signature(kernel, written, types)
+            if key not in by_signature:
+                by_signature[key] = _compiled_seconds(kernel, written, types, owner.device)
+            if by_signature[key] < sum(model.estimate(frozenset((place,))).seconds for place in group):
+                faster.append(sorted(group))
+                known[frozenset(op.name for op in kernel.body)] = by_signature[key]
+    told: list[Any] = [faster]
+    dist.broadcast_object_list(told, dist.get_global_rank(owner.group, 0), group=owner.group)
+    assert isinstance(model.cost, MeasuredCost)
+    model.cost.known.update(known)
+    return Grouping(frozenset(frozenset(group) for group in told[0]))
+
+
+def model_kernel(model: StepModel, group: frozenset[int]) -> tuple[Kernel, frozenset[str]]:
+    """A group as a kernel, and what something outside of it reads."""
+    written = frozenset(
+        value.name
+        for place in group
+        if place in model.outputs or any(reader not in group for reader in model.readers[place])
+        for value in model.ops[place].results
+    )
+    return Kernel(tuple(model.ops[place] for place in sorted(group))), written
+
+
+def _compiled_seconds(
+    kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType], device: torch.device
+) -> float:
+    module, reads, _ = kernel_module(kernel, written, device)
+    inputs = sample_inputs(reads, types, device)
+    run = compile_kernel(module, inputs)
+    spent: list[float] = []
+    for _ in range(6):
+        start = now(device)
+        run(*inputs)
+        spent.append(now(device) - start)
+    return min(spent)
+
+
+def candidates(
+    model: StepModel, grouping: Grouping, *, across_steps: bool, sizes: Sequence[int] = Tuning().sizes
+) -> list[Trial]:
+    """Buckets worth trying for these kernels, with their simulated times, the best by the clock first."""
+    order = model.order(grouping)
+    assert order is not None
+    seconds = model.kernel_seconds(order, grouping)
+    found: dict[tuple[Bucket, ...], str] = {}
+    for across in (True, False) if across_steps else (False,):
+        where = "across steps" if across else "in the step"
+        for size in sizes:
+            options = SearchOptions(across_steps=across, sizes=(size,))
+            buckets, _ = solve_buckets(model, order, seconds, options)
+            found.setdefault(buckets, f"{size / _MEBI:g} MiB, {where}")
+        best = min(found, key=lambda buckets: model.step_time(grouping, buckets).seconds)
+        refined, _ = refine_buckets(model, order, seconds, best, across_steps=across)
+        found.setdefault(refined, f"searched, {where}")
+    gradients = model.arrivals(order, seconds)
+    for size in sizes:
+        ends = by_size(gradients, size)
+        cut = zip([0, *ends[:-1]], ends, strict=True)
+        buckets = tuple(Bucket(tuple(Part(item.path) for item in gradients[start:end])) for start, end in cut)
+        found.setdefault(buckets, f"{size / _MEBI:g} MiB, as ready")
+    trials = [
+        Trial(model.strategy(name, grouping, buckets), model.step_time(grouping, buckets).seconds)
+        for buckets, name in found.items()
+    ]
+    return sorted(trials, key=lambda trial: trial.simulated)
+
+
+def _run(
+    owner: DataParallel, inputs: Mapping[str, Tensor], trials: list[Trial], tuning: Tuning, compile_kernels: bool
+) -> list[Trial]:
+    """The trials with measured times, those that lasted longest first, the fastest of them first."""
+    times: dict[int, list[float]] = defaultdict(list)
+    left = list(range(len(trials)))
+    lasted: list[int] = []
+    for turn in range(tuning.turns):
+        for number in left:
+            owner.use(trials[number].strategy, compile_kernels=compile_kernels)
+            times[number] += timed_steps(owner, inputs, tuning.steps)
+        ranked = sorted(left, key=lambda number: median(times[number]))
+        keep = max(2, len(ranked) // 2) if turn + 1 < tuning.turns else len(ranked)
+        left, lasted = ranked[:keep], ranked[keep:] + lasted
+    return [replace(trials[number], measured=median(times[number])) for number in (*left, *lasted)]
+
+
+def timed_steps(owner: DataParallel, inputs: Mapping[str, Tensor], count: int) -> list[float]:
+    """Seconds of steady steps without updates, the slowest rank's. The first step only fills the pipeline."""
+    dist.barrier(owner.group)
+    spent: list[float] = []
+    for _ in range(count + 1):
+        start = time.perf_counter()
+        values = owner.run_forward(inputs)
+        _drop_gradients(owner)  # no optimizer takes those that have just arrived
+        owner.run_backward(values, torch.ones((), device=owner.device))
+        spent.append(time.perf_counter() - start)
+    owner.flush()
+    _drop_gradients(owner)
+    seconds = torch.tensor(spent[1:], dtype=torch.float64, device=owner.device)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX, group=owner.group)
+    found: list[float] = seconds.tolist()
+    return found
+
+
+def _drop_gradients(owner: DataParallel) -> None:
+    for parameter in owner.trained.values():
+        parameter.grad = None
+
+
+@contextmanager
+def _untouched(owner: DataParallel) -> Iterator[None]:
+    """Gradients and the generators' states as before."""
+    held = [(parameter, parameter.grad) for parameter in owner.trained.values()]
+    devices = [owner.device] if owner.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.no_grad():
+        _drop_gradients(owner)
+        yield
+    for parameter, gradient in held:
+        parameter.grad = gradient
+
+
+def _update_per_byte(optimizer: torch.optim.Optimizer, most: int) -> float:
+    """Seconds of the optimizer's step per byte of parameters, timed on copies of some of them. Zero for optimizers that are not torch's own: what else they would touch is not known."""
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return 0.0
+    copied = copy.copy(optimizer)
+    copied.state = defaultdict(dict)
+    copied.param_groups, size = [], 0
+    for group in optimizer.param_groups:
+        some: list[Tensor] = []
+        for parameter in group["params"]:
+            if size < most and parameter.requires_grad:
+                some.append(parameter.detach().clone())
+                some[-1].grad = torch.zeros_like(parameter)
+                size += parameter.nbytes
+        copied.param_groups.append({**group, "params": some})
+    if size == 0:
+        return 0.0
+    spent: list[float] = []
+    for _ in range(4):
+        start = time.perf_counter()
+        type(optimizer).step(copied)
+        spent.append(time.perf_counter() - start)
+    return min(spent) / size

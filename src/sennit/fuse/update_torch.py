@@ -1,0 +1,87 @@
+"""An optimizer's step in parts: each parameter when its gradient has arrived, with the settings of the moment at which the step was asked for.
+
+    step = DeferredStep(optimizer)
+    step.ask(waiting)          # optimizer.step(): update what is there now; `waiting` are parameters whose gradients are on their way
+    step.update(parameters)    # some of them are there
+    step.forget()              # a new backward pass begins: nothing is asked for
+
+Between `ask` and `update` a scheduler may change learning rates; the update uses those of `ask`. Torch's optimizers treat each parameter by itself, so
+a step in parts gives the bits of a step at once. An optimizer that looks at several parameters together (one global norm, one step counter for a group) does not; with such a
+one use `across_steps=False`.
+
+A parameter's gradient is gone after its update, as after `zero_grad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sennit.errors import RunError
+
+__all__ = ["DeferredStep"]
+
+
+class DeferredStep:
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self._plain: Callable[[], Any] = optimizer.step
+        self._plain_zero: Callable[..., Any] = optimizer.zero_grad
+        self._settings: list[dict[str, Any]] | None = None
+        self._group_of: dict[int, int] = {}
+
+    def replace(self, asked: Callable[[], None], *, before_zero: Callable[[], None]) -> None:
+        """From now on `optimizer.step()` calls `asked`, and `optimizer.zero_grad()` calls `before_zero` first."""
+
+        def step(_: torch.optim.Optimizer, closure: Any = None) -> None:
+            if closure is not None:
+                raise RunError("optimizer.step takes no closure here", fix="call model, backward, step in this order")
+            asked()
+
+        def zero_grad(_: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+            before_zero()
+            self._plain_zero(set_to_none)
+
+        # bound to the optimizer: schedulers take a step's function apart from what it is bound to
+        self.optimizer.step = MethodType(step, self.optimizer)  # type: ignore[method-assign]
+        self.optimizer.zero_grad = MethodType(zero_grad, self.optimizer)  # type: ignore[method-assign]
+
+    def restore(self) -> None:
+        self.optimizer.step = self._plain  # type: ignore[method-assign, assignment]
+        self.optimizer.zero_grad = self._plain_zero  # type: ignore[method-assign]
+
+    @property
+    def is_asked(self) -> bool:
+        return self._settings is not None
+
+    def ask(self, waiting: Collection[int]) -> None:
+        """Update every parameter that has a gradient, except those in `waiting` (by `id`), which come later."""
+        groups = self.optimizer.param_groups
+        self._settings = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        self._group_of = {id(p): place for place, group in enumerate(groups) for p in group["params"]}
+        self.update([p for group in groups for p in group["params"] if p.grad is not None and id(p) not in waiting])
+
+    def update(self, parameters: Sequence[Tensor]) -> None:
+        assert self._settings is not None
+        groups = self.optimizer.param_groups
+        held = [dict(group) for group in groups]
+        for group, settings in zip(groups, self._settings, strict=True):
+            group.update(settings)
+            group["params"] = []
+        for parameter in parameters:
+            if (place := self._group_of.get(id(parameter))) is not None:
+                groups[place]["params"].append(parameter)
+        try:
+            self._plain()
+        finally:
+            for group, before in zip(groups, held, strict=True):
+                group.update(before)
+        for parameter in parameters:
+            parameter.grad = None
+
+    def forget(self) -> None:
+        self._settings = None

@@ -1,0 +1,298 @@
+"""Training loops that are run under DDP and under `DataParallel` on gloo ranks, and whether both end in the same bits. An importable module, since ranks are processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sennit.errors import RunError
+from sennit.fuse.data_parallel_torch import DataParallel
+from sennit.fuse.tune_torch import Tuning
+from sennit.ir.strategy import Bucket, Part, Reduce, Strategy, WaitAt
+
+State = dict[str, Tensor]
+Loop = Callable[[Any, torch.optim.Optimizer, int], list[State]]
+
+
+class Normed(nn.Module):
+    """Convolution and batch norm: buffers that every forward pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.conv(images))).mean((2, 3))
+        return F.cross_entropy(self.head(x), labels)
+
+
+class Dropped(nn.Module):
+    """Dropout between layers and on attention weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = F.dropout(F.relu(self.first(images.flatten(1)[:, :6])), 0.1)
+        weights = F.dropout(torch.softmax(x @ x.T, 1), 0.3)
+        x = F.dropout(weights @ F.relu(self.second(x)), 0.5)
+        return F.cross_entropy(self.head(x + 0.01 * torch.rand_like(x)), labels)
+
+
+class Partly(nn.Module):
+    """A frozen layer, a layer that nothing uses, results beside the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.hidden, self.idle, self.head = (
+            nn.Linear(6, 6),
+            nn.Linear(6, 6),
+            nn.Linear(2, 2),
+            nn.Linear(6, 3),
+        )
+        self.frozen.requires_grad_(False)
+
+    def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.head(torch.tanh(self.hidden(self.frozen(images.flatten(1)[:, :6]))))
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+def batches(rank: int, count: int = 3) -> list[tuple[Tensor, Tensor]]:
+    made = torch.Generator().manual_seed(7 + rank)
+    return [(torch.randn(4, 2, 6, 6, generator=made), torch.randint(3, (4,), generator=made)) for _ in range(count)]
+
+
+def build(kind: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind()
+
+
+def spread(paths: list[str], wait: WaitAt, reduce: Reduce = Reduce.ALL_REDUCE) -> Strategy:
+    """Gradients in buckets of two, those of the last layers first."""
+    backwards = paths[::-1]
+    pairs = [backwards[start : start + 2] for start in range(0, len(backwards), 2)]
+    return Strategy("spread", (), tuple(Bucket(tuple(map(Part, pair)), wait, reduce) for pair in pairs))
+
+
+def snapshot(model: Any) -> State:
+    return {key: value.clone() for key, value in model.state_dict().items()}
+
+
+# ---- loops: what a user writes after wrapping -------------------------------------------------------------------------------
+
+
+def plain(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> list[State]:
+    states = []
+    for batch in batches(rank):
+        loss = model(*batch)
+        (loss["loss"] if isinstance(loss, dict) else loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        states.append(snapshot(model))
+    return states
+
+
+def unwatched(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> list[State]:
+    """As `plain`, and nobody looks until the end: updates wait for the next forward pass."""
+    for batch in batches(rank):
+        model(*batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        model.eval()
+        seen = model(*batches(rank)[0])
+        model.train()
+    return [snapshot(model), {"seen": seen.detach()}]
+
+
+def accumulated(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> list[State]:
+    """Two passes without synchronisation, one with it; then gradients that are not set to zero between two passes."""
+    first, second, third = batches(rank)
+    with model.no_sync():
+        model(*first).backward()
+        model(*second).backward()
+    local = {path: p.grad.clone() for path, p in model.named_parameters()}
+    model(*third).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model(*first).backward()
+    model(*second).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return [local, snapshot(model)]
+
+
+def clipped(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> list[State]:
+    norms = []
+    for batch in batches(rank):
+        model(*batch).backward()
+        clip = getattr(model, "clip_grad_norm_", None)
+        norms.append(clip(0.1) if clip else torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1))
+        optimizer.step()
+        optimizer.zero_grad()
+    return [snapshot(model), {"norms": torch.stack(norms)}]
+
+
+def scaled(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> list[State]:
+    """A loss scaler: one step is left out, because its gradients overflow."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for number, (images, labels) in enumerate(batches(rank, 4)):
+        loss = model(images * (1e38 if number == 1 else 1.0), labels)
+        scaler.scale(loss).backward()
+        if hasattr(model, "synchronize"):
+            model.synchronize()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return [snapshot(model), {"scale": torch.tensor(scaler.get_scale())}]
+
+
+def saved(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> list[State]:
+    """The model's own state and the optimizer's, in the middle of training; then back to them, and on."""
+    first, second, third = batches(rank)
+    for batch in (first, second):
+        model(*batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    moments = {str(key): entry["exp_avg"].clone() for key, entry in optimizer.state_dict()["state"].items()}
+    held, kept = snapshot(model.module), dict(optimizer.state_dict())
+    kept["state"] = {key: {k: torch.clone(v) for k, v in entry.items()} for key, entry in kept["state"].items()}
+    model(*third).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model.module.load_state_dict(held)
+    optimizer.load_state_dict(kept)
+    model(*third).backward()
+    optimizer.step()
+    return [moments, held, snapshot(model)]
+
+
+LOOPS: dict[str, tuple[type[nn.Module], Loop]] = {
+    "batch norm": (Normed, plain),
+    "batch norm, unwatched": (Normed, unwatched),
+    "dropout": (Dropped, unwatched),
+    "accumulated": (Dropped, accumulated),
+    "clipped": (Normed, clipped),
+    "scaled": (Dropped, scaled),
+    "saved": (Normed, saved),
+}
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
+
+
+def same(first: list[State], second: list[State]) -> list[str]:
+    """What differs in a bit, or is missing."""
+    different = []
+    for one, other in zip(first, second, strict=True):
+        keys = {key.removeprefix("module."): value for key, value in one.items()}
+        others = {key.removeprefix("module."): value for key, value in other.items()}
+        different += [
+            key
+            for key in keys | others
+            if key not in keys or key not in others or not torch.equal(keys[key], others[key])
+        ]
+    return different
+
+
+def as_ddp(rank: int, backend: str | None = None) -> dict[str, list[str]]:
+    """By loop and kind of wait, what is not DDP's to the last bit."""
+    torch.set_num_threads(1)
+    group = dist.new_group(backend=backend) if backend else None
+    found: dict[str, list[str]] = {}
+    for name, (kind, loop) in LOOPS.items():
+        theirs = build(kind)
+        theirs.register_buffer("untouched", torch.ones(2))
+        ddp = DistributedDataParallel(theirs)
+        torch.manual_seed(100 + rank)
+        expected = loop(ddp, adam(theirs), rank)
+        for strategy in strategies(kind):
+            ours = build(kind)
+            ours.register_buffer("untouched", torch.ones(2))
+            optimizer = adam(ours)
+            wrapped = DataParallel(ours, optimizer, sample=batches(rank)[0], strategy=strategy, group=group)
+            torch.manual_seed(100 + rank)
+            found[f"{name}, {strategy.buckets[0].wait.value} {strategy.buckets[0].reduce.value}"] = same(
+                expected, loop(wrapped, optimizer, rank)
+            )
+            wrapped.flush()
+    return found
+
+
+def strategies(kind: type[nn.Module]) -> list[Strategy]:
+    paths = [path for path, _ in build(kind).named_parameters()]
+    return [
+        spread(paths, WaitAt.STEP),
+        spread(paths, WaitAt.NEXT),
+        spread(paths, WaitAt.NEXT, Reduce.REDUCE_SCATTER),
+    ]
+
+
+def partly(rank: int) -> tuple[str, list[str], bool, bool]:
+    """A model with frozen and unused layers: what is said of it, what differs from DDP, whether its other results are there, whether the frozen layer stayed."""
+    said = ""
+    try:
+        DataParallel(build(Partly), None, sample=batches(rank)[0], tuning=Tuning(turns=0))
+    except RunError as error:
+        said = error.what
+    theirs, ours = build(Partly), build(Partly)
+    ddp = DistributedDataParallel(theirs, find_unused_parameters=True)
+    expected = plain(ddp, adam(theirs), rank)
+    optimizer = adam(ours)
+    images, labels = batches(rank)[0]
+    wrapped = DataParallel(
+        ours,
+        optimizer,
+        sample={"images": images, "labels": labels},
+        find_unused_parameters=True,
+        tuning=Tuning(turns=1, steps=1),
+    )
+    different = same(expected, plain(wrapped, optimizer, rank))
+    result = wrapped(images, labels=labels)
+    near = torch.equal(result["logits"], theirs(images, labels)["logits"].detach())
+    return (
+        said,
+        different,
+        near and not result["logits"].requires_grad,
+        torch.equal(ours.frozen.weight, build(Partly).frozen.weight),
+    )
+
+
+def refused(rank: int) -> list[str]:
+    """What is said of a mode that changed, of late buckets without an optimizer, and of a strategy that mixes element types."""
+    said: list[str] = []
+
+    def attempt(action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except RunError as error:
+            said.append(error.what)
+
+    model = build(Normed)
+    paths = [path for path, _ in model.named_parameters()]
+    sample = batches(rank)[0]
+    wrapped = DataParallel(model, None, sample=sample, strategy=spread(paths, WaitAt.STEP))
+    model.norm.eval()
+    attempt(lambda: wrapped(*sample))
+    attempt(lambda: DataParallel(build(Normed), None, sample=sample, strategy=spread(paths, WaitAt.NEXT)))
+    mixed = build(Partly)
+    mixed.idle.requires_grad_(False)
+    mixed.head.double()
+    mixed.forward = (
+        lambda images, labels: F.cross_entropy(  # type: ignore[method-assign]
+            mixed.head(mixed.hidden(images.flatten(1)[:, :6]).double()), labels
+        )
+    )
+    names = [path for path, p in mixed.named_parameters() if p.requires_grad]
+    one = Strategy("one", (), (Bucket(tuple(map(Part, names))),))
+    attempt(lambda: DataParallel(mixed, None, sample=sample, strategy=one))
+    return said

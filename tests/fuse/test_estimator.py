@@ -1,0 +1,172 @@
+"""Costs of kernels: by stages, by the network, remembered and measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sennit.cluster import load
+from sennit.errors import RunError
+from sennit.fuse.costs_torch import choose_cost
+from sennit.fuse.estimator_torch import GraphNetwork, LearnedCost, NetworkConfig, save_networks
+from sennit.fuse.features import features_of
+from sennit.fuse.kernel_cost import Estimate, Staged
+from sennit.fuse.known_cost import KnownCost
+from sennit.fuse.measure_torch import measure_step
+from sennit.fuse.model import Channel, StepModel
+from sennit.fuse.moves import Limits, fused_greedily
+from sennit.fuse.operator_class import Class, classify
+from sennit.fuse.signature import signature
+from sennit.ir.graph import Graph
+from sennit.ir.strategy_check import Kernel
+
+TEXT = """graph "group" {
+  input %x : bf16[512,1024] "x"
+  input %w : bf16[1024,2048] "w"
+  input %b : bf16[2048] "b"
+  forward %half : bf16[512,1024] = aten.mul.Tensor(%x, 0.5)
+  forward %mm : bf16[512,2048] = aten.mm.default(%half, %w)
+  forward %view : bf16[8,64,2048] = aten.view.default(%mm, [8, 64, 2048])
+  forward %add : bf16[8,64,2048] = aten.add.Tensor(%view, %b)
+  forward %gelu : bf16[8,64,2048] = aten.gelu.default(%add)
+  result "gelu" %gelu
+}"""
+
+
+@pytest.fixture(scope="module")
+def group() -> Graph:
+    return Graph.parse(TEXT)
+
+
+@pytest.fixture(scope="module")
+def staged(group) -> Staged:
+    return Staged.of(group, load("h200x8").device)
+
+
+@pytest.fixture(scope="module")
+def learned(staged) -> LearnedCost:
+    torch.manual_seed(0)
+    return LearnedCost(staged, [GraphNetwork(NetworkConfig(16, 2, 2)) for _ in range(2)])
+
+
+def test_stages_are_what_is_before_a_product_the_product_and_what_is_behind(group, staged) -> None:
+    seconds = staged.estimate(Kernel(group.ops), frozenset(["gelu"])).seconds
+    half, mm, view, *behind = group.ops
+    alone = staged.alone(half) + staged.alone(mm)
+    device = load("h200x8").device
+    moved = 2 * (512 * 2048 * 2) + 2048 * 2  # in and out, and the bias
+    tail = moved / (device.bandwidth.value * device.bandwidth_efficiency.value) + device.launch.value
+    assert seconds == pytest.approx(alone + tail)
+    assert staged.estimate(Kernel((view,)), frozenset(["view"])) == Estimate(0.0)
+    assert seconds < sum(staged.alone(op) for op in (half, mm, *behind))
+
+
+def test_operators_are_told_apart(group) -> None:
+    kinds = [classify(op, group.types()) for op in group.ops]
+    assert kinds == [Class.POINTWISE, Class.PRODUCT, Class.VIEW, Class.POINTWISE, Class.POINTWISE]
+
+
+def test_many_kernels_get_the_answers_that_each_gets_alone(group, learned) -> None:
+    questions = [
+        (Kernel(group.ops[start:stop]), frozenset([group.ops[stop - 1].name]))
+        for start in range(5)
+        for stop in range(start + 1, 6)
+    ]
+    together = learned.estimate_all(questions)
+    for question, found in zip(questions, together, strict=True):
+        alone = learned.estimate(*question)
+        assert found.seconds == pytest.approx(alone.seconds, rel=1e-4)
+        assert found.deviation == pytest.approx(alone.deviation, rel=1e-3)
+    assert together[questions.index((Kernel((group.ops[2],)), frozenset(["view"])))] == Estimate(0.0)
+
+
+def test_weights_go_to_a_file_and_back(group, staged, learned, tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    save_networks(learned.networks, path)
+    again = LearnedCost.load(path, staged)
+    question = (Kernel(group.ops), frozenset(["gelu"]))
+    assert again.estimate(*question).seconds == pytest.approx(learned.estimate(*question).seconds, rel=0.02)
+    found = torch.load(path, weights_only=True)
+    torch.save({**found, "node_width": 3}, path)
+    with pytest.raises(RunError, match="was trained on 3"):
+        LearnedCost.load(path, staged)
+
+
+def test_features_have_a_row_for_each_input_and_operator(group, staged) -> None:
+    found = features_of(Kernel(group.ops), frozenset(["gelu"]), staged)
+    assert found.nodes.shape[0] == 3 + 5
+    assert found.edges.tolist() == [[0, 3], [1, 4], [3, 4], [4, 5], [2, 6], [5, 6], [6, 7]] or len(found.edges) == 7
+    assert found.staged > 0
+    assert found.roofline > 0
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def estimate(self, kernel: Kernel, written: frozenset[str]) -> Estimate:
+        self.asked += 1
+        return Estimate(1.0, 0.1 * len(kernel.body))
+
+
+def test_a_structure_is_asked_once_and_a_measurement_comes_first(group) -> None:
+    estimator = Counting()
+    cost = KnownCost(group.types(), estimator, {})
+    add, gelu = (Kernel((group.ops[3],)), frozenset(["add"])), (Kernel((group.ops[4],)), frozenset(["gelu"]))
+    pair = (Kernel(group.ops[3:]), frozenset(["gelu"]))
+    assert [item.seconds for item in cost.estimate_all([add, gelu, add, pair])] == [1.0] * 4
+    assert estimator.asked == 3
+    assert cost.unsure([add, gelu, pair], 0.15) == [pair]
+    cost.learn(*pair, 0.25)
+    assert cost.estimate(*pair) == Estimate(0.25)
+    assert not cost.unsure([add, gelu, pair], 0.15)
+
+
+def test_a_step_is_measured_by_structure_and_its_times_are_used(small_gpt) -> None:
+    graph = small_gpt.graph
+    state = {item.path: torch.zeros(item.value.type.shape) for item in graph.inputs}
+    for item in graph.inputs:
+        if not item.value.type.dtype.is_float:
+            state[item.path] = torch.zeros(item.value.type.shape, dtype=torch.int64)
+        else:
+            state[item.path] = state[item.path].double()
+    found = measure_step(graph, state, torch.device("cpu"), rounds=2)
+    signatures = {item.signature for item in found}
+    assert len(signatures) < len(graph.ops) / 2  # layers repeat
+    assert all(0 < item.quantiles[0] <= item.seconds <= item.quantiles[4] for item in found)
+    measured = {item.signature: item.seconds for item in found}
+    chosen = choose_cost(graph, load("laptop").device, measured)
+    model = StepModel(graph, chosen.cost, Channel(0.0, 0.0))
+    types = graph.types()
+    for single in model.single:
+        key = signature(*model.question(single), types)
+        if key in measured:
+            assert model.estimate(single).seconds == measured[key]
+    assert "measured kernels" in chosen.source
+    group = max(fused_greedily(model, Limits()).groups, key=len)
+    assert model.estimate(group).seconds > 0
+
+
+def test_the_weights_that_ship_are_close_on_groups_that_were_measured() -> None:
+    """Not a test of what was not seen: that is benchmarks/fuse/train_estimator.py. This catches features that changed after training."""
+    import gzip
+    import json
+
+    device = load("h200x8").device
+    data = Path(__file__).parents[2] / "benchmarks" / "fuse" / "data" / "h200_groups.jsonl.gz"
+    if not data.is_file():
+        pytest.skip("the measured groups are in the repository, not in the package")
+    errors = []
+    with gzip.open(data, "rt") as lines:
+        for number, text in enumerate(lines):
+            if number % 40 == 0:
+                row = json.loads(text)
+                graph = Graph.parse(row["graph"])
+                cost = choose_cost(graph, device)
+                assert "trained on groups" in cost.source
+                written = frozenset(output.name for output in graph.outputs)
+                seconds = cost.cost.estimate(Kernel(graph.ops), written).seconds
+                errors.append(abs(seconds - row["seconds"]) / row["seconds"])
+    assert sorted(errors)[len(errors) // 2] < 0.12
