@@ -78,11 +78,10 @@ def _units(choice: Choice, graph: Graph) -> Iterator[tuple[int, Part, tuple[str,
                 )
             if not item.modules:
                 continue
-            group = max(1, len(item.modules) // item.copies)
             for _ in range(part.units):
                 begin = taken.get(part.item, 0)
-                taken[part.item] = begin + group
-                yield stage, part, item.modules[begin : begin + group]
+                taken[part.item] = begin + 1
+                yield stage, part, item.modules[begin : begin + 1]
 
 
 def _placed(plan: Plan, choice: Choice, units: list[tuple[int, Part, tuple[str, ...]]]) -> Plan:
