@@ -194,22 +194,24 @@ class Estimator:
         return min((fast[unit].forward for unit in self.units if self.model.items[unit].modules), default=0.0)
 
     def schedule_bound(self, config: Config, kind: Kind, chunks: int) -> float:
-        """Seconds that no plan of a config with this schedule is below: the relaxed interval (`relax.py`), for the units that most of the model
-        is made of, and the rest of the model shared evenly."""
+        """Seconds that no plan of a config with this schedule is below: with the relaxed interval (`relax.py`) of the units that most of the
+        model is made of, and the rest of the model shared as suits."""
+        key = (config, kind, chunks)
+        if key not in self.relaxed:
+            self.relaxed[key] = self._relaxed(config, kind, chunks)
+        return config.microbatches * self.relaxed[key] + (config.pp - 1) * self.shortest(config)
+
+    def _relaxed(self, config: Config, kind: Kind, chunks: int) -> float:
         fast, options = self.book.fast(config.way, config.size), self.book.options(config.way, config.size)
         pattern = self.pattern(kind, config.pp, min(config.microbatches, shortened(config)), chunks)
         if fast is None or options is None or pattern is None or len(self.units) < config.pp * chunks:
             return inf
-        key = (config, kind, chunks)
-        if key not in self.relaxed:
-            most = max(range(len(self.model.items)), key=lambda number: self.model.items[number].copies)
-            alike = [unit for unit in self.units if self._same(fast, unit, most)]
-            rest = sum(fast[unit].seconds for unit in self.units if not self._same(fast, unit, most))
-            static = _per_unit(config, fast[most])
-            choices = [UnitOption(variant.cost.seconds, variant.cost.activations) for variant in options[most]]
-            flying = in_flight(pattern)
-            self.relaxed[key] = least_interval(pattern.stages, flying, choices, len(alike), static, self.memory, rest)
-        return config.microbatches * self.relaxed[key] + (config.pp - 1) * self.shortest(config)
+        most = max(range(len(self.model.items)), key=lambda number: self.model.items[number].copies)
+        alike = [unit for unit in self.units if self._same(fast, unit, most)]
+        rest = sum(fast[unit].seconds for unit in self.units if not self._same(fast, unit, most))
+        choices = [UnitOption(variant.cost.seconds, variant.cost.activations) for variant in options[most]]
+        static, flying = _per_unit(config, fast[most]), in_flight(pattern)
+        return least_interval(pattern.stages, flying, choices, len(alike), static, self.memory, rest)
 
     def _same(self, fast: tuple[ItemCost, ...], unit: int, most: int) -> bool:
         """Whether a unit costs what those that most of the model is made of cost: the first and the last layer do."""

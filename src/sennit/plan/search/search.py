@@ -1,12 +1,13 @@
 """Search: which way to split, how many stages and replicas, which micro-batches, schedule and sharing are fastest and fit.
 
 The space is finite: every way that `space` lists, times every mesh pp x dp that uses all devices, times the sizes of micro-batches that divide the batch, times
-what replicas share, times the schedules. `search` walks it best bound first (branch and bound):
+what replicas share, times the schedules. `search` walks it best first:
 
-1. the bound of each config from one probe of its way (`Estimator.bound`), on a heap;
-2. when its turn comes, each of its schedules is bounded by a linear program with the memory of its lanes, and waits for its own turn;
-3. then the schedule is estimated, unless its bubble with equal stages makes it slower than what was found. When the least bound is not below the best
-   step (by more than `close`), the walk ends.
+1. each schedule of each config has a bound from one probe of its way (`Estimator.bound`), and a guess: the bound, and the bubble that the schedule has with
+   equal stages;
+2. the one with the least guess is bounded again, by a linear program with the memory of its lanes, and waits for its turn;
+3. when that comes, it is estimated. The walk ends when no guess is below the best step found;
+4. then the least bounds of what was left are sharpened by their linear programs, until the least of all is a sharp one.
 
 The least bound of all is a certificate: no plan of the space, under any of its schedules, any cut into stages and any choice of what to keep, is faster.
 `Found.why` says where the step goes, which is why it is above the bound.
@@ -42,7 +43,7 @@ __all__ = ["Found", "Space", "batch_of", "search"]
 @dataclass(frozen=True, slots=True)
 class Space:
     """What a search may choose from. `sizes` are the samples of a micro-batch on a replica; `pieces` the co-shard factors; `most_tp` is
-    the node where none is given. The baselines are spaces too (`baselines.py`)."""
+    the node where none is given. `effort` is the most linear programs that the certificate may take. The baselines are spaces too (`baselines.py`)."""
 
     name: str = "all"
     tps: tuple[int, ...] | None = None
@@ -63,6 +64,7 @@ class Space:
     )
     chunks: tuple[int, ...] = (2, 3, 4, 6, 8)
     interlaced: bool = False
+    effort: int = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +107,10 @@ def search(
     pins: Mapping[str, Mapping[str, object]] | None = None,
     say: Callable[[str], None] = lambda message: None,
     most_alternatives: int = 8,
-    close: float = 0.002,
 ) -> Found:
-    """The fastest plan that fits on all devices of the cluster, or one that is at most `close` slower. The batch of the graph is that of a
-    whole step."""
+    """The fastest plan that fits on all devices of the cluster. The batch of the graph is that of a whole step."""
     chosen = named_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
-    return _Search(graph, cluster, space or Space(), chosen, pins or {}, say, most_alternatives, close).run()
+    return _Search(graph, cluster, space or Space(), chosen, pins or {}, say, most_alternatives).run()
 
 
 def batch_of(graph: Graph) -> int:
@@ -134,9 +134,8 @@ class _Search:
         pins: Mapping[str, Mapping[str, object]],
         say: Callable[[str], None],
         most: int,
-        close: float,
     ) -> None:
-        self.graph, self.cluster, self.say, self.most, self.close = graph, cluster, say, most, close
+        self.graph, self.cluster, self.say, self.most = graph, cluster, say, most
         self.batch = batch_of(graph)
         self.model = shallow(graph)
         self.pins = Pins.read(pins, graph, self.model)
@@ -155,6 +154,9 @@ class _Search:
         self.found: list[Estimate] = []
         self.shortages: list[Shortage] = []
         self.estimated = 0
+        self.open: list[
+            tuple[float, int, Config, tuple[Kind, int]]
+        ] = []  # bounds of schedules that were not estimated, or were
         self.roomy: set[Config] = set()  # configs, less what replicas share, in which every unit can keep everything
 
     def run(self) -> Found:
@@ -165,36 +167,58 @@ class _Search:
                 where=f"pins {self.pins}" if self.pins.given else f"cluster {self.cluster.name!r}",
                 fix="change the batch size, the number of devices, or the pins",
             )
-        order = count()
-        heap: list[tuple[float, int, Config, tuple[Kind, int] | None]] = []
-        for config in configs:
-            if (bound := self.estimator.bound(config)) < float("inf"):
-                heapq.heappush(heap, (bound, next(order), config, None))
-        least = best = float("inf")
-        while heap:
-            bound, _, config, kind = heapq.heappop(heap)
-            if bound >= best * (1.0 - self.close):
-                least = min(least, bound)
-                break
-            if config.zero > 1 and replace(config, zero=0) in self.roomy:
-                continue  # nothing is computed again with less shared: sharing more only adds traffic
-            if kind is None:
-                self.say(f"bounding {config.way}, pp={config.pp}, dp={config.dp}: {bound:.4g} s, found {best:.4g} s")
-                for one in self.kinds(config):
-                    if (sharper := max(bound, self.estimator.schedule_bound(config, *one))) < float("inf"):
-                        heapq.heappush(heap, (sharper, next(order), config, one))
-                continue
-            least = min(least, bound)
-            # the schedule's bubble with equal stages is no proof, and a good guess
-            if bound + self.estimator.fill(config, *kind) - (config.pp - 1) * self.estimator.shortest(config) < best:
-                for estimate in self.scheduled(config, *kind):
-                    best = min(best, estimate.step)
-                    self.found.append(estimate)
+        best = self.walk(configs)
+        least = self.certify(best)
         if self.space.interlaced:
             least = min(least, self.interlace(configs, best))
         if not self.found:
             raise self.does_not_fit()
         return self.result(least)
+
+    def walk(self, configs: list[Config]) -> float:
+        """Estimates schedules in the order of a guess: the bound, and the schedule's bubble with equal stages. Ends when no guess is below
+        the best step found, which is returned; what was not looked at is left in `open`."""
+        order, guesses = count(), list[tuple[float, int, Config, tuple[Kind, int], float]]()
+        for config in configs:
+            if (bound := self.estimator.bound(config)) < float("inf"):
+                start = bound - (config.pp - 1) * self.estimator.shortest(config)
+                for kind in self.kinds(config):
+                    guess = start + self.estimator.fill(config, *kind)
+                    heapq.heappush(guesses, (guess, next(order), config, kind, bound))
+        best = float("inf")
+        while guesses:
+            guess, _, config, kind, bound = heapq.heappop(guesses)
+            sharp = (config, *kind) in self.estimator.relaxed
+            if guess >= best:
+                self.open.append((bound, next(order), config, kind))
+            elif not sharp:
+                sharper = max(bound, self.estimator.schedule_bound(config, *kind))
+                if sharper < float("inf"):
+                    heapq.heappush(guesses, (guess + sharper - bound, next(order), config, kind, sharper))
+            else:
+                self.open.append((bound, next(order), config, kind))
+                if config.zero > 1 and replace(config, zero=0) in self.roomy:
+                    continue  # nothing is computed again with less shared: sharing more only adds traffic
+                for estimate in self.scheduled(config, *kind):
+                    best = min(best, estimate.step)
+                    self.found.append(estimate)
+        return best
+
+    def certify(self, best: float) -> float:
+        """The least bound of all schedules of all configs: those with the least are bounded by their linear program, until the least is one of
+        these, or `effort` programs were solved."""
+        heapq.heapify(self.open)
+        solved = 0
+        while self.open and self.open[0][0] < best:
+            bound, number, config, kind = heapq.heappop(self.open)
+            if (config, *kind) in self.estimator.relaxed or solved >= self.space.effort:
+                return bound
+            solved += 1
+            self.say(f"certifying: no plan below {bound:.4g} s, found {best:.4g} s")
+            sharper = max(bound, self.estimator.schedule_bound(config, *kind))
+            if sharper < float("inf"):
+                heapq.heappush(self.open, (sharper, number, config, kind))
+        return best
 
     def interlace(self, configs: list[Config], best: float) -> float:
         """Interlaced plans of all configs that could be faster; the least bound among them."""

@@ -208,7 +208,7 @@ def _stands_for(children: tuple[str, ...], present: set[str], copies: int) -> di
     """The children of a run that each child of the shallow graph stands for, itself first. Dropped ones follow the copy that was kept, and a
     copy may be a group of children."""
     missing = [position for position, child in enumerate(children) if child not in present]
-    found = {child: (child,) for child in children if child in present}
+    found: dict[str, tuple[str, ...]] = {child: (child,) for child in children if child in present}
     if missing:
         begin, end, group = missing[0], missing[-1] + 1, len(missing) // (copies - 1)
         for place in range(group):
