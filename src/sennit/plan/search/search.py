@@ -6,7 +6,7 @@ what replicas share, times the schedules. `search` walks it best first:
 1. each schedule of each config has a bound from one probe of its way (`Estimator.bound`), and a guess: the bound, and the bubble that the schedule has with
    equal stages;
 2. the one with the least guess is bounded again, by a linear program with the memory of its lanes, and waits for its turn;
-3. when that comes, it is estimated. The walk ends when no guess is below the best step found;
+3. when that comes, it is estimated. The walk ends when no guess is below the best step found, or after `Space.estimates` of them;
 4. then the least bounds of what was left are sharpened by their linear programs, until the least of all is a sharp one.
 
 The least bound of all is a certificate: no plan of the space, under any of its schedules, any cut into stages and any choice of what to keep, is faster.
@@ -43,7 +43,8 @@ __all__ = ["Found", "Space", "batch_of", "search"]
 @dataclass(frozen=True, slots=True)
 class Space:
     """What a search may choose from. `sizes` are the samples of a micro-batch on a replica; `pieces` the co-shard factors; `most_tp` is
-    the node where none is given. `effort` is the most linear programs that the certificate may take. The baselines are spaces too (`baselines.py`)."""
+    the node where none is given. `estimates` is the most schedules that are estimated, best guesses first, `effort` the
+    most linear programs that the certificate may take: the bound holds in any case. The baselines are spaces too (`baselines.py`)."""
 
     name: str = "all"
     tps: tuple[int, ...] | None = None
@@ -65,6 +66,7 @@ class Space:
     chunks: tuple[int, ...] = (2, 3, 4, 6, 8)
     interlaced: bool = False
     effort: int = 1000
+    estimates: int = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ class _Search:
         while guesses:
             guess, _, config, kind, bound = heapq.heappop(guesses)
             sharp = (config, *kind) in self.estimator.relaxed
-            if guess >= best:
+            if guess >= best or (best < float("inf") and self.estimated >= self.space.estimates):
                 self.open.append((bound, next(order), config, kind))
             elif not sharp:
                 sharper = max(bound, self.estimator.schedule_bound(config, *kind))
