@@ -180,7 +180,10 @@ class Estimator:
         if config.pp * self.memory < self.static(config, self.units, fast, set()):
             return inf
         # one unit at a time, with what replicas exchange beside it
-        each = [max(cost.seconds, sum(self.shared(config, cost)) + cost.together - cost.backward) for cost in fast]
+        each = [
+            max(cost.seconds, sum(self.shared(config, cost)) + cost.together - cost.backward) + _added(config, cost)
+            for cost in fast
+        ]
         lanes, total = config.pp, sum(each[unit] for unit in self.units)
         interval = total / lanes
         for number, item in enumerate(self.model.items):
@@ -208,8 +211,13 @@ class Estimator:
             return inf
         most = max(range(len(self.model.items)), key=lambda number: self.model.items[number].copies)
         alike = [unit for unit in self.units if self._same(fast, unit, most)]
-        rest = sum(fast[unit].seconds for unit in self.units if not self._same(fast, unit, most))
-        choices = [UnitOption(variant.cost.seconds, variant.cost.activations) for variant in options[most]]
+        rest = sum(
+            fast[unit].seconds + _added(config, fast[unit]) for unit in self.units if not self._same(fast, unit, most)
+        )
+        choices = [
+            UnitOption(variant.cost.seconds + _added(config, variant.cost), variant.cost.activations)
+            for variant in options[most]
+        ]
         static, flying = _per_unit(config, fast[most]), in_flight(pattern)
         return least_interval(pattern.stages, flying, choices, len(alike), static, self.memory, rest)
 
@@ -265,3 +273,8 @@ def _per_unit(config: Config, cost: ItemCost) -> float:
             return cost.parameters + (cost.gradients + cost.state) / config.dp
         case _:
             return (cost.parameters + cost.gradients + cost.state) / config.dp
+
+
+def _added(config: Config, cost: ItemCost) -> float:
+    """Seconds for adding up the gradients of micro-batches."""
+    return cost.accumulate if config.microbatches > 1 else 0.0
