@@ -55,6 +55,22 @@ def test_what_ifs_stand_beside_the_unchanged_step(program: str, capsys: pytest.C
     assert sum(lane.memory_bytes.values()) == lane.peak_memory_bytes
 
 
+def test_operators_timed_here_are_for_cpu_ranks(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", program, "--cluster", "laptop:16", "--profile-here", "--json"]) == 0
+    result = msgspec.json.decode(capsys.readouterr().out, type=SimulateResult)
+    assert "operators timed on this machine" in {cost.source for cost in result.costs}
+    assert main(["simulate", program, "--cluster", "h200x8:2", "--profile-here"]) == 2
+    assert "are no CPU ranks" in capsys.readouterr().err
+
+
+def test_reserved_memory_is_no_less_than_what_is_live(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["simulate", program, "--cluster", "h200x8:2", "--reserved", "--fused-attention", "--json"]
+    assert main(arguments) == 0
+    (lane,) = msgspec.json.decode(capsys.readouterr().out, type=SimulateResult).lanes
+    assert lane.reserved_memory_bytes is not None
+    assert lane.reserved_memory_bytes >= lane.peak_memory_bytes
+
+
 def test_the_table_says_where_times_come_from(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", program, "--cluster", "dgx-h100:2", "--what-if", "link nic:3 down"]) == 0
     out = capsys.readouterr().out

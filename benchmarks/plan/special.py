@@ -123,7 +123,7 @@ def step_of(case: str, contender: str) -> Step:
     model, batch = build(case)
     if contender == "pipelining 1f1b":
         return pipelining(model, batch)
-    mine = {key: value[dist.get_rank() :: RANKS] for key, value in batch.items()}
+    mine = {key: value[dist.get_rank() :: RANKS].contiguous() for key, value in batch.items()}
     if contender.endswith("checkpoints"):
         checkpointed(case, model)
     match contender.partition(",")[0]:

@@ -92,7 +92,7 @@ def one(rank: int, model: str, name: str) -> dict:
     kinds = (MemoryKind.PARAMETERS, MemoryKind.OPTIMIZER)
     return {
         "mesh": mesh,
-        "loss": float(loss),
+        "loss": loss.item(),
         "sent": sent(parallel.program, rank),
         "count": counted(parallel.program, rank),
         "standing": sum(report.at_peak[kind] or 0 for kind in kinds),
@@ -122,7 +122,7 @@ def main() -> None:
     torch.set_num_threads(1)
     module, args, kwargs = sample(options.model)
     if options.model == "gpt":
-        serial = float(loss_of(module(*args, **kwargs)))
+        serial = loss_of(module(*args, **kwargs)).item()
     print(f"torch {torch.__version__}, {platform.machine()}, float32, four gloo ranks")
     print(
         "| plan | mesh | all-reduces | gathers | scatters | sent, MB | standing, MB | step, predicted MB | measured MB | loss |"

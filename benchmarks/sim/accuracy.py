@@ -1,10 +1,11 @@
 """Predicted against measured: the tables of docs/cluster.md.
 
-    python benchmarks/sim/accuracy.py [--only steps operators memory busbw] [--measured h200_profile.json]
+    python benchmarks/sim/accuracy.py [--only steps operators memory allocator busbw] [--measured h200_profile.json]
 
 **steps**: forward and backward of the blocks of blocks.py on one H200, replayed from a CUDA graph, against the sum of their
 operators' predicted times. For each block the profile is fitted without every measured call that the block makes, so nothing
 of it was seen. **operators**: those calls alone, by family. **memory**: peak bytes of a step, from a trace without a GPU.
+**allocator**: what torch's caching allocator reserved for a step, against its model with the same allocations.
 **busbw**: all-reduce of 4 GiB against published bus bandwidth. Errors are signed: + is predicted too long, or too much.
 """
 
@@ -25,6 +26,7 @@ from sennit.cluster import Algorithm, Device, Topology, load
 from sennit.cost import OperatorCosts, Profile, collective
 from sennit.cost.profile import Family, Reference
 from sennit.ir.program import CollectiveKind
+from sennit.sim.allocator import CachingAllocator
 
 PUBLISHED = (  # GB/s, and where
     ("dgx-a100", 200.0, 236.0, "nccl-tests#149"),
@@ -123,6 +125,33 @@ def memory(source: Measured) -> None:
     print(f"\nmedian {median(map(abs, errors.values())):.1%} (target 3%), worst {errors[worst]:+.1%}: {worst}")
 
 
+def allocator() -> None:
+    """The recorded step begins with what was cached before: one free block of that size stands for it."""
+    recorded = json.loads(Path(__file__).with_name("h200_memory.json").read_text(encoding="utf-8"))
+    print(f"\nMemory reserved for a step, {recorded['about']['device']}, the recorded allocations replayed\n")
+    print(
+        "| block | live, MB | model, MB | off by | reserved, MB | model, MB | off by |\n|---|---|---|---|---|---|---|"
+    )
+    errors: dict[str, float] = {}
+    for step in recorded["steps"]:
+        model = CachingAllocator()
+        cached = step["reserved_before"] - step["before"]
+        model.cache(cached)
+        for what, block, size in step["trace"]:
+            if what == "alloc":
+                model.allocate(block, size)
+            elif what == "free":
+                model.release(block)
+        live, taken = step["peak"] - step["before"], step["reserved"] - step["before"]
+        errors[step["name"]] = model.most_reserved / taken - 1
+        print(
+            f"| {step['name']} | {live / 1e6:.0f} | {model.most_live / 1e6:.0f} | {model.most_live / live - 1:+.1%} | "
+            f"{taken / 1e6:.0f} | {model.most_reserved / 1e6:.0f} | {errors[step['name']]:+.1%} |"
+        )
+    worst = max(errors, key=lambda name: abs(errors[name]))
+    print(f"\nreserved: median {median(map(abs, errors.values())):.1%}, worst {errors[worst]:+.1%}: {worst}")
+
+
 def busbw() -> None:
     print("\nAll-reduce of 4 GiB: published and simulated bus bandwidth\n")
     print("| cluster | published, GB/s | simulated, GB/s | off by |\n|---|---|---|---|")
@@ -142,15 +171,15 @@ def busbw() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sections = ("steps", "operators", "memory", "busbw")
+    sections = ("steps", "operators", "memory", "allocator", "busbw")
     parser.add_argument("--only", nargs="*", choices=sections, default=sections)
     parser.add_argument("--measured", type=Path, default=Path(__file__).with_name("h200_profile.json"))
     options = parser.parse_args()
     needs = {"steps", "operators", "memory"} & set(options.only)
     source = Measured(options.measured, load("h200x8").device) if needs else None
     for name in options.only:
-        if name == "busbw":
-            busbw()
+        if name in ("busbw", "allocator"):
+            {"busbw": busbw, "allocator": allocator}[name]()
         else:
             assert source is not None
             {"steps": steps, "operators": operators, "memory": memory}[name](source)

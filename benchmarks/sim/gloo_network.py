@@ -217,7 +217,8 @@ def main() -> None:
     assert cluster.nic is not None
     print(f"{HOSTS} hosts of {options.ranks_per_host} on {os.cpu_count()} cores, link of {options.rate}", end=": ")
     print(f"probed {cluster.nic.bandwidth.value / 1e6:.1f} MB/s, {2e6 * cluster.nic.latency.value:.0f} us\n")
-    whole = simulate(lower(propagate(data_parallel(graph_of(), Mesh.parse("dp=1")))), cluster).span
+    serial = lower(propagate(data_parallel(graph_of(), Mesh.parse("dp=1"))))
+    whole = simulate(serial, cluster).span
     steps = answer["steps"]
     assert isinstance(steps, dict)
     alone = min(steps["alone"])

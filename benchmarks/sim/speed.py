@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import platform
 import time
+from collections.abc import Sequence
 
 from gpt3_program import GPT3, gpt3
 
@@ -33,7 +34,7 @@ from sennit.ir.program import (
     Send,
     Step,
 )
-from sennit.sim import simulate
+from sennit.sim import parse_what_if, simulate_fully
 
 WIDTH, ROWS = 4096, 2048
 
@@ -105,10 +106,11 @@ def pipeline(stages: int, dp: int, tp: int, count: int, micro: int) -> Program:
     return Program(f"pp={stages},dp={dp},tp={tp}", tuple(lanes))
 
 
-def row(program: Program, cluster: str, *, fold: bool) -> None:
+def row(program: Program, cluster: str, *, fold: bool, what_if: Sequence[str] = ()) -> None:
     machine = load(cluster)
     start = time.process_time()  # other work on the machine is not counted
-    timeline = simulate(program, machine, fold=fold)
+    changes = [parse_what_if(text) for text in what_if]
+    timeline = simulate_fully(program, machine, fold=fold, what_if=changes).timeline
     seconds = time.process_time() - start
     events = len(timeline.events)
     print(
@@ -120,7 +122,7 @@ def row(program: Program, cluster: str, *, fold: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sections = ("events", "growth", "gpt3")
+    sections = ("events", "growth", "fault", "gpt3")
     parser.add_argument("--only", nargs="*", choices=sections, default=sections)
     only = parser.parse_args().only
     print(f"python {platform.python_version()} on {platform.machine()}, one core, CPU seconds\n")
@@ -136,6 +138,8 @@ def main() -> None:
     if "growth" in only:
         for devices in (8, 64, 512, 1024, 4096, 16384):
             row(one_lane(devices // 8, 8, 100), f"dgx-h100:{devices // 8}", fold=True)
+    if "fault" in only:  # one NIC of one node fails
+        row(one_lane(512, 8, 50), "dgx-h100:512", fold=True, what_if=["link nic:3 down"])
     if "gpt3" in only:
         row(gpt3(GPT3()), "dgx-h100:64", fold=True)
         row(gpt3(GPT3(dp=128)), "dgx-h100:1024", fold=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sennit.ir.mesh import Mesh
     from sennit.ir.program import Program
     from sennit.ir.timeline import Timeline
+    from sennit.reshard.calibrate_torch import calibrate_redistribution
     from sennit.reshard.checkpoint_torch import load_checkpoint
     from sennit.reshard.dtensor_torch import redistribute
     from sennit.reshard.serve_torch import serve_dtensor
@@ -45,6 +46,7 @@ __all__ = [
     "TrainingState",
     "__version__",
     "absent_weight",
+    "calibrate_redistribution",
     "load_checkpoint",
     "parallelize",
     "redistribute",
@@ -70,6 +72,7 @@ _HOME = {
     "Timeline": "sennit.ir.timeline",
     "TrainingState": "sennit.run.training_state",
     "absent_weight": "sennit.reshard.weights_torch",
+    "calibrate_redistribution": "sennit.reshard.calibrate_torch",
     "load_checkpoint": "sennit.reshard.checkpoint_torch",
     "parallelize": "sennit.run.parallelize",
     "redistribute": "sennit.reshard.dtensor_torch",
@@ -80,7 +83,13 @@ _HOME = {
 }
 
 # What runs on `current_executor`. It takes the shared memory of one host from a folder above its own: this is where the two meet.
-_ON_CURRENT_EXECUTOR = ("load_checkpoint", "redistribute", "serve_dtensor", "stream_weights")
+_ON_CURRENT_EXECUTOR = (
+    "calibrate_redistribution",
+    "load_checkpoint",
+    "redistribute",
+    "serve_dtensor",
+    "stream_weights",
+)
 
 
 def __getattr__(name: str) -> object:

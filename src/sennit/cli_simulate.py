@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from sennit.errors import ProgramError, RunError
+from sennit.errors import ClusterError, ProgramError, RunError
 
 if TYPE_CHECKING:
+    from sennit.cluster import Cluster
+    from sennit.cost.measured_torch import MeasuredOperators
     from sennit.ir.program import Program
     from sennit.ir.timeline import Timeline
     from sennit.sim import Simulation
@@ -48,6 +50,12 @@ class Simulate:
     """Count the step and the state of an optimizer: sgd, momentum, adam, adamw; -master keeps a copy in f32."""
     iterations: Annotated[int, tyro.conf.arg(metavar="N")] = 1
     """Play so many steps in a row, and say how long a further one takes."""
+    fused_attention: bool = False
+    """Take attention that was captured in its mathematical form as one kernel that stores no scores, as eager torch on a GPU."""
+    reserved: bool = False
+    """Also say what torch's caching allocator takes from a GPU for the step, fragmentation included."""
+    profile_here: bool = False
+    """Time the program's own operators on this machine first, on one thread: for clusters of CPU ranks."""
     trace: File = None
     """Also write the timeline as a trace for ui.perfetto.dev (gzipped JSON)."""
     json: Json = False
@@ -65,6 +73,7 @@ class LaneSummary:
     idle_seconds: float
     peak_memory_bytes: int
     memory_bytes: dict[str, int]
+    reserved_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +130,10 @@ def run_simulate(
     with progress(not command.json) as say:
         say(f"reading {command.program}")
         program = Program.parse(read_text(command.program))
+        if command.fused_attention:
+            from sennit.sim import fuse_attention
+
+            program = fuse_attention(program)
         simulation, unchanged = _check_and_time(command, program, say)
     result = _simulate_result(command, program, simulation, unchanged)
     if command.json:
@@ -141,10 +154,21 @@ def _check_and_time(command: Simulate, program: Program, say: Progress) -> tuple
     chosen = optimizer(command.optimizer) if command.optimizer is not None else None
     say("checking the program")
     check_program(program)
-    say(f"simulating {len(program.devices)} devices on {command.cluster}")
     cluster = load(command.cluster)
-    result = simulate_fully(program, cluster, what_if=what_if, optimizer=chosen, iterations=command.iterations)
-    unchanged = simulate_fully(program, cluster, optimizer=chosen).timeline if what_if else None
+    operators = _timed_here(command, program, cluster, say) if command.profile_here else None
+    say(f"simulating {len(program.devices)} devices on {command.cluster}")
+    result = simulate_fully(
+        program,
+        cluster,
+        what_if=what_if,
+        optimizer=chosen,
+        iterations=command.iterations,
+        reserved=command.reserved,
+        operators=operators,
+    )
+    unchanged = None
+    if what_if:
+        unchanged = simulate_fully(program, cluster, optimizer=chosen, operators=operators).timeline
     if command.trace is not None:
         from sennit.report import write_trace
 
@@ -157,13 +181,25 @@ def _check_and_time(command: Simulate, program: Program, say: Progress) -> tuple
     return result, unchanged
 
 
+def _timed_here(command: Simulate, program: Program, cluster: Cluster, say: Progress) -> MeasuredOperators:
+    from sennit.cost.measured_torch import MeasuredOperators
+
+    if cluster.host is None:
+        raise ClusterError(
+            f"the devices of {command.cluster!r} are no CPU ranks, and this machine's operators say nothing of them",
+            fix="simulate on the cluster laptop, or on one that sennit probe wrote; or leave --profile-here out",
+        )
+    return MeasuredOperators.of(program, say=say)
+
+
 def _simulate_result(
     command: Simulate, program: Program, simulation: Simulation, unchanged: Timeline | None
 ) -> SimulateResult:
     from sennit.sim import critical_parts, exposed_parts
 
     timeline = simulation.timeline
-    lanes = tuple(_lane_summary(timeline, lane.name, lane.devices) for lane in program.lanes)
+    reserved = dict(simulation.reserved)
+    lanes = tuple(_lane_summary(timeline, lane.name, lane.devices, reserved.get(lane.name)) for lane in program.lanes)
     worst = max(timeline.unlike(program.devices), key=timeline.exposed, default=0)
     return SimulateResult(
         schema="sennit.simulate/1",
@@ -191,7 +227,7 @@ def _simulate_result(
     )
 
 
-def _lane_summary(timeline: Timeline, name: str, devices: tuple[int, ...]) -> LaneSummary:
+def _lane_summary(timeline: Timeline, name: str, devices: tuple[int, ...], reserved: int | None) -> LaneSummary:
     from sennit.ir.event import Category
     from sennit.sim import peak_by_kind
 
@@ -205,6 +241,7 @@ def _lane_summary(timeline: Timeline, name: str, devices: tuple[int, ...]) -> La
         idle_seconds=max(timeline.idle(device) for device in shown),
         peak_memory_bytes=timeline.peak_memory(fullest),
         memory_bytes={kind.value: size for kind, size in peak_by_kind(timeline, fullest).items()},
+        reserved_memory_bytes=reserved,
     )
 
 
@@ -232,6 +269,8 @@ def _print_simulation(result: SimulateResult) -> None:
     for lane in result.lanes:
         spans = (lane.compute_seconds, lane.exposed_seconds, lane.idle_seconds)
         kinds = ", ".join(f"{kind} {units.size(size)}" for kind, size in lane.memory_bytes.items())
+        if lane.reserved_memory_bytes is not None:
+            kinds += f"; reserved {units.size(lane.reserved_memory_bytes)}"
         ranges = print_ranges(lane.devices)
         table.add_row(lane.lane, ranges, *map(units.seconds, spans), units.size(lane.peak_memory_bytes), kinds)
     Console().print(table)

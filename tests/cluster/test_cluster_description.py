@@ -137,7 +137,10 @@ def test_an_unknown_field_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ClusterError) as error:
         load(str(path))
     assert "unknown field 'bloking' in host" in message(error)
-    assert "did you mean 'blocking'? the fields here are cores, transfers_use_cores, blocking, transfer_cores, take_turns" in message(error)
+    assert (
+        "did you mean 'blocking'? the fields here are cores, transfers_use_cores, blocking, transfer_cores, take_turns"
+        in message(error)
+    )
 
 
 def test_a_figure_without_a_source(tmp_path: Path) -> None:

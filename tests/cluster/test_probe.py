@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import multiprocessing as mp
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
 from sennit.cluster import Basis, Cluster, Topology, load
 from sennit.cluster.probe import Estimate, PairClass, Probe, Times, cluster_of_probe, estimate, estimate_burst
-from sennit.cluster.probe_torch import probe_ranks
+from sennit.cluster.probe_torch import joined_ranks, probe_ranks
 from sennit.cluster.ranks_torch import GlooRanks
 from sennit.errors import ClusterError
 
@@ -135,6 +139,32 @@ def test_gloo_ranks_are_probed() -> None:
 
 def _probe(rank: int) -> Probe | None:
     return probe_ranks(sizes=(8, 1 << 12, 1 << 16, 1 << 20), repeats=6)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs here")
+def test_nccl_without_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "is_torchelastic_launched", lambda: True)
+    with pytest.raises(ClusterError, match="torch finds none"), joined_ranks("nccl"):
+        pass
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs two GPUs to probe between")
+def test_gpus_are_probed_over_nccl(tmp_path: Path) -> None:
+    with mp.get_context("spawn").Pool(2) as pool:
+        answers = pool.starmap(_probe_gpu, [(rank, str(tmp_path / "store")) for rank in range(2)])
+    probe = next(answer for answer in answers if answer is not None)
+    assert (probe.backend, probe.nodes, probe.per_node) == ("nccl", 1, 2)
+    assert (probe.cores_busy, probe.opposite) == (None, None)
+    assert cluster_of_probe(probe, load("h200x8"), "here").reduction is None
+
+
+def _probe_gpu(rank: int, store: str) -> Probe | None:
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=2)
+    try:
+        return probe_ranks(sizes=(8, 1 << 16, 1 << 22, 1 << 24), repeats=5)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_one_rank_has_nothing_to_probe() -> None:

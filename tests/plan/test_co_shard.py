@@ -79,10 +79,10 @@ def test_any_operator_can_be_cut_on_any_letter(small_gpt, draw: st.DataObject) -
     assert largest_difference(values(plan.graph, small_gpt), values(graph, small_gpt)) <= 1e-14
 
 
-@pytest.mark.parametrize("mesh", ["tp=2", "dp=2,tp=2;mb=2"])
-def test_with_tensor_parallelism_no_collective_is_added(mesh: str, small_gpt) -> None:
-    plain = zoo.tensor_parallel(small_gpt.graph, Mesh.parse(mesh))
-    pieces = zoo.co_shard(small_gpt.graph, Mesh.parse(mesh), pieces=2)
+@pytest.mark.parametrize(("mesh", "sequence"), [("tp=2", True), ("dp=2,tp=2;mb=2", False)])
+def test_with_tensor_parallelism_no_collective_is_added(mesh: str, sequence: bool, small_gpt) -> None:
+    plain = zoo.tensor_parallel(small_gpt.graph, Mesh.parse(mesh), sequence=sequence)
+    pieces = zoo.co_shard(small_gpt.graph, Mesh.parse(mesh), pieces=2, sequence=sequence)
     programs = [program_of(plan) for plan in (plain, pieces)]
     counts = [
         Counter((step.kind, step.axes) for step in program.lanes[0].steps if isinstance(step, Collective))

@@ -12,18 +12,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from reshard_problems import random_problem
 from reshard_work import local_piece, mismatch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+import sennit
 from sennit.collective.runtime.shm_posts import HostMemory
 from sennit.errors import RunError
 from sennit.ir.layout import Layout
 from sennit.ir.mesh import Mesh
 from sennit.reshard.calibrate_torch import calibrate
 from sennit.reshard.dtensor_torch import redistribute
-from sennit.reshard.execute_torch import Executor
+from sennit.reshard.execute_torch import Executor, current_executor
 from sennit.reshard.lower_torch import Together
 from sennit.reshard.planner import Mode, plan
 from sennit.reshard.redistribution import StepKind
@@ -209,6 +211,19 @@ def public_face(rank: int, world: int) -> list[str]:
     if shared is None or not shared.knows(tuple(range(world))) or not shared._reached[tuple(range(world))]:
         wrong.append("not through shared memory")
     return wrong
+
+
+def calibrated_for_all(rank: int) -> tuple[Timing, bool, bool]:
+    """What the public face measured; whether its executor uses it; and whether a redistribution is right after it."""
+    found = sennit.calibrate_redistribution(rounds=1, large=1 << 12)
+    executor = current_executor()
+    size = dist.get_world_size()
+    mesh = DeviceMesh("cpu", list(range(size)))
+    whole = torch.arange(size * size * 6.0).view(size, size * 6)
+    given = distribute_tensor(whole, mesh, [Shard(0)])
+    moved = sennit.redistribute(given, [Shard(1)])
+    right = torch.equal(moved.to_local(), whole.chunk(size, 1)[rank])
+    return found, executor.timing is found and executor.groups.timing is found, right
 
 
 def calibrated(rank: int) -> tuple[Timing, Timing]:

@@ -48,6 +48,12 @@ def test_the_public_function_shares_memory(ranks: GlooRanks) -> None:
     assert ranks.call(work.public_face, ranks.count) == [[]] * ranks.count
 
 
+def test_the_one_line_uses_are_calibrated_together(ranks: GlooRanks) -> None:
+    found = ranks.call(work.calibrated_for_all)
+    assert len({timing for timing, _, _ in found}) == 1
+    assert all(used and right for _, used, right in found)
+
+
 def test_both_transports_are_calibrated_alike_on_all_ranks(ranks: GlooRanks) -> None:
     found = ranks.call(work.calibrated)
     assert len(set(found)) == 1

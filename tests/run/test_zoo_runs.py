@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 
+import example_work
 import pytest
 import zoo_work as work
 from parallelize_work import batches, gpt
@@ -52,3 +53,11 @@ def test_memory_falls(four: GlooRanks) -> None:
     assert measured["co-shard"] < 0.9 * measured["data"]
     for plan, bytes_ in measured.items():
         assert 0.8 * predicted[plan] <= bytes_ <= 1.2 * predicted[plan], plan
+
+
+def test_the_example_prints_every_plan() -> None:
+    lines = example_work.run_example(0, "plan_zoo").splitlines()
+    held = {line[:32].strip(): float(line.split()[-2]) for line in lines[1:]}
+    assert len(held) == 10
+    assert held["ZeRO-3"] < held["ZeRO-2"] < held["ZeRO-1"] < held["data parallel"]
+    assert held["co-shard in 4"] < 0.7 * held["data parallel"]

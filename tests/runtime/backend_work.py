@@ -169,6 +169,65 @@ def special_forms(rank: int) -> list[str]:
     return wrong
 
 
+def short_ways(rank: int) -> list[str]:
+    """Calls that were made before take the short way; ranks of one call may take different ones; what does not fit it takes the long one."""
+    pretend_hosts(rank, None)
+    group = sennit_group()
+    size = dist.get_world_size()
+    total = float(sum(range(1, size + 1)))
+    whole, part = torch.full((size * 6,), rank + 1.0), torch.zeros(6)
+    own = torch.full((6,), rank + 1.0)
+    calls = {
+        "all_reduce": (lambda: dist.all_reduce(whole.fill_(rank + 1.0), group=group), lambda: whole, total),
+        "average": (
+            lambda: dist.all_reduce(whole.fill_(rank + 1.0), dist.ReduceOp.AVG, group),
+            lambda: whole,
+            total / size,
+        ),
+        "broadcast": (lambda: dist.broadcast(whole.fill_(rank + 1.0), 1, group), lambda: whole, 2.0),
+        "all_gather": (lambda: dist.all_gather_into_tensor(whole, own, group), lambda: whole.view(size, -1)[-1], size),
+        "reduce_scatter": (
+            lambda: dist.reduce_scatter_tensor(part, whole.fill_(rank + 1.0), group=group),
+            lambda: part,
+            total,
+        ),
+        "all_to_all": (
+            lambda: dist.all_to_all_single(whole, torch.full_like(whole, rank + 1.0), group=group),
+            lambda: whole.view(size, -1)[0],
+            1.0,
+        ),
+    }
+    wrong = []
+    long_way = group._call
+    for name, (call, got, wanted) in calls.items():
+        call()
+        group._call = lambda *_, name=name: wrong.append(f"{name} goes the long way")
+        for _ in range(3):
+            call()
+        group._call = long_way
+        if not bool((got() == wanted).all()):
+            wrong.append(f"{name}: {got()}")
+    strided = torch.full((size * 6, 2), rank + 1.0)[:, 0]
+    mixed = strided if rank == 0 else whole.fill_(rank + 1.0)
+    dist.all_reduce(mixed, group=group)  # here rank 0 alone goes the long way
+    for _ in range(2):
+        work = dist.all_reduce(mixed.fill_(1.0), group=group, async_op=rank == 1)
+        if work is not None:
+            work.wait()
+    inside = torch.zeros(size, 6)
+    inside[rank] = rank + 1.0
+    for _ in range(2):
+        dist.all_gather_into_tensor(inside.view(-1), inside[rank], group)  # in place: they overlap
+    for name, got, wanted in (("mixed", mixed, torch.full((size * 6,), 1.0 * size)), ("in place", inside[:, 0], None)):
+        wanted = torch.arange(1.0, size + 1) if wanted is None else wanted
+        if not torch.equal(got, wanted):
+            wrong.append(f"{name}: {got}")
+    dist.destroy_process_group(group)
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    return wrong + ([] if "closed" in raised(lambda: group.allreduce([whole], options)) else ["it is not closed"])
+
+
 def refusals(rank: int) -> list[str]:
     """What the backend says of calls that it cannot serve. The group is good after each."""
     group = sennit_group()

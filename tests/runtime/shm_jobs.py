@@ -169,7 +169,31 @@ def library_codes(rank: int, size: int, exchange: Exchange, compiled: bool) -> i
     return checked
 
 
-def random_calls(rank: int, size: int, exchange: Exchange, seed: int, count: int) -> int:
+def direct(rank: int, size: int, exchange: Exchange, counts: list[int]) -> bool:
+    """Calls in which ranks read each other's own memory, mixed with others. False where the kernel does not let them."""
+    with ShmGroup.create(rank, size, exchange, timeout=60, capacity=SMALL) as group:
+        if not group.may_read:
+            return False
+        group.direct_from = 256
+        for n, dtype in product(counts, (DType.U8, DType.F64)):
+            check_moves(group, n, dtype, seed=n)
+            check_reductions(group, n, dtype, Reduction.MAX, seed=n)
+            wide = draw(n, size, n * size, dtype)
+            wanted = np.concatenate([array[rank * n : (rank + 1) * n] for array in wide])
+            for shift in (0, 1, n * size):  # the output over the input, beside it, and behind it
+                room = np.zeros(2 * n * size + 1, dtype=held_dtype(dtype))
+                room[: n * size] = wide[rank]
+                group.all_to_all(room[: n * size], room[shift : shift + n * size], dtype=dtype)
+                same(room[shift : shift + n * size], wanted, (n, dtype, shift))
+            inside = group.allocate(n * size * dtype.itemsize).view(held_dtype(dtype))
+            inside[...] = wide[rank]
+            out = np.empty_like(inside)
+            group.all_to_all(inside, out, dtype=dtype)
+            same(out, wanted, (n, dtype, "memory of the group"))
+    return True
+
+
+def random_calls(rank: int, size: int, exchange: Exchange, seed: int, count: int, direct_from: int | None) -> int:
     """Any collective after any other, with any sizes, with pauses of some ranks between them: no call may see what another left."""
     choice, pause = np.random.default_rng(seed), np.random.default_rng([seed, rank])
     made = [ring_all_reduce(size), all_pairs_all_reduce(size), ring_all_reduce(size, channels=2)]
@@ -180,6 +204,7 @@ def random_calls(rank: int, size: int, exchange: Exchange, seed: int, count: int
         encode_schedule(compile_algorithm(made[2])),
     ]
     with ShmGroup.create(rank, size, exchange, timeout=60, capacity=SMALL) as group:
+        group.direct_from = direct_from
         for number in range(count):
             n, kind = int(choice.choice([1, 30, 700, 5000])), int(choice.integers(0, 4))
             if pause.random() < 0.1:
@@ -342,6 +367,15 @@ def killed(rank: int, size: int, exchange: Exchange, victim: int, elements: int,
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
     while True:
         group.all_reduce(np.ones(elements, dtype=np.float32))
+
+
+def killed_while_read(rank: int, size: int, exchange: Exchange, victim: int) -> None:
+    """The victim ends while others read its memory."""
+    group = ShmGroup.create(rank, size, exchange, timeout=30)
+    if rank == victim:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    while True:
+        group.all_to_all(np.ones(size << 20, dtype=np.float32), np.ones(size << 20, dtype=np.float32))
 
 
 def never_comes(rank: int, size: int, exchange: Exchange, absent: int) -> None:

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from backend_work import alone, compare_sequences, large_all_reduces, programs, refusals, special_forms, tuned
+from backend_work import (
+    alone,
+    compare_sequences,
+    large_all_reduces,
+    programs,
+    refusals,
+    short_ways,
+    special_forms,
+    tuned,
+)
 
 from sennit.cluster.ranks_torch import GlooRanks
+from sennit.collective.runtime.shm_abi import load_core
 
 SIZE = 4
 SPLIT = ["a", "b", "a", "b"]  # two hosts, whose ranks do not follow one another
@@ -40,6 +50,12 @@ def test_large_arrays_and_calls_in_a_row(ranks: GlooRanks, hosts: list[str] | No
 
 def test_forms_that_gloo_has_not(ranks: GlooRanks) -> None:
     assert ranks.call(special_forms) == [[]] * SIZE
+
+
+def test_calls_that_were_made_before_take_the_short_way(ranks: GlooRanks) -> None:
+    if load_core() is None:
+        pytest.skip("the core is not compiled")
+    assert ranks.call(short_ways) == [[]] * SIZE
 
 
 def test_what_cannot_be_served_is_refused_and_the_group_stays_good(ranks: GlooRanks) -> None:

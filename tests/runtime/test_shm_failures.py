@@ -44,6 +44,15 @@ def test_a_killed_rank_is_named_by_all_others(mortal: Ranks, elements: int, comp
     good(mortal.run(2, shm_jobs.cycles, 1))  # a new group starts at once
 
 
+@pytest.mark.skipif(load_core() is None, reason="not built")
+def test_a_rank_that_is_killed_while_others_read_it(mortal: Ranks) -> None:
+    results = mortal.run(3, shm_jobs.killed_while_read, 1)
+    for rank in (0, 2):
+        failed = results[rank]
+        assert isinstance(failed, Failed)
+        assert (failed.cause, failed.ranks) == ("died", (1,)), failed.text
+
+
 def test_a_rank_that_never_comes(ranks: Ranks) -> None:
     results = ranks.run(3, shm_jobs.never_comes, 1)
     assert results[1] is None  # it returned

@@ -41,9 +41,18 @@ def test_messages_and_sizes_that_differ(ranks: Ranks, size: int, compiled: bool)
 
 
 @compiled_core
-@pytest.mark.parametrize("size", [3, 5])
-def test_calls_in_any_order(ranks: Ranks, size: int) -> None:
-    assert good(ranks.run(size, shm_jobs.random_calls, 1, 60)) == [60] * size
+@pytest.mark.parametrize(("size", "direct_from"), [(3, None), (5, None), (4, 1000)])
+def test_calls_in_any_order(ranks: Ranks, size: int, direct_from: int | None) -> None:
+    assert good(ranks.run(size, shm_jobs.random_calls, 1, 60, direct_from)) == [60] * size
+
+
+@compiled_core
+@pytest.mark.parametrize("size", [2, 5])
+def test_ranks_that_read_each_others_memory(ranks: Ranks, size: int) -> None:
+    may = good(ranks.run(size, shm_jobs.direct, [1, 33, 5003]))
+    assert len(set(may)) == 1, "ranks differ in whether they may"
+    if not may[0]:
+        pytest.skip("this kernel does not let processes read each other's memory")
 
 
 def test_the_bits_do_not_depend_on_algorithm_or_size(ranks: Ranks) -> None:

@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from sim_programs import programs
 
 from sennit.cluster import Cluster, Topology, load
@@ -15,7 +17,7 @@ from sennit.cost import point_to_point
 from sennit.ir.program import Exchange, Lane, Program, Receive, Send, Step
 from sennit.ir.program_check import check_program
 from sennit.ir.timeline import Category, Event, Timeline
-from sennit.sim import simulate, simulate_fully
+from sennit.sim import parse_what_if, simulate, simulate_fully
 
 Maker = Callable[[int, int], Program]
 
@@ -49,6 +51,15 @@ def by_exchanges(program: Program) -> Program:
     return replace(program, lanes=tuple(replace(lane, steps=tuple(map(named, lane.steps))) for lane in lanes))
 
 
+def relays(program: Program) -> bool:
+    """Whether a lane sends on what it received: `by_exchanges` names such a tensor once only."""
+    for lane in program.lanes:
+        received = {step.result.name for step in lane.steps if isinstance(step, Receive)}
+        if any(isinstance(step, Send) and step.source in received for step in lane.steps):
+            return True
+    return False
+
+
 def moments(timeline: Timeline) -> list[tuple[object, ...]]:
     def one(event: Event) -> tuple[object, ...]:
         name = event.name if event.category is Category.COMPUTE else ""
@@ -74,6 +85,31 @@ def test_any_program_by_exchanges(program: Program) -> None:
     cluster = load(f"dgx-a100:{max(program.devices) // 8 + 1}")
     for fold in (True, False):
         assert moments(simulate(program, cluster, fold=fold)) == moments(simulate(exchanged, cluster, fold=fold))
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(programs())
+def test_any_program_by_exchanges_of_ranks_that_take_turns(program: Program) -> None:
+    assume(not relays(program))
+    exchanged = by_exchanges(program)
+    cluster = Cluster.parse(str(load("laptop:8")).replace("take_turns = false", "take_turns = true"))
+    assert moments(simulate(program, cluster, fold=False)) == moments(simulate(exchanged, cluster, fold=False))
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(programs(), st.sampled_from(["link nic:1 down", "bandwidth node 1 nvlink x0.5"]))
+def test_exchanges_fold_around_a_fault(program: Program, text: str) -> None:
+    assume(not relays(program))
+    cluster = load("dgx-h100:4")
+    assert cluster.nic is not None
+    two = msgspec.structs.replace(
+        cluster,
+        device=msgspec.structs.replace(cluster.device, per_node=2),
+        nic=msgspec.structs.replace(cluster.nic, per_node=2),
+    )
+    exchanged, what_if = by_exchanges(program), [parse_what_if(text)]
+    folded, plain = (simulate_fully(exchanged, two, what_if=what_if, fold=fold).timeline for fold in (True, False))
+    assert moments(folded) == moments(plain)
 
 
 def one_to_all(receivers: int, size: int, *, replicas: int = 1) -> Program:

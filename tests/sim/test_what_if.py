@@ -11,9 +11,16 @@ from sim_programs import programs
 from sennit.cluster import Cluster, Fault, LinkChoice, Topology, Variant, load
 from sennit.cost import collective
 from sennit.errors import ClusterError, ParseError
-from sennit.ir.program import CollectiveKind, Program
+from sennit.ir.dtype import DType
+from sennit.ir.graph import Phase, Ref, Role
+from sennit.ir.layout import Layout, Pending, Reduction
+from sennit.ir.mesh import Mesh
+from sennit.ir.program import Buffer, Collective, CollectiveKind, Compute, Lane, LaneInput, Program, Step
 from sennit.ir.timeline import Category
 from sennit.sim import Straggler, WhatIf, parse_what_if, simulate, simulate_fully
+from sennit.sim.build import build
+from sennit.sim.likeness import different_nodes
+from sennit.sim.what_if import faults_of
 
 Maker = Callable[[int, int], Program]
 
@@ -206,3 +213,48 @@ def test_one_slow_node_of_many_still_folds(tensor_parallel: Maker) -> None:
     assert folded.timeline.span > simulate(program, cluster).span
     for device in (0, 23, 24, 31, 32, 511):
         assert folded.timeline.exposed(device) == pytest.approx(plain.timeline.exposed(device))
+
+
+def pairs_of_nodes() -> Cluster:
+    """Four nodes of two GPUs, each with its NIC."""
+    cluster = load("dgx-h100:4")
+    assert cluster.nic is not None
+    return msgspec.structs.replace(
+        cluster,
+        device=msgspec.structs.replace(cluster.device, per_node=2),
+        nic=msgspec.structs.replace(cluster.nic, per_node=2),
+    )
+
+
+FAULTS = ["link nic:3 down", "bandwidth node 1 nvlink x0.5", "latency node 2 nic x3", "bandwidth node 0 nic:1 x0.25"]
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(programs(), st.sampled_from(FAULTS))
+def test_folded_around_a_fault_and_every_device_for_itself_are_the_same(program: Program, text: str) -> None:
+    what_if = [parse_what_if(text)]
+    folded = simulate_fully(program, pairs_of_nodes(), what_if=what_if).timeline
+    plain = simulate_fully(program, pairs_of_nodes(), what_if=what_if, fold=False).timeline
+    left, right = (sorted((e.device, e.stream, e.name, e.start, e.stop) for e in t.events) for t in (folded, plain))
+    for one, other in zip(left, right, strict=True):
+        assert one[:3] == other[:3]
+        assert one[3:] == pytest.approx(other[3:], rel=1e-9, abs=1e-15)
+
+
+def test_what_is_far_from_a_failed_link_stays_one() -> None:
+    mesh = Mesh.make({"dp": 64, "tp": 8})
+    x = Buffer("x", "x", DType.BF16, Layout.block(mesh, (4096, 1024), {0: ["dp"]}))
+    steps: list[Step] = []
+    for axis in ("tp", "dp"):
+        pending = Layout(mesh, (1024, 1024), ((axis, Pending(Reduction.SUM)),))
+        part = Buffer(f"part {axis}", f"g {axis}", DType.BF16, pending)
+        steps.append(Compute("aten.mm.default", (Ref("x"), Ref("x")), (), (part,), Phase.FORWARD))
+        result = Buffer(f"whole {axis}", f"g {axis}", DType.BF16, Layout(mesh, (1024, 1024)))
+        steps.append(Collective(CollectiveKind.ALL_REDUCE, part.name, result, (axis,)))
+    lane = Lane("all", mesh.devices, (LaneInput(Role.INPUT, x, "x"),), tuple(steps), ())
+    program, cluster = Program("dp=64,tp=8", (lane,)), load("dgx-h100:64")
+    topology = Topology.of(cluster, faults_of([parse_what_if("link nic:19 down")]))
+    assert different_nodes(topology) == {2}
+    built = build(program, cluster, topology, fold=True)
+    # the eight devices of node 2 each, and the others by their place in a node
+    assert sorted(len(actor.devices) for actor in built.actors) == [1] * 8 + [63] * 8

@@ -40,6 +40,11 @@ def joined_ranks(backend: str | None) -> Iterator[None]:
         )
     chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     if chosen == "nccl":
+        if not torch.cuda.is_available():
+            raise ClusterError(
+                "NCCL joins GPUs, and torch finds none on this machine",
+                fix="probe with --backend gloo, or --topology FILE to read the matrix of nvidia-smi",
+            )
         torch.cuda.set_device(dist.get_node_local_rank(fallback_rank=0) % torch.cuda.device_count())
     dist.init_process_group(chosen)
     try:
@@ -224,7 +229,7 @@ class _Ranks:
 
     def opposite(self, pair: Pair, size: int) -> float:
         """A message from the first of the pair and, a quarter of its time later, one from the second: how many times as long as
-        one alone they take together. The median of some, the same on all ranks."""
+        one alone they take together. The least of some (other work only adds), the same on all ranks."""
         there, back = self.buffer[:size], torch.zeros_like(self.buffer[:size])
         ratios: list[float] = []
         for _ in range(max(3, self.repeats // 3)):
@@ -244,7 +249,7 @@ class _Ranks:
                 late.wait()
 
             ratios.append(self._timed(both) / alone)
-        shared: list[float] = [sorted(ratios)[len(ratios) // 2]] if ratios else [0.0]
+        shared: list[float] = [min(ratios)] if ratios else [0.0]
         dist.broadcast_object_list(shared, src=pair[0])
         return shared[0]
 

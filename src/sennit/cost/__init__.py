@@ -7,6 +7,7 @@ from sennit.cost.size_class import CollectiveTimes, by_size_class
 from sennit.cost.transfer import Transfer, bus_bytes, collective, point_to_point
 from sennit.cost.value import Cost, weakest
 from sennit.cost.work import Work, works
+from sennit.cost.workspace import workspace
 
 __all__ = [
     "CollectiveTimes",
@@ -27,4 +28,5 @@ __all__ = [
     "products",
     "weakest",
     "works",
+    "workspace",
 ]

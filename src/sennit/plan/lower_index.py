@@ -142,7 +142,7 @@ class LowerIndex:
         self.early: dict[str, Entries] = {}  # what only a gradient is made of -> how it lies in the parameter's pieces
         for output in graph.outputs:
             wanted: dict[int, Entries]
-            if output.kind is OutputKind.GRADIENT:
+            if output.kind in (OutputKind.GRADIENT, OutputKind.BUFFER) and self.holders.get(output.path):
                 name = by_path[output.path]
                 wanted = {site: self.home(name, site) for site in sorted(self.holders[output.path])}
                 for site, need in wanted.items():
@@ -231,7 +231,9 @@ def weight_work(graph: Graph) -> set[str]:
     several = "several"  # all that counts beyond one, and a set a model long would be slow to carry
     leads: dict[str, set[str]] = {}
     for output in graph.outputs:
-        key = output.path if output.kind is OutputKind.GRADIENT else several
+        # the new values of a parameter and of its optimizer's state (`plan/update.py`) wait for its gradient
+        is_late = output.kind in (OutputKind.GRADIENT, OutputKind.BUFFER)
+        key = output.path.partition("@")[0] if is_late else several
         leads.setdefault(output.name, set()).add(key)
     found: set[str] = set()
     for op in reversed(graph.ops):

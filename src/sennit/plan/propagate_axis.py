@@ -67,7 +67,7 @@ class AxisPass:
     def run(self, moment: dict[str, Moment]) -> None:
         self._inputs()
         self.gradients = self._gradients()
-        self.hints = {**self.gradients, **self.hints}
+        self.hints = {**self._beside_state(), **self.gradients, **self.hints}
         late: set[str] = set()  # values that exist only after the last micro-batch
         free: list[Op] = []  # to be decided by their readers
         wanted: dict[str, set[Entry | None]] = {output.name: {None} for output in self.graph.outputs}
@@ -269,7 +269,7 @@ class AxisPass:
     def _moment(self, op: Op, strategy: Strategy, late: set[str]) -> Moment:
         if all(value.name in self.index.whole for value in op.results):
             return Moment.BEFORE
-        if any(isinstance(entry, Pending) for entry in strategy.reads) or any(name in late for name in op.reads):
+        if any(isinstance(self._seen(name, op), Pending) or name in late for name in op.reads):
             self._check_after(op, strategy, late)
             late.update(value.name for value in op.results)
             return Moment.AFTER
@@ -409,6 +409,24 @@ class AxisPass:
                     hints.setdefault(root, at_root)
         return hints
 
+    def _beside_state(self) -> dict[str, Entry]:
+        """The operators of an optimizer's step (`plan/update.py`) lie as the state that they update is cut."""
+        found: dict[str, Entry] = {}
+        for item in () if self.is_time else self.graph.inputs:
+            name, shape = item.value.name, item.value.type.shape
+            entry = next((self.held[name, stage] for stage in self.index.holders[name]), None)
+            if item.role is not Role.BUFFER or not isinstance(entry, Split):
+                continue
+            waiting = list(self.index.readers[name])
+            while waiting:
+                op = waiting.pop()
+                inside = op.phase is Phase.BACKWARD and op.seq is None and op.results[0].type.shape == shape
+                if inside and op.name not in found:
+                    found[op.name] = entry
+                    waiting += [self.index.producers[read] for read in op.reads if read in self.index.producers]
+                    waiting += self.index.readers.get(op.name, [])
+        return found
+
     def _cheapest(self, op: Op, have: tuple[Entry | None, ...], hint: Entry | None) -> Strategy:
         size, rule = self._size(op), self.index.book.rule(op)
         best: tuple[tuple[float, float, float], Strategy] | None = None
@@ -448,6 +466,8 @@ class AxisPass:
                 return float("inf")
             case (None, _):
                 return 0.0
+            case (Pending(), None) if self.is_time:
+                return 1.0  # after the last micro-batch, when the sum is complete; what passes the sum on is as good, and first
             case _ if self.is_time:
                 return float("inf")
             case (Split(), None):

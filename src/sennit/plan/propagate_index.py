@@ -10,6 +10,7 @@ from sennit.errors import LayoutError
 from sennit.ir.graph import Graph, Op, Phase, Role
 from sennit.ir.layout import Entry, Layout
 from sennit.plan.plan import Plan
+from sennit.plan.recompute import AGAIN
 
 __all__ = ["Entries", "Moment", "PlanIndex", "is_copy", "is_product"]
 
@@ -59,10 +60,15 @@ class PlanIndex:
         return self._sizes[stage].get(axis, 1)
 
     def root(self, name: str) -> str:
-        """The value that a chain of relabellings and copies starts from."""
-        while name in self.producers and is_copy(self.producers[name]):
-            name = self.producers[name].reads[0]
-        return name
+        """The value that a chain of relabellings and copies starts from. What is computed again is the value that it was."""
+        while True:
+            first = name.removesuffix(AGAIN)
+            if first != name and first in self.producers:
+                name = first
+            elif name in self.producers and is_copy(self.producers[name]):
+                name = self.producers[name].reads[0]
+            else:
+                return name
 
     def is_layout(self, stage: int, shape: tuple[int, ...], entries: Entries) -> bool:
         """Whether these entries can lie on one array together, evenly."""

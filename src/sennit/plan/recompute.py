@@ -26,9 +26,9 @@ from sennit.errors import PlanError
 from sennit.ir.graph import Arg, Graph, Op, Phase, Ref, Value
 from sennit.plan.plan import Plan
 
-__all__ = ["recompute"]
+__all__ = ["AGAIN", "recompute"]
 
-_SUFFIX = ".again"
+AGAIN = ".again"  # behind the name of a value that is computed again
 
 
 def recompute(plan: Plan, ops: Iterable[Op]) -> Plan:
@@ -48,8 +48,8 @@ def recompute(plan: Plan, ops: Iterable[Op]) -> Plan:
         )
     graph = _Cloner(plan.graph, chosen).graph()
     clones = {op.name for op in graph.ops} - known
-    splits = [replace(split, op=split.op + _SUFFIX) for split in plan.splits if split.op + _SUFFIX in clones]
-    places = [(name + _SUFFIX, stage) for name, stage in plan.places if name + _SUFFIX in clones]
+    splits = [replace(split, op=split.op + AGAIN) for split in plan.splits if split.op + AGAIN in clones]
+    places = [(name + AGAIN, stage) for name, stage in plan.places if name + AGAIN in clones]
     return replace(plan, graph=graph, splits=(*plan.splits, *splits), places=(*plan.places, *places))
 
 
@@ -87,7 +87,7 @@ class _Cloner:
             op,
             args=self._args(op.args),
             kwargs=tuple((key, self._arg(arg)) for key, arg in op.kwargs),
-            results=tuple(Value(value.name + _SUFFIX, value.type) for value in op.results),
+            results=tuple(Value(value.name + AGAIN, value.type) for value in op.results),
             phase=Phase.BACKWARD,
         )
 
@@ -97,7 +97,7 @@ class _Cloner:
     def _arg(self, arg: Arg) -> Arg:
         match arg:
             case Ref(name) if name in self.maker:
-                return Ref(name + _SUFFIX)
+                return Ref(name + AGAIN)
             case tuple():
                 return self._args(arg)
             case _:

@@ -202,7 +202,7 @@ def _check_edges(program: Program, graph: Graph) -> None:
     values = {(output.kind, output.path): output.name for output in graph.outputs}
     for lane in program.lanes:
         buffers = lane.buffers()
-        parameters = {item.path: item.buffer for item in lane.inputs if item.role is Role.PARAM}
+        held = {item.path: item.buffer for item in lane.inputs if item.role in (Role.PARAM, Role.BUFFER)}
         for item in lane.inputs:
             if item.path not in known or known[item.path].value.name != item.buffer.tensor:
                 raise PlanError(f"input {item.path!r} is not one of the graph's", where=f"lane {lane.name}")
@@ -215,15 +215,17 @@ def _check_edges(program: Program, graph: Graph) -> None:
                     f"{output.kind.value} {output.path!r} returns %{buffer.tensor}, not %{values.get(key)}",
                     where=f"lane {lane.name}, devices {list(lane.devices)}",
                 )
-            parameter = parameters.get(output.path)
-            if output.kind is OutputKind.GRADIENT and parameter is not None and buffer.layout != parameter.layout:
+            home = held.get(output.path)
+            stays = output.kind in (OutputKind.GRADIENT, OutputKind.BUFFER)
+            if stays and home is not None and buffer.layout != home.layout:
+                what = "gradient" if output.kind is OutputKind.GRADIENT else "new value"
                 raise PlanError(
-                    f"the gradient of {output.path!r} lies as {buffer.layout}, its parameter as {parameter.layout}",
+                    f"the {what} of {output.path!r} lies as {buffer.layout}, its parameter as {home.layout}",
                     where=f"lane {lane.name}, devices {list(lane.devices)}",
-                    fix="redistribute the gradient to the parameter's layout",
+                    fix=f"redistribute the {what} to the parameter's layout",
                 )
             returned.add(key)
-        for path in parameters:
+        for path in held:
             if (OutputKind.GRADIENT, path) in values and not any(output.path == path for output in lane.outputs):
                 raise PlanError(
                     f"parameter {path!r} is held here but its gradient is not returned",

@@ -3,6 +3,8 @@
     executor = Executor(timing=calibrate())                              # messages of the backend, or its groups
     executor = Executor(timing=calibrate(shared=maker), shared=maker)    # memory that the ranks of one host share
 
+    sennit.calibrate_redistribution()                                    # for `sennit.redistribute` and the other one-line uses
+
 All ranks of the default process group call it together. Every rank exchanges messages with all others at once, as redistributions do;
 small ones give the seconds per message, large ones the seconds per byte, strided copies the seconds per byte copied; of shared memory,
 where all time is copying, they give the seconds per run of bytes. Where messages go through the backend, each kind of collective is measured too, as messages and through the default group: `Executor` takes the
@@ -22,18 +24,18 @@ from torch import Tensor
 
 from sennit.ir.layout import Layout
 from sennit.ir.mesh import Mesh
-from sennit.reshard.execute_torch import Executor
+from sennit.reshard.execute_torch import EXECUTORS, Executor, current_executor
 from sennit.reshard.groups_torch import Transport, received_by
 from sennit.reshard.lower_torch import Message, Move
 from sennit.reshard.planner import Mode, plan
 from sennit.reshard.redistribution import StepKind
-from sennit.reshard.selection_torch import Selection
+from sennit.reshard.selection_torch import Selection, combine
 from sennit.reshard.shared import SharedMaker
 from sennit.reshard.shared_torch import SharedWire
 from sennit.reshard.timing import CollectiveCost, LinkCost, SharedCost
 from sennit.reshard.wire_torch import Wire, traffic_of
 
-__all__ = ["calibrate"]
+__all__ = ["calibrate", "calibrate_redistribution"]
 
 _SMALL, _LARGE = 16, 1 << 18  # elements of float32: 64 bytes, 1 MiB; of a message
 _STAGING = 8 << 20
@@ -82,12 +84,27 @@ def calibrate(
     )
 
 
+def calibrate_redistribution(*, rounds: int = 7, large: int = _LARGE) -> LinkCost | SharedCost:
+    """Measure what moving data costs between these ranks, once for each process group, and let `sennit.redistribute`, `serve_dtensor`, `stream_weights`
+    and `load_checkpoint` choose their plans by it. All ranks call it together; it takes some tenths of a second. Without it plans are chosen by
+    round figures."""
+    executor = current_executor()
+    found = calibrate(rounds=rounds, shared=EXECUTORS.shared, large=large)
+    executor.use(found)
+    return found
+
+
 def _run_seconds(rounds: int, elements: int) -> float:
     """What each run of four elements takes, beyond the time of its bytes."""
     piece, output = torch.zeros(2 * elements), torch.empty(elements)
     in_runs, dense = piece.view(-1, 8)[:, :4], piece[:elements]
-    strided = _median(rounds, lambda: output.view(-1, 4).copy_(in_runs), "cpu")
+    strided = _median(rounds, lambda: _copied(output.view(-1, 4), in_runs), "cpu")
     return max(strided - _median(rounds, lambda: output.copy_(dense), "cpu"), 0.0) / (elements // 4)
+
+
+def _copied(place: Tensor, values: Tensor) -> Tensor:
+    combine(place, values, None)
+    return place
 
 
 def _exchange_seconds(wire: Wire | SharedWire, size: int, rounds: int, device: torch.device | str) -> float:

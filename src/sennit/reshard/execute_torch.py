@@ -140,6 +140,12 @@ class Executor:
             made = partial(make, self.rank, dist.get_world_size(), self.staging)
             self.shared = SharedWire(self.rank, made, self.wire.timeout)
 
+    def use(self, timing: Timing) -> None:
+        """Choose plans by these costs from now on. All ranks call it at the same place, with the same figures."""
+        with self._lock:
+            self.timing = self.groups.timing = timing
+            self._kept.clear()  # plans of before were chosen by others
+
     # ---- running -------------------------------------------------------------------------------------------------------
 
     def run(self, redistribution: Redistribution, local: Tensor) -> Tensor:

@@ -24,9 +24,12 @@ from torch import Tensor
 from sennit.ir.layout import Reduction
 from sennit.ir.region import Region
 
-__all__ = ["Selection", "combine"]
+__all__ = ["Selection", "combine", "widened"]
 
 Run = tuple[int, int]  # count, step
+
+_SHORT_RUN = 32  # bytes
+_WIDE = (torch.complex128, torch.int64, torch.int32, torch.int16)  # 16, 8, 4 and 2 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class Selection:
         values = self._indexed(self.view(tensor))
         if into is None:
             return values.reshape(-1)
-        into.view(values.shape).copy_(values)
+        combine(into.view(values.shape), values, None)
         return into
 
     def put(self, tensor: Tensor, values: Tensor, how: Reduction | None = None) -> None:
@@ -153,6 +156,7 @@ def combine(place: Tensor, values: Tensor, how: Reduction | None) -> None:
     """`place` becomes `values`, or its reduction with them."""
     match how:
         case None:
+            place, values = widened(place, values)
             place.copy_(values)
         case Reduction.SUM:
             place.add_(values)
@@ -162,6 +166,30 @@ def combine(place: Tensor, values: Tensor, how: Reduction | None) -> None:
             torch.maximum(place, values, out=place)
         case Reduction.MIN:
             torch.minimum(place, values, out=place)
+
+
+def widened(place: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """The same bytes as fewer, larger elements, where runs are short. A copy walks run by run, and of runs of 8 to 32 bytes it spends most of its time on
+    getting from one to the next: as one or two elements each they take a half to a quarter of it."""
+    if place.shape != values.shape or place.dtype != values.dtype or place.device.type != "cpu":
+        return place, values
+    while place.dim() and place.shape[-1] == 1:
+        place, values = place.select(-1, 0), values.select(-1, 0)
+    item = place.element_size()
+    run = place.shape[-1] * item if place.dim() else 0
+    if not item < run <= _SHORT_RUN or place.dtype.is_complex:
+        return place, values
+    for wide in _WIDE:
+        ratio = wide.itemsize // item
+        if ratio > 1 and run % wide.itemsize == 0 and _divides(place, ratio) and _divides(values, ratio):
+            return place.view(wide), values.view(wide)
+    return place, values
+
+
+def _divides(tensor: Tensor, ratio: int) -> bool:
+    """Whether so many elements may be taken as one, everywhere."""
+    *others, last = tensor.stride()
+    return last == 1 and tensor.storage_offset() % ratio == 0 and all(stride % ratio == 0 for stride in others)
 
 
 def _nested_runs(indices: NDArray[np.int64]) -> tuple[Run, ...] | None:

@@ -1,6 +1,7 @@
 """The clock: a program on a cluster, timed."""
 
 from sennit.sim.attribution import Part, critical_parts, exposed_parts, peak_by_kind
+from sennit.sim.fused_attention import fuse_attention
 from sennit.sim.optimizer import Optimizer, optimizer
 from sennit.sim.simulate import CostLine, Simulation, simulate, simulate_fully
 from sennit.sim.steady import Steady
@@ -16,6 +17,7 @@ __all__ = [
     "WhatIf",
     "critical_parts",
     "exposed_parts",
+    "fuse_attention",
     "optimizer",
     "parse_what_if",
     "peak_by_kind",

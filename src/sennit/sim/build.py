@@ -8,7 +8,8 @@ of all pairs (`sim/transfers.py`).
 **When folding is exact.** Every layout is even and the devices of an actor are of one sort (equal costs); the groups of its
 collectives, and the parts of its exchanges, each meet the same actors: all of each, together; its transfers go to one actor;
 and the parts of each bundle are alike. Equal rates then satisfy the fairness of `sim/sharing.py` for all parts, by induction over
-events. Where one of these fails, `build` does not fold.
+events. Where one of these fails because some nodes have other links, devices that are alike (`sim/likeness.py`) are tried as
+actors; where that fails too, `build` does not fold.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from sennit.ir.program import Collective, CollectiveKind, Exchange, Program, Rec
 from sennit.sim.engine import Tasks, Workers
 from sennit.sim.exchanges import Exchanges
 from sennit.sim.lane import Job, LaneCode, compile_lane
-from sennit.sim.local import LocalTypes, Machine, StepCosts, Types
+from sennit.sim.likeness import alike_devices, different_nodes
+from sennit.sim.local import LocalTypes, Machine, OperatorTimes, StepCosts, Types
 from sennit.sim.optimizer import Optimizer
 from sennit.sim.transfers import Bundle, Party, Transfers, alike
 from sennit.sim.turns import Turn
@@ -76,9 +78,10 @@ def build(
     machines: Sequence[Machine] | None = None,
     collectives: CollectiveTimes | None = None,
     optimizer: Optimizer | None = None,
+    operators: OperatorTimes | None = None,
 ) -> Built:
     """`machines` is by device of the cluster; without it all are as described. `collectives` overrules the closed forms,
-    `optimizer` puts its step behind the others."""
+    `operators` the costs of compute, `optimizer` puts its step behind the others."""
     blocking = cluster.host is not None and cluster.host.blocking
     # the order of lanes in a program means nothing: put them in one order
     lanes = sorted(program.lanes, key=lambda lane: (lane.devices, lane.name))
@@ -88,12 +91,17 @@ def build(
     if fold:
         actors = [actor for code in codes for actor in _by_sort(code, sorts)]
         actors.sort(key=lambda actor: (actor.devices, actor.code.lane.name))
-        builder = _Builder(program, cluster, transfers, exchanges, StepCosts(optimizer), sorts, actors)
+        builder = _Builder(program, cluster, transfers, exchanges, StepCosts(optimizer, operators), sorts, actors)
         if builder.folds():
             return builder.build()
+        if different_nodes(topology):
+            actors = _by_colour(codes, alike_devices(program, codes, topology, sorts, exchanges))
+            builder = _Builder(program, cluster, transfers, exchanges, StepCosts(optimizer, operators), sorts, actors)
+            if builder.folds():
+                return builder.build()
     single = [Actor(code, (device,)) for code in codes for device in code.lane.devices]
     single.sort(key=lambda actor: actor.devices)
-    return _Builder(program, cluster, transfers, exchanges, StepCosts(optimizer), sorts, single).build()
+    return _Builder(program, cluster, transfers, exchanges, StepCosts(optimizer, operators), sorts, single).build()
 
 
 def _by_sort(code: LaneCode, machines: Sequence[Machine]) -> list[Actor]:
@@ -104,6 +112,17 @@ def _by_sort(code: LaneCode, machines: Sequence[Machine]) -> list[Actor]:
     if len(sorts) == 1:
         return [Actor(code, code.lane.devices)]
     return [Actor(code, tuple(devices)) for devices in sorts.values()]
+
+
+def _by_colour(codes: Sequence[LaneCode], colours: dict[int, int]) -> list[Actor]:
+    """An actor for the devices of a lane that have one colour."""
+    found: list[Actor] = []
+    for code in codes:
+        alike_ones: dict[int, list[int]] = {}
+        for device in code.lane.devices:
+            alike_ones.setdefault(colours[device], []).append(device)
+        found += [Actor(code, tuple(devices)) for devices in alike_ones.values()]
+    return sorted(found, key=lambda actor: (actor.devices, actor.code.lane.name))
 
 
 class _Builder:
@@ -167,7 +186,7 @@ class _Builder:
                         return False
                     bundle = self._send(step, actor, types)
                     bundles[id(bundle)] = bundle
-        return alike(list(bundles.values()))
+        return alike(list(bundles.values()), self.transfers.topology.wires)
 
     def _whole(self, groups: Sequence[tuple[int, ...]], ordered: bool = True) -> bool:
         """Whether groups are made of whole actors, and each has as many devices of each, in the same places if `ordered`."""
@@ -218,7 +237,9 @@ class _Builder:
         for task, members in self.joint.items():
             (sender, sent), (receiver, received) = members[0], members[-1]
             code = self.actors[receiver].code
-            if not isinstance(code.jobs[received].step, Receive) or not self.tasks.load[task]:
+            step = code.jobs[received].step
+            pair = len(members) == 2 and isinstance(step, Exchange) and step.source is None  # an exchange of two ranks
+            if not (pair or isinstance(step, Receive)) or not self.tasks.load[task]:
                 continue
             ends = (min(sender, receiver), max(sender, receiver))
             self.tasks.turns[task] = Turn(

@@ -38,6 +38,11 @@ class Exchanges:
         self.found: dict[object, dict[int, Part]] = {}  # by what is moved, then by device
         self.of_label: dict[str, dict[int, Part]] = {}
 
+    def devices(self, label: str) -> tuple[int, ...]:
+        """All that take part in an exchange."""
+        meeting = self.meetings[label]
+        return tuple(dict.fromkeys((*meeting.source.layout.mesh.devices, *meeting.result.layout.mesh.devices)))
+
     def parts(self, label: str, devices: tuple[int, ...]) -> tuple[Part, ...]:
         """The parts of an exchange that these devices belong to, in order of their first device."""
         if label not in self.of_label:

@@ -8,7 +8,8 @@ job before it. Collectives and transfers wait for their partners too; `sim/build
 from the beginning) until every name for it is freed and everything that reads them has ended; a free takes effect, like the
 work around it, behind the compute jobs before it. What is never freed stays. Kinds: parameters and buffers of the model are
 `parameters`; inputs and tangents `inputs`; results of `sennit.accumulate` and what pieces of a tensor lie in that the program
-puts out as a gradient `gradients`; the rest `activations`. `staging` are the packed copies that a transfer holds while it runs: of the
+puts out as a gradient `gradients`; the rest `activations`. `staging` is what a step holds while it runs: a kernel's own memory
+(`cost/workspace.py`), and the packed copies of a transfer: of the
 source for a send, an exchange, a reduce-scatter and an all-to-all, of the result for an all-gather; an all-reduce works in its result.
 """
 

@@ -7,17 +7,20 @@ than it saves.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from sennit.cluster import Device
 from sennit.cost import Cost, OperatorCosts
 from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Ref
+from sennit.ir.memory_order import MemoryOrder
 from sennit.ir.program import Buffer, Compute
 from sennit.sim.lane import OPTIMIZER, LaneCode
 from sennit.sim.optimizer import Optimizer
 
-__all__ = ["LocalTypes", "Machine", "StepCosts", "Types"]
+__all__ = ["LocalTypes", "Machine", "OperatorTimes", "StepCosts", "Types"]
 
 Types = dict[str, TensorType]
 
@@ -65,11 +68,19 @@ class LocalTypes:
         return self.shared[key]
 
 
-class StepCosts:
-    """Costs of the compute jobs of a lane, in their order."""
+class OperatorTimes(Protocol):
+    """Times of operators from elsewhere, as `cost/measured_torch.py` has them; None of what they do not know."""
 
-    def __init__(self, optimizer: Optimizer | None = None) -> None:
-        self.optimizer = optimizer
+    def cost(
+        self, step: Compute, types: Mapping[str, TensorType], orders: Mapping[str, MemoryOrder] | None = None
+    ) -> Cost | None: ...
+
+
+class StepCosts:
+    """Costs of the compute jobs of a lane, in their order; `operators` go before what the device's description says."""
+
+    def __init__(self, optimizer: Optimizer | None = None, operators: OperatorTimes | None = None) -> None:
+        self.optimizer, self.operators = optimizer, operators
         self.models: dict[int, OperatorCosts] = {}  # by device description
         self.steps: dict[object, Cost] = {}
         self.lanes: dict[tuple[int, int, int], list[Cost]] = {}
@@ -102,5 +113,6 @@ class StepCosts:
         if key not in self.steps:
             if id(machine.device) not in self.models:
                 self.models[id(machine.device)] = OperatorCosts.of(machine.device)
-            self.steps[key] = self.models[id(machine.device)].cost(step, types, dict(job.orders))
+            known = self.operators.cost(step, types, dict(job.orders)) if self.operators is not None else None
+            self.steps[key] = known or self.models[id(machine.device)].cost(step, types, dict(job.orders))
         return self.steps[key]

@@ -26,7 +26,8 @@ from sennit.ir.program import Compute, Program
 from sennit.ir.timeline import Origin, Timeline
 from sennit.sim.build import Built, build
 from sennit.sim.engine import Run, run
-from sennit.sim.memory import Ledger, ledger, live_memory
+from sennit.sim.local import OperatorTimes
+from sennit.sim.memory import Ledger, ledger, live_memory, reserved_memory
 from sennit.sim.optimizer import Optimizer
 from sennit.sim.steady import Steady, steady_of, unrolled
 from sennit.sim.what_if import WhatIf, faults_of, machines_of
@@ -47,12 +48,14 @@ class CostLine:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """`costs` are by lane, of its first device; `folded` says whether one device stood for all of its lane."""
+    """`costs` are by lane, of its first device; `folded` says whether one device stood for all of its lane. `reserved`, where it was
+    asked for, is what a GPU's caching allocator takes for the step, by lane: the most of its devices."""
 
     timeline: Timeline
     costs: tuple[tuple[str, tuple[CostLine, ...]], ...]
     steady: Steady | None
     folded: bool
+    reserved: tuple[tuple[str, int], ...] = ()
 
 
 def simulate(program: Program, cluster: Cluster, name: str | None = None, *, fold: bool = True) -> Timeline:
@@ -70,18 +73,28 @@ def simulate_fully(
     optimizer: Optimizer | None = None,
     collectives: CollectiveTimes | None = None,
     iterations: int = 1,
+    reserved: bool = False,
+    operators: OperatorTimes | None = None,
 ) -> Simulation:
     """The timeline of a step with what its costs rest on; of several `iterations`, how long a further one takes.
 
     `what_if` changes devices and links, `optimizer` adds its step and state, `collectives` gives the times of collectives
-    that run by schedules of their own.
+    that run by schedules of their own. With `reserved`, memory is also played to a GPU's caching allocator. `operators` gives times that go before
+    those of the cluster's devices (`cost/measured_torch.py`).
     """
     cluster.require(max(program.devices, default=-1) + 1, f"program {program.name!r}")
     topology = Topology.of(cluster, faults_of(what_if))
     with _collector_paused():
         machines = machines_of(cluster, what_if)
         built = build(
-            program, cluster, topology, fold=fold, machines=machines, collectives=collectives, optimizer=optimizer
+            program,
+            cluster,
+            topology,
+            fold=fold,
+            machines=machines,
+            collectives=collectives,
+            optimizer=optimizer,
+            operators=operators,
         )
         bandwidth = [wire.bandwidth for wire in topology.wires]
         cores = [cluster.host.cores.value] * cluster.nodes if cluster.host is not None else []
@@ -94,11 +107,10 @@ def simulate_fully(
             steady = steady_of(
                 run(unrolled(built, iterations), bandwidth, cores, burst).stop, iterations, max(times.stop, default=0.0)
             )
-        timeline = Timeline(
-            name or program.name, Origin.SIMULATED, _events(built, times), _memory(built, times, optimizer)
-        )
+        memory, taken = _memory(built, times, optimizer, reserved)
+        timeline = Timeline(name or program.name, Origin.SIMULATED, _events(built, times), memory)
         folded = any(len(actor.devices) > 1 for actor in built.actors)
-        return Simulation(timeline, _costs(built), steady, folded)
+        return Simulation(timeline, _costs(built), steady, folded, taken)
 
 
 @contextmanager
@@ -142,17 +154,24 @@ def _deadlock(program: Program, built: Built, times: Run) -> ProgramError:
     )
 
 
-def _memory(built: Built, times: Run, optimizer: Optimizer | None) -> MemoryRows:
+def _memory(
+    built: Built, times: Run, optimizer: Optimizer | None, reserved: bool
+) -> tuple[MemoryRows, tuple[tuple[str, int], ...]]:
+    """What is live on the devices, and what is reserved for it."""
     start, stop = np.array(times.start), np.array(times.stop)
     books: dict[tuple[int, int, int], Ledger] = {}
     tracks: list[MemoryTrack] = []
+    most: dict[str, int] = {}
     for actor, types, row in zip(built.actors, built.types, built.task_of, strict=True):
         machine = built.machines[actor.devices[0]]
         key = (id(actor.code), id(types), id(machine))  # devices of an even lane share the first two
         if key not in books:
             books[key] = ledger(actor.code, types, machine.device, optimizer)
         tracks.append(live_memory(books[key], row, start, stop, actor.devices))
-    return MemoryRows(tuple(tracks))
+        if reserved and machine.device.allocation is not None:
+            lane = actor.code.lane.name
+            most[lane] = max(most.get(lane, 0), reserved_memory(books[key], row, start, stop))
+    return MemoryRows(tuple(tracks)), tuple(most.items())
 
 
 def _events(built: Built, times: Run) -> EventRows:

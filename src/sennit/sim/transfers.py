@@ -5,15 +5,16 @@ the bytes of a bundle lie on the wires together. Clusters are the same from each
 the group of the same shape that begins in node 0, and moved to its wires: thousands of groups cost as much as one.
 
 `alike` says whether the parts of each bundle are told apart by nothing that the clock sees: equal latency, and wires of equal
-sorts with equal bytes, where the sort of a wire is the list of all bundles with the bytes that each lays on it.
+sorts with equal bytes, where the sort of a wire is what it carries a second and the list of all bundles with the bytes that each
+lays on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from sennit.cluster import Topology
+from sennit.cluster import Topology, Wire
 from sennit.cost import CollectiveTimes, Transfer, collective, point_to_point
 from sennit.ir.dtype import TensorType
 from sennit.ir.mesh import Mesh
@@ -156,14 +157,17 @@ class Transfers:
         )
 
 
-def alike(bundles: list[Bundle]) -> bool:
+def alike(bundles: list[Bundle], wires: Sequence[Wire]) -> bool:
     """Whether the parts of every bundle see the same: see the module's text."""
     laid: dict[int, list[tuple[int, float]]] = {}
     for number, bundle in enumerate(bundles):
         for wire, size in bundle.load:
             laid.setdefault(wire, []).append((number, round(size, 3)))
-    sorts: dict[tuple[tuple[int, float], ...], int] = {}
-    sort = {wire: sorts.setdefault(tuple(items), len(sorts)) for wire, items in laid.items()}
+    sorts: dict[object, int] = {}
+    sort = {
+        wire: sorts.setdefault((wires[wire].bandwidth, wires[wire].burst, tuple(items)), len(sorts))
+        for wire, items in laid.items()
+    }
     for bundle in bundles:
         seen = {
             (part.latency, part.floor, tuple(sorted([(round(size, 3), sort[wire]) for wire, size in part.load])))

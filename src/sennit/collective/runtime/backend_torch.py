@@ -27,7 +27,16 @@ from sennit.collective.runtime.linked_torch import bytes_of
 from sennit.collective.runtime.p2p_links import Label, Links
 from sennit.collective.runtime.p2p_ticket import Ticket
 from sennit.collective.runtime.private_torch import reduction_of
-from sennit.collective.runtime.tensors_torch import Flat, average, check_place, check_reducible, flat_of, joined, scale
+from sennit.collective.runtime.tensors_torch import (
+    Flat,
+    average,
+    check_place,
+    check_reducible,
+    flat_of,
+    joined,
+    plain_reduction,
+    scale,
+)
 from sennit.collective.runtime.work_torch import SennitWork
 from sennit.errors import CollectiveError
 
@@ -42,6 +51,8 @@ class SennitGroup(CallingGroup):
     # ---- one tensor ------------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> SennitWork:
+        if self._express is not None and self._express.all_reduce(tensors, opts):
+            return self._nothing_left
         (tensor,) = listed = _listed(tensors)
         name, factor = reduction_of(opts)
         check_reducible(tensor, name)
@@ -57,6 +68,8 @@ class SennitGroup(CallingGroup):
         return self._call(job, listed, opts)
 
     def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> SennitWork:
+        if self._express is not None and self._express.broadcast(tensors, opts):
+            return self._nothing_left
         (tensor,) = listed = _listed(tensors)
         root, timeout = int(getattr(opts, "rootRank", opts)), self._limit(opts)
 
@@ -77,7 +90,7 @@ class SennitGroup(CallingGroup):
         def job() -> None:
             flat = flat_of(tensor)
             scaled = scale(flat, factor)
-            self._communicator.reduce(scaled.tensor, root, _plain(name), timeout)
+            self._communicator.reduce(scaled.tensor, root, plain_reduction(name), timeout)
             if self._rank == root:
                 if name == "avg":
                     average(scaled.tensor, self._size)
@@ -99,6 +112,8 @@ class SennitGroup(CallingGroup):
     # ---- a tensor and its parts ------------------------------------------------------------------------------------------
 
     def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> SennitWork:
+        if self._express is not None and self._express.all_gather(output, input, opts):
+            return self._nothing_left
         self._check_parts("all_gather", output, input)
         timeout = self._limit(opts)
 
@@ -110,6 +125,8 @@ class SennitGroup(CallingGroup):
         return self._call(job, [output], opts)
 
     def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: Any = None) -> SennitWork:
+        if self._express is not None and self._express.reduce_scatter(output, input, opts):
+            return self._nothing_left
         self._check_parts("reduce_scatter", input, output)
         name, factor = reduction_of(opts)
         check_reducible(input, name)
@@ -130,9 +147,11 @@ class SennitGroup(CallingGroup):
         input_splits: Sequence[int],
         opts: Any = None,
     ) -> SennitWork:
+        even = not output_splits and not input_splits  # on all ranks, or the first of them to differ is told so
+        if even and self._express is not None and self._express.all_to_all(output, input, opts):
+            return self._nothing_left
         sizes = [self._piece_bytes(item, splits) for item, splits in ((output, output_splits), (input, input_splits))]
         timeout = self._limit(opts)
-        even = not output_splits and not input_splits  # on all ranks, or the first of them to differ is told so
 
         def job() -> None:
             whole = flat_of(output)
@@ -212,7 +231,7 @@ class SennitGroup(CallingGroup):
             else:  # sizes differ, and all ranks know them
                 for root, input in enumerate(inputs):
                     term = scale(flat_of(input.detach().clone()), factor)
-                    self._communicator.reduce(term.tensor, root, _plain(name), timeout)
+                    self._communicator.reduce(term.tensor, root, plain_reduction(name), timeout)
                     if root == self._rank:
                         part.tensor.copy_(term.tensor)
                 if name == "avg":
@@ -311,12 +330,12 @@ class SennitGroup(CallingGroup):
     # ---- shared by several ------------------------------------------------------------------------------------------------
 
     def _all_reduce(self, flat: Flat, name: str, timeout: float) -> None:
-        self._communicator.all_reduce(flat.tensor, _plain(name), timeout)
+        self._communicator.all_reduce(flat.tensor, plain_reduction(name), timeout)
         if name == "avg":
             average(flat.tensor, self._size)
 
     def _reduce_scatter(self, part: Flat, whole: Flat, name: str, timeout: float) -> None:
-        self._communicator.reduce_scatter(part.tensor, whole.tensor, _plain(name), timeout)
+        self._communicator.reduce_scatter(part.tensor, whole.tensor, plain_reduction(name), timeout)
         if name == "avg":
             average(part.tensor, self._size)
 
@@ -391,11 +410,6 @@ def _inner(lists: Any) -> list[Tensor]:
     for tensor in tensors:
         check_place(tensor)
     return tensors
-
-
-def _plain(reduction: str) -> str:
-    """What is reduced between ranks: averages and scaled sums are sums."""
-    return {"avg": "sum", "premul_sum": "sum", "product": "prod"}.get(reduction, reduction)
 
 
 def _given_back(ticket: Ticket, flat: Flat) -> Ticket:

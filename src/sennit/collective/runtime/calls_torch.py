@@ -20,10 +20,13 @@ import torch
 from torch import Tensor
 
 from sennit.collective.runtime.communicator_torch import Communicator
+from sennit.collective.runtime.express_torch import Express
 from sennit.collective.runtime.p2p_links import Links
 from sennit.collective.runtime.p2p_ticket import Ticket
 from sennit.collective.runtime.private_torch import GroupBase, Store, is_asynchronous, time_limit
-from sennit.collective.runtime.work_torch import CallQueue, SennitWork
+from sennit.collective.runtime.shared_torch import Shared
+from sennit.collective.runtime.shm_plan import Plan
+from sennit.collective.runtime.work_torch import CallQueue, NothingLeft, SennitWork
 from sennit.errors import PeerError
 
 __all__ = ["CallingGroup"]
@@ -54,7 +57,8 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
         self._closed = False
         self._coalesced: list[Ticket] | None = None
         self._pid = os.getpid()
-        self._nothing_left = SennitWork((), [], None)
+        self._nothing_left = NothingLeft()
+        self._express = Express.of(communicator, self._calls, self._rest_of_call, self._break)
 
     def getBackendName(self) -> str:  # noqa: N802
         return "sennit"
@@ -93,25 +97,31 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
         """Run a collective, now or in its turn."""
         self._check_usable()
 
-        def guarded() -> None:
-            self._check_usable()
-            try:
-                job()
-            except PeerError as error:
-                told = self._in_words_of_the_world(error)
-                self._break(told)
-                raise told from error
-            except BaseException as error:  # whatever it is, the other ranks wait for this one in vain
-                self._break(error)
-                raise
-
-        if not is_asynchronous(opts) and self._calls.run_here(guarded):
+        if not is_asynchronous(opts) and self._calls.run_here(lambda: self._guarded(job)):
             return self._nothing_left
         ticket = Ticket("a collective")
         if self._coalesced is not None:
             self._coalesced.append(ticket)
-        self._calls.submit(guarded, ticket)
-        return SennitWork((ticket,), outputs, None)  # the call itself has a time limit
+        self._calls.submit(lambda: self._guarded(job), ticket)
+        return SennitWork((ticket,), outputs, None, self._calls)  # the call itself has a time limit
+
+    def _guarded(self, job: Callable[[], None]) -> None:
+        self._check_usable()
+        try:
+            job()
+        except PeerError as error:
+            told = self._in_words_of_the_world(error)
+            self._break(told)
+            raise told from error
+        except BaseException as error:  # whatever it is, the other ranks wait for this one in vain
+            self._break(error)
+            raise
+
+    def _rest_of_call(self, plan: Plan, status: int, opts: Any) -> None:
+        """Of one that `Express` began."""
+        communicator = self._communicator
+        assert isinstance(communicator, Shared)
+        self._guarded(lambda: communicator.finish(plan, status, self._limit(opts)))
 
     def _break(self, error: BaseException) -> None:
         if self._failure is None:

@@ -23,6 +23,8 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch._C._distributed_c10d import Work as WorkBase
 
 __all__ = [
+    "AVERAGE",
+    "SUM",
     "GroupBase",
     "Store",
     "WorkBase",
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 GroupBase: Any = dist.ProcessGroup
+AVERAGE: Any = dist.ReduceOp.AVG
+SUM: Any = dist.ReduceOp.SUM
 _REDUCTIONS = {
     getattr(dist.ReduceOp, name): name.lower()
     for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")

@@ -16,18 +16,15 @@ from sennit.collective.runtime.linked_torch import cut
 from sennit.collective.runtime.shm_abi import Reduction
 from sennit.collective.runtime.shm_group import ShmGroup
 from sennit.collective.runtime.shm_messages import Buffer
+from sennit.collective.runtime.shm_plan import Plan
 from sennit.collective.runtime.shm_table import tuned_table
+from sennit.collective.runtime.tensors_torch import plain_reduction
 from sennit.collective.selection import SelectionTable
 from sennit.errors import PeerError
 from sennit.ir.collective import CollectiveName
 from sennit.ir.dtype import DType
 
-__all__ = ["Shared", "dtype_of"]
-
-
-def dtype_of(tensor: Tensor) -> DType:
-    return _DTYPES[tensor.dtype]
-
+__all__ = ["Shared"]
 
 # torch's types to ours; what can be reduced was checked before
 _DTYPES = {getattr(torch, dtype.torch_name): dtype for dtype in DType}
@@ -35,6 +32,10 @@ _REDUCTIONS = {reduction.value: reduction for reduction in Reduction}
 
 
 _FEW_YIELDS = 5
+_PLANS_KEPT = 512
+
+# collective, elements of a part, type, reduction, root
+PlanKey = tuple[CollectiveName, int, torch.dtype, str | None, int | None]
 
 
 class TensorGroup(ShmGroup):
@@ -64,6 +65,7 @@ class Shared:
     def __init__(self, group: TensorGroup, names: Sequence[int]) -> None:
         self.group, self.names = group, tuple(names)
         self.rank, self.size = group.rank, group.size
+        self._plans: dict[PlanKey, Plan] = {}
 
     @classmethod
     def create(
@@ -137,17 +139,43 @@ class Shared:
     ) -> None:
         given = input if input is not None else output
         assert given is not None
-        code = self.group.code(collective, elements * given.element_size(), root)
+        key = collective, elements, given.dtype, reduction, root
         try:
-            self.group.run(
-                code,
-                0 if input is None else input.data_ptr(),
-                0 if output is None else output.data_ptr(),
-                elements,
-                dtype_of(given),
-                None if reduction is None else _REDUCTIONS[reduction],
-                timeout=timeout,
-            )
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plan(key)
+            source, target = (0 if tensor is None else tensor.data_ptr() for tensor in (input, output))
+            self.group.run_plan(plan, source, target, timeout)
+        except RuntimeFailure as failure:
+            raise self._named(failure) from None
+
+    def _plan(self, key: PlanKey) -> Plan:
+        """Made in the turn of the call: codes are loaded in the same order on all ranks."""
+        collective, elements, kind, reduction, root = key
+        code = self.group.code(collective, elements * kind.itemsize, root)
+        meant = None if reduction is None else _REDUCTIONS[reduction]
+        if len(self._plans) >= _PLANS_KEPT:
+            self._plans.clear()
+        plan = self._plans[key] = self.group.plan(code, elements, _DTYPES[kind], meant)
+        return plan
+
+    def known(
+        self,
+        collective: CollectiveName,
+        elements: int,
+        kind: torch.dtype | None,
+        reduction: str | None,
+        root: int | None,
+    ) -> Plan | None:
+        """The plan of a call that was made before. Without a type, elements are bytes. `reduction` as c10d calls it."""
+        kind = torch.uint8 if kind is None else kind
+        meant = None if reduction is None else plain_reduction(reduction)
+        return self._plans.get((collective, elements, kind, meant, root))
+
+    def finish(self, plan: Plan, status: int, timeout: float) -> None:
+        """The rest of a call that was begun with `sennit_start`."""
+        try:
+            self.group.finish_plan(plan, status, timeout)
         except RuntimeFailure as failure:
             raise self._named(failure) from None
 

@@ -19,17 +19,20 @@ __all__ = [
     "LINE",
     "REDUCTIONS",
     "RING_HEAD",
+    "SLOTS",
     "CallRecord",
     "GroupRecord",
     "PlaceRecord",
     "Reduction",
     "Status",
+    "TileRecord",
     "TransferRecord",
     "WatchRecord",
     "load_core",
 ]
 
 LINE = 64  # bytes of a cache line
+SLOTS = 4  # tiles of a group that may be under way
 FLAG_BYTES = LINE
 RING_HEAD = 2 * LINE  # the two counters before the bytes of a ring
 
@@ -97,6 +100,7 @@ class GroupRecord(Structure):
         ("staging", c_void_p),
         ("rings", c_void_p),
         ("peers", POINTER(PlaceRecord)),
+        ("pids", POINTER(c_int32)),
         ("notes", c_void_p),
         ("calls_begun", c_void_p),
         ("owned", c_void_p),
@@ -114,7 +118,7 @@ class GroupRecord(Structure):
         ("calls", c_uint64),
         ("spin", c_int32),
         ("waiting_for", c_int32),
-        ("exits", ExitRecord * 2),
+        ("exits", ExitRecord * SLOTS),
     ]
 
 
@@ -144,12 +148,15 @@ class CallRecord(Structure):
         ("parts", c_int32 * 2),
         ("touched", c_int32 * 2),
         ("only_read", c_int32),
+        ("kept", c_int32),
         ("alias", c_int32),
         ("dtype", c_int32),
         ("reduction", c_int32),
         ("itemsize", c_int32),
         ("divide", c_int32),
         ("large", c_int32),
+        ("vast", c_int32),
+        ("direct", c_int32),
         ("elements", c_int64),
         ("tile", c_int64),
         ("source", c_void_p),
@@ -157,11 +164,10 @@ class CallRecord(Structure):
         ("staged", c_int32 * 2),
         ("call", c_uint64),
         ("words", c_void_p),
-        ("phase", c_int32),
-        ("ahead", c_int32),
         ("entered", c_int64),
-        ("here", TileRecord),
-        ("next", TileRecord),
+        ("begun", c_int64),
+        ("left", c_int64),
+        ("tiles", TileRecord * SLOTS),
     ]
 
 
@@ -192,6 +198,7 @@ def load_core() -> ctypes.CDLL | None:
     library = ctypes.CDLL(str(found[0]))
     library.sennit_run.argtypes = [c_void_p, c_void_p]
     library.sennit_start.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int32]
+    library.sennit_peek.argtypes = [c_int32, c_void_p, c_void_p, c_int64]
     library.sennit_exchange.argtypes = [c_void_p, c_int32, c_void_p, c_int32]
     library.sennit_reduce.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int64]
     library.sennit_reduce.restype = None

@@ -8,10 +8,15 @@
  * acquire. A sleeper first says that it sleeps and then looks at its flags once more; who signals first stores the flag and then looks for
  * sleepers; a full fence stands between the two in both, so one of them sees the other.
  *
- * A call of n elements runs in tiles that fit a slot of staging memory. There are two slots, used in turn; a slot is used again when all peers
- * have left the tile that was in it before. What peers touch lies in the segment: input and output are copied through staging where they are
+ * A call of n elements runs in tiles that fit a slot of staging memory. There are SLOTS slots, used in turn; a slot is used again when all peers
+ * have left the tile that was in it before. As many tiles are under way at once: while the oldest waits for a peer, a younger one goes on, so a rank
+ * that is late for a moment does not hold up the others. What peers touch lies in the segment: input and output are copied through staging where they are
  * not there already. A flag carries where its writer's input and output lie, and which call this is, so a rank that calls something else is
  * found by the first wait for it.
+ *
+ * A *direct* call has one tile and no staging: peers read the input where the user has it, in the memory of the other process (process_vm_readv), one copy
+ * instead of two. The kernel reads what the owner wrote before the release of its gate's signal, since the reader asks after the acquire; and the call
+ * returns only when all peers have signalled that they have left.
  */
 
 #define _GNU_SOURCE
@@ -20,6 +25,7 @@
 #include <sched.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 #if defined(__x86_64__)
@@ -50,6 +56,8 @@ static void relax(void)
 /* After so many nanoseconds others have the core whom yielding does not speed up: a sleeper that is woken comes before them. */
 #define YIELD_LIMIT 300000
 
+#define EAGER 32 /* rounds */
+
 typedef struct {
     int rounds, asleep;
     uint32_t bell;
@@ -68,10 +76,15 @@ static int idle_once(Group *group, Idle *idle)
 {
     Doorbell *door = &group->doorbells[group->rank];
     int spin = atomic_load_explicit(&group->spin, memory_order_relaxed);
-    if (idle->rounds++ < spin) {
-        relax();
+    if (idle->rounds < spin) {
+        /* what comes soon is seen soon; later, looking less often leaves more to the other thread of this core, which may be the rank that is awaited */
+        int pauses = idle->rounds < EAGER ? 1 : 4;
+        idle->rounds += pauses;
+        while (pauses--)
+            relax();
         return 1;
     }
+    idle->rounds++;
     int64_t now = nanoseconds();
     if (!idle->since)
         idle->since = now;
@@ -120,7 +133,8 @@ static void wake(Group *group, int rank)
 /* ---- copies ---------------------------------------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
-/* Past the cache: what is written is not fetched before, and does not push out what is still needed. For outputs larger than a cache. */
+/* Past the cache: what is written is not fetched before, and does not push out what is still needed. For outputs larger than the cache of a core; or, of those that
+ * are the input too, which was read into a cache a moment before, larger than the cache of all. */
 static void copy_past_cache(char *to, const char *from, size_t bytes)
 {
     size_t head = -(uintptr_t)to % 16, i;
@@ -141,75 +155,110 @@ static void copy_past_cache(char *to, const char *from, size_t bytes)
 #define copy_past_cache memcpy
 #endif
 
+/* From the memory of another process. False where that is not possible now: it has ended, or its memory is gone. */
+static int pull(const Group *group, int rank, char *to, char *from, int64_t bytes)
+{
+    while (bytes > 0) {
+        struct iovec local = {to, (size_t)bytes}, remote = {from, (size_t)bytes};
+        ssize_t got = process_vm_readv(group->pids[rank], &local, 1, &remote, 1, 0);
+        if (got <= 0)
+            return 0;
+        to += got, from += got, bytes -= got;
+    }
+    return 1;
+}
+
+/* sennit_peek: the same for who wants to know whether it is allowed */
+int sennit_peek(int32_t process, char *to, char *from, int64_t bytes)
+{
+    Group only = {.pids = &process};
+    return pull(&only, 0, to, from, bytes);
+}
+
 /* ---- the interpreter ------------------------------------------------------------------------------------------------- */
 
-/* The first byte of chunks of a buffer, and how many bytes they have: see Geometry in code.py. */
-static char *locate(const Group *group, const Call *call, int rank, int buffer, int64_t chunk, int count, int64_t *bytes)
+/* Where input and output of a peer lie in a tile. */
+static Place *places_of(const Group *group, const Tile *tile, int rank)
 {
-    int64_t stride = call->here.stride * call->itemsize;
+    return &group->peers[2 * (tile->epoch % SLOTS * group->ranks + rank)];
+}
+
+/* The first byte of chunks of a buffer, and how many bytes they have: see Geometry in code.py. */
+static char *locate(const Group *group, const Call *call, const Tile *tile, int rank, int buffer, int64_t chunk, int count, int64_t *bytes)
+{
+    int64_t stride = tile->stride * call->itemsize;
     if (buffer >= FIRST_SCRATCH) {
-        char *slot = call->here.slot + (rank - group->rank) * group->staging_step;
+        char *slot = tile->slot + (rank - group->rank) * group->staging_step;
         *bytes = count * stride;
         return slot + (call->scratch[buffer - FIRST_SCRATCH] + chunk) * stride;
     }
-    int64_t part = chunk / call->chunks, first = chunk % call->chunks, all = call->here.size * call->itemsize;
+    int64_t part = chunk / call->chunks, first = chunk % call->chunks, all = tile->size * call->itemsize;
     int64_t start = first * stride < all ? first * stride : all;
     int64_t stop = (first + count) * stride < all ? (first + count) * stride : all;
-    const Place *place = rank == group->rank ? &call->here.mine[buffer] : &group->peers[2 * rank + buffer];
+    if (buffer == INPUT && chunk == call->kept && rank == group->rank && call->staged[INPUT]) {
+        *bytes = stop - start;
+        return call->source + (part * call->elements + tile->first) * call->itemsize + start;
+    }
+    const Place *place = rank == group->rank ? &tile->mine[buffer] : &places_of(group, tile, rank)[buffer];
     *bytes = stop - start;
-    return group->base + place->offset + part * place->step + start;
+    return (call->direct && buffer == INPUT ? 0 : group->base) + place->offset + part * place->step + start;
 }
 
-static void move_data(const Group *group, const Call *call, const Instruction *step)
+/* False where a peer's memory cannot be read: the step is tried again. */
+static int move_data(const Group *group, const Call *call, const Tile *tile, const Instruction *step)
 {
     int64_t size, other;
     if (step->op == MULTI_REDUCE || step->op == SWITCH_REDUCE) {
         const char *sources[step->peer + 1];
         const Operand *operand = call->operands + step->argument;
         int count = 0;
-        char *target = locate(group, call, group->rank, step->target_buffer, step->target_chunk, step->count, &size);
+        char *target = locate(group, call, tile, group->rank, step->target_buffer, step->target_chunk, step->count, &size);
         if (step->op == MULTI_REDUCE && step->source_buffer != 1)
             sources[count++] = target;
         for (int k = 0; k < step->peer; k++, operand++) {
-            sources[count++] = locate(group, call, operand->rank, operand->buffer, operand->chunk, step->count, &other);
+            sources[count++] = locate(group, call, tile, operand->rank, operand->buffer, operand->chunk, step->count, &other);
             size = other < size ? other : size;
         }
         reduce_all(call, target, sources, count, size / call->itemsize);
-        return;
+        return 1;
     }
     int from = step->op == COPY || step->op == PUT || step->op == MULTICAST ? group->rank : step->peer;
-    char *source = locate(group, call, from, step->source_buffer, step->source_chunk, step->count, &size);
+    char *source = locate(group, call, tile, from, step->source_buffer, step->source_chunk, step->count, &size);
     if (step->op == MULTICAST) {
         const Operand *operand = call->operands + step->argument;
         for (int k = 0; k < step->peer; k++, operand++) {
-            char *to = locate(group, call, operand->rank, operand->buffer, operand->chunk, step->count, &other);
+            char *to = locate(group, call, tile, operand->rank, operand->buffer, operand->chunk, step->count, &other);
             if (to != source)
                 memcpy(to, source, other < size ? other : size);
         }
-        return;
+        return 1;
     }
     if (step->op == COPY && call->source == call->target && step->source_buffer == INPUT && step->target_buffer == OUTPUT &&
         step->source_chunk == step->target_chunk && !call->staged[OUTPUT])
-        return; /* the user's input is the user's output: it is there */
-    int to = step->op == PUT ? step->peer : group->rank;
-    char *target = locate(group, call, to, step->target_buffer, step->target_chunk, step->count, &other);
+        return 1; /* the user's input is the user's output: it is there */
+    int to = step->op == PUT ? step->peer : group->rank, warm = call->source == call->target && call->staged[INPUT];
+    char *target = locate(group, call, tile, to, step->target_buffer, step->target_chunk, step->count, &other);
     size = other < size ? other : size;
+    if (call->direct && step->op == GET && step->source_buffer == INPUT)
+        return pull(group, step->peer, target, source, size);
     if (step->op == REDUCE || step->op == READ_REDUCE) {
         const char *sources[2] = {target, source};
         reduce_all(call, target, sources, 2, size / call->itemsize);
     } else if (target == source) {
-        return;
-    } else if (call->large && step->target_buffer == OUTPUT && !call->staged[OUTPUT]) {
+        return 1;
+    } else if ((warm ? call->vast : call->large) && step->target_buffer == OUTPUT && !call->staged[OUTPUT]) {
         copy_past_cache(target, source, size);
     } else {
         memcpy(target, source, size);
     }
+    return 1;
 }
 
-/* Flags are by slot: a rank may be one tile ahead of its peers, not two, so no flag is overwritten before it is read. */
+/* Flags are by slot. Who signals in a tile has entered it, so its peers have left the tile that was in the slot before: no flag is overwritten before it is
+ * read. */
 static Flag *flag_at(const Group *group, int rank, int64_t number, uint64_t epoch)
 {
-    return &group->flags[(2 * rank + (epoch & 1)) * group->flags_per_slot + number];
+    return &group->flags[(SLOTS * rank + epoch % SLOTS) * group->flags_per_slot + number];
 }
 
 static void signal_flag(Group *group, const Call *call, const Tile *tile, const Instruction *step)
@@ -239,31 +288,31 @@ static int signal_row(Group *group, const Call *call, const Tile *tile, const In
     return count;
 }
 
-/* One block, as far as it goes. 1: something was done; 0: nothing; -1: the peer runs another call. */
-static int run_block(Group *group, Call *call, int block)
+/* One block of a tile, as far as it goes. 1: something was done; 0: nothing; -1: the peer runs another call. */
+static int run_block(Group *group, Call *call, const Tile *tile, int32_t *at, int32_t end)
 {
-    int32_t *at = &call->at[block], end = call->blocks[2 * block + 1], begin = *at;
+    int32_t begin = *at;
     while (*at < end) {
         const Instruction *step = call->code + *at;
         if (step->op == WAIT) {
-            if (!flag_is_up(group, step, call->flag_base, call->here.epoch)) {
+            if (!flag_is_up(group, step, call->flag_base, tile->epoch)) {
                 group->waiting_for = step->peer;
                 break;
             }
             if (step->source_buffer == 1) { /* of a gate: it lets this block in, and stays until this block has left */
-                const Flag *flag = flag_at(group, group->rank, call->flag_base + step->argument, call->here.epoch);
+                const Flag *flag = flag_at(group, group->rank, call->flag_base + step->argument, tile->epoch);
                 if (flag->call != call->call) {
                     group->waiting_for = step->peer;
                     return -1;
                 }
-                group->peers[2 * step->peer + INPUT] = flag->places[INPUT];
-                group->peers[2 * step->peer + OUTPUT] = flag->places[OUTPUT];
+                memcpy(places_of(group, tile, step->peer), flag->places, sizeof flag->places);
             }
         } else if (step->op == SIGNAL) {
-            *at += signal_row(group, call, &call->here, step, end - *at);
+            *at += signal_row(group, call, tile, step, end - *at);
             continue;
-        } else {
-            move_data(group, call, step);
+        } else if (!move_data(group, call, tile, step)) {
+            group->waiting_for = step->peer;
+            break;
         }
         ++*at;
     }
@@ -278,14 +327,14 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
     tile->size = left < call->tile ? left : call->tile;
     tile->stride = tile->size ? (tile->size + grain - 1) / grain * call->alignment : call->alignment;
     tile->epoch = ++group->epoch;
-    tile->slot = group->staging + group->rank * group->staging_step + (tile->epoch & 1) * group->slot_bytes;
+    tile->slot = group->staging + group->rank * group->staging_step + tile->epoch % SLOTS * group->slot_bytes;
     char *free = tile->slot + (call->scratch[call->scratch_count] * tile->stride * item + LINE - 1) / LINE * LINE;
     char *user[2] = {call->source, call->target};
     int64_t length = tile->size * item;
     int small = call->parts[OUTPUT] < call->parts[INPUT] ? OUTPUT : INPUT, aliased = call->alias >= 0 && call->staged[INPUT];
     for (int buffer = INPUT; buffer <= OUTPUT; buffer++) {
         char *place = call->staged[buffer] ? free : user[buffer] + tile->first * item;
-        tile->mine[buffer].offset = place - group->base;
+        tile->mine[buffer].offset = call->direct && buffer == INPUT ? (intptr_t)place : place - group->base;
         tile->mine[buffer].step = call->staged[buffer] ? length : call->elements * item;
         if (call->staged[buffer] && !(aliased && buffer == small))
             free += (call->parts[buffer] * length + LINE - 1) / LINE * LINE;
@@ -294,9 +343,19 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
         tile->mine[small] = tile->mine[1 - small];
         tile->mine[small].offset += call->alias * length;
     }
-    for (int part = 0; call->staged[INPUT] && part < call->parts[INPUT]; part++)
-        memcpy(group->base + tile->mine[INPUT].offset + part * length,
-               call->source + (part * call->elements + tile->first) * item, length);
+    int64_t chunk = tile->stride * item, start = call->kept % call->chunks * chunk, stop = start + chunk;
+    start = start < length ? start : length;
+    stop = stop < length ? stop : length;
+    for (int part = 0; call->staged[INPUT] && part < call->parts[INPUT]; part++) {
+        char *to = group->base + tile->mine[INPUT].offset + part * length;
+        const char *from = call->source + (part * call->elements + tile->first) * item;
+        if (call->kept < 0 || call->kept / call->chunks != part) {
+            memcpy(to, from, length);
+        } else { /* a chunk that no peer reads */
+            memcpy(to, from, start);
+            memcpy(to + stop, from + stop, length - stop);
+        }
+    }
     call->entered += tile->size;
     signal_row(group, call, tile, call->code + call->blocks[0], call->blocks[1] - call->blocks[0]);
 }
@@ -304,7 +363,7 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
 /* May the next tile be entered: have all peers left the one that was in its slot? */
 static int slot_is_free(Group *group)
 {
-    Exit *exit = &group->exits[(group->epoch + 1) & 1];
+    Exit *exit = &group->exits[(group->epoch + 1) % SLOTS];
     while (exit->next < exit->end && flag_is_up(group, exit->next, exit->flag_base, exit->epoch))
         exit->next++;
     if (exit->next < exit->end)
@@ -312,19 +371,24 @@ static int slot_is_free(Group *group)
     return exit->next == exit->end;
 }
 
+/* By block: the next instruction, of a tile. */
+static int32_t *steps_of(const Call *call, int64_t number)
+{
+    return call->at + number % SLOTS * call->block_count;
+}
+
 /* All blocks to their beginnings; the gate has signalled already. */
-static void begin_tile(Call *call)
+static void begin_tile(const Call *call, int32_t *at)
 {
     for (int block = 0; block < call->block_count; block++)
-        call->at[block] = call->blocks[2 * block];
-    while (call->at[0] < call->blocks[1] && call->code[call->at[0]].op == SIGNAL)
-        call->at[0]++;
+        at[block] = call->blocks[2 * block];
+    while (at[0] < call->blocks[1] && call->code[at[0]].op == SIGNAL)
+        at[0]++;
 }
 
 /* Out of a tile: the output out of staging, an average divided, the gate's waits put off where peers only read staging. */
-static void leave_tile(Group *group, Call *call)
+static void leave_tile(Group *group, Call *call, const Tile *tile, const int32_t *at)
 {
-    Tile *tile = &call->here;
     int64_t item = call->itemsize, length = tile->size * item;
     for (int part = 0; call->target && part < call->parts[OUTPUT]; part++) {
         char *to = call->target + (part * call->elements + tile->first) * item;
@@ -333,60 +397,58 @@ static void leave_tile(Group *group, Call *call)
         if (call->divide > 1)
             divide(call->dtype, to, call->divide, tile->size);
     }
-    group->exits[tile->epoch & 1] =
-        (Exit){call->code + call->at[0], call->code + call->blocks[1], tile->epoch, call->flag_base};
+    group->exits[tile->epoch % SLOTS] =
+        (Exit){call->code + at[0], call->code + call->blocks[1], tile->epoch, call->flag_base};
 }
 
-/* The call's blocks are at their ends; with `put_off` the gate may stand at its waits. */
-static int all_done(const Call *call, int put_off)
+/* The blocks of a tile are at their ends; with `put_off` the gate may stand at its waits. */
+static int all_done(const Call *call, const int32_t *at, int put_off)
 {
     for (int block = 0; block < call->block_count; block++)
-        if (call->at[block] < call->blocks[2 * block + 1] && !(put_off && block == 0 && call->code[call->at[0]].op == WAIT))
+        if (at[block] < call->blocks[2 * block + 1] && !(put_off && block == 0 && call->code[at[0]].op == WAIT))
             return 0;
     return 1;
 }
 
-/* Goes on with a call. Phase 0: into the first tile. 1: runs one, and enters the next as soon as its slot is free, so that peers need not wait for
- * it. 2: done. */
+/* Goes on with a call: enters tiles as long as there are slots, so that peers need not wait for them, runs those under way, the oldest first, and leaves them
+ * in order. */
 int sennit_run(Group *group, Call *call)
 {
     Idle idle = {0};
     int put_off = call->only_read && (call->staged[INPUT] || !call->touched[INPUT]) && !call->touched[OUTPUT];
-    while (call->phase < 2) {
+    while (!call->begun || call->left < call->begun || call->entered < call->elements) {
         int moved = 0;
-        if ((call->phase == 0 || (!call->ahead && call->entered < call->elements)) && slot_is_free(group)) {
-            enter_tile(group, call, call->phase ? &call->next : &call->here);
-            call->ahead = call->phase;
-            if (call->phase == 0)
-                begin_tile(call);
-            call->phase = 1;
+        if ((!call->begun || call->entered < call->elements) && call->begun - call->left < SLOTS && slot_is_free(group)) {
+            enter_tile(group, call, &call->tiles[call->begun % SLOTS]);
+            begin_tile(call, steps_of(call, call->begun));
+            call->begun++;
             moved = 1;
         }
-        for (int block = 0; call->phase == 1 && block < call->block_count; block++) {
-            int result = run_block(group, call, block);
-            if (result < 0) {
-                awake(group, &idle);
-                return OTHER_CALL;
+        for (int64_t number = call->left; number < call->begun; number++) {
+            int32_t *at = steps_of(call, number);
+            for (int block = 0; block < call->block_count; block++) {
+                int result = run_block(group, call, &call->tiles[number % SLOTS], &at[block], call->blocks[2 * block + 1]);
+                if (result < 0) {
+                    awake(group, &idle);
+                    return OTHER_CALL;
+                }
+                moved |= result;
             }
-            moved |= result;
         }
-        if (call->phase == 1 && all_done(call, put_off)) {
-            leave_tile(group, call);
-            call->phase = call->ahead ? 1 : call->entered < call->elements ? 0 : 2;
-            if (call->ahead) {
-                call->here = call->next;
-                call->ahead = 0;
-                begin_tile(call);
-            }
+        while (call->left < call->begun && all_done(call, steps_of(call, call->left), put_off)) {
+            leave_tile(group, call, &call->tiles[call->left % SLOTS], steps_of(call, call->left));
+            call->left++;
             moved = 1;
         }
         if (moved)
             went_on(group, &idle);
-        else if (!idle_once(group, &idle))
-            break;
+        else if (!idle_once(group, &idle)) {
+            awake(group, &idle);
+            return WAITING;
+        }
     }
     awake(group, &idle);
-    return call->phase == 2 ? DONE : WAITING;
+    return DONE;
 }
 
 /* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. A closed group is none. */
@@ -398,8 +460,7 @@ int sennit_start(Group *group, Call *call, char *source, char *target, int32_t s
     call->target = target;
     call->staged[INPUT] = staged & 1;
     call->staged[OUTPUT] = staged >> 1;
-    call->phase = call->ahead = 0;
-    call->entered = 0;
+    call->entered = call->begun = call->left = 0;
     CallNote *note = &group->notes[++group->calls % NOTES];
     note->number = group->calls;
     note->call = call->call;

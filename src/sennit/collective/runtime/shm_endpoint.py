@@ -18,7 +18,6 @@ finds it declares to all and raises as `RuntimeFailure`; after that the group is
 from __future__ import annotations
 
 import ctypes
-import json
 import mmap
 import os
 import threading
@@ -33,9 +32,10 @@ from numpy.typing import NDArray
 
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Instruction, Op
 from sennit.collective.runtime.failure import Cause, RuntimeFailure
-from sennit.collective.runtime.liveness import Identity, Liveness, own_identity
-from sennit.collective.runtime.shm_abi import GroupRecord, PlaceRecord, Reduction, Status
+from sennit.collective.runtime.liveness import Identity, Liveness
+from sennit.collective.runtime.shm_abi import SLOTS, CallRecord, GroupRecord, PlaceRecord, Reduction, Status
 from sennit.collective.runtime.shm_arena import Arena
+from sennit.collective.runtime.shm_facts import Facts, Secret, everyone, sees, shared_cache
 from sennit.collective.runtime.shm_machine import Machine, choose_machine
 from sennit.collective.runtime.shm_plan import LoadedCode, Plan, make_plan
 from sennit.collective.runtime.shm_segment import BROKEN, Capacity, Exchange, Layout, Segment, open_segment
@@ -56,13 +56,23 @@ class ShmEndpoint:
     """One rank's end of a group."""
 
     def __init__(
-        self, segment: Segment, identities: Sequence[Identity], machine: Machine, timeout: float, cores: int
+        self,
+        segment: Segment,
+        identities: Sequence[Identity],
+        machine: Machine,
+        timeout: float,
+        cores: int,
+        may_read: bool = False,
     ) -> None:
         layout = segment.layout
+        self.may_read = may_read  # whether ranks may read each other's memory
+        self.direct_from: int | None = None  # bytes of a part, to overrule `goes_directly`; the same on all ranks
         self.rank, self.size, self.timeout = segment.rank, layout.ranks, timeout
         self.cores = cores  # that the ranks may run on, all together
         self.machine = machine
         self._segment: Segment | None = segment
+        self._identities = tuple(identities)
+        self._cache = shared_cache()
         self._liveness = Liveness(identities)
         weakref.finalize(self, self._liveness.close)  # of a group that was dropped
         self._arena = Arena(segment.address + layout.arena(self.rank), layout.capacity.arena)
@@ -77,7 +87,7 @@ class ShmEndpoint:
         self._flags_used = 0
         self._broken: RuntimeFailure | None = None
         self._record = self._make_record(segment, cores)
-        self._address = ctypes.addressof(self._record)
+        self.address = ctypes.addressof(self._record)
 
     @classmethod
     def create(
@@ -96,27 +106,27 @@ class ShmEndpoint:
         if not hasattr(os, "memfd_create"):
             raise RunError("shared-memory groups need Linux", fix="use the gloo backend on other systems")
         machine = choose_machine(compiled)
-        me = own_identity()
-        cores = sorted(os.sched_getaffinity(0))
-        facts = json.dumps([rank, size, me.host, me.pid, me.started, machine.name, cores]).encode()
-        everyone = [json.loads(said) for said in exchange(facts)]
-        _check_facts(everyone, size)
-        if len({said[5] for said in everyone}) > 1:
+        secret = Secret()
+        ranks = everyone(Facts.own(rank, size, machine, secret), exchange)
+        if len({facts.machine for facts in ranks}) > 1:
             machine = choose_machine(False)  # the two speak the same protocol, but only one of them can fence memory
         layout = Layout(size, capacity or Capacity())
         segment = open_segment(rank, layout, exchange)
-        identities = [Identity(*said[2:5]) for said in everyone]
-        together = {core for said in everyone for core in said[6]}
-        return cls(segment, identities, machine, timeout, len(together))
+        cores = {core for facts in ranks for core in facts.cores}
+        sees_all = sees(machine, [facts for facts in ranks if facts.rank != rank])
+        may_read = all(answer == b"1" for answer in exchange(b"1" if sees_all else b"0"))
+        del secret  # not before all have looked
+        return cls(segment, [facts.identity for facts in ranks], machine, timeout, len(cores), may_read)
 
     def _make_record(self, segment: Segment, cores: int) -> GroupRecord:
         layout, base = segment.layout, segment.address
-        self._peers = (PlaceRecord * (2 * layout.ranks))()
+        self._peers = (PlaceRecord * (SLOTS * 2 * layout.ranks))()
         record = GroupRecord()
         record.base = base
         record.doorbells, record.flags = base + layout.doorbells, base + layout.flags
         record.staging, record.rings = base + layout.staging, base + layout.rings
-        record.peers = self._peers
+        self._pids = (ctypes.c_int32 * layout.ranks)(*(identity.pid for identity in self._identities))
+        record.peers, record.pids = self._peers, self._pids
         record.notes, record.calls_begun = segment.own_notes, segment.own_calls_begun
         record.owned, record.broken = ctypes.addressof(ctypes.c_char.from_buffer(self._owned)), base + BROKEN
         record.flags_per_slot, record.staging_step = layout.capacity.flags, layout.staging_step
@@ -151,19 +161,32 @@ class ShmEndpoint:
         """`run`, for who keeps the plan: what is left is one call of the machine, which also looks whether the group may be used."""
         with self._lock:
             kept: object = None
-            apart = source == target or not _overlap(source, target, plan.sizes)
-            if plan.simple and source and target and apart and not self._has(source):
-                staged = 1  # the common case: private memory, and peers only read
+            apart = plan.one_array if source == target else not _overlap(source, target, plan.sizes)
+            if plan.staged is not None and source and target and apart and not self.has(source):
+                staged = plan.staged  # the common case: private memory, and peers only read
             else:
                 source, target, staged, kept = self._aim(plan, source, target)
-            status = self.machine.start(self._record, self._address, plan, source, target, staged)
+            status = self.machine.start(self._record, self.address, plan, source, target, staged)
             if status:
-                segment = self._usable()
-                with self._unfinished(segment, plan.text):
-                    self._wait_for_call(segment, plan, status, self.timeout if timeout is None else timeout)
+                self._finish(plan, status, timeout)
             del kept
 
-    def _has(self, address: int) -> bool:
+    def finish_plan(self, plan: Plan, status: int, timeout: float | None = None) -> None:
+        """The rest of a call that `sennit_start` began and did not end, for who calls that itself."""
+        with self._lock:
+            self._finish(plan, status, timeout)
+
+    def _finish(self, plan: Plan, status: int, timeout: float | None) -> None:
+        segment = self._usable()
+        with self._unfinished(segment, plan.text):
+            self._wait_for_call(segment, plan, status, self.timeout if timeout is None else timeout)
+
+    @property
+    def own_memory(self) -> tuple[int, int]:
+        """From where to where memory of `allocate` may lie."""
+        return self._arena.first, self._arena.last
+
+    def has(self, address: int) -> bool:
         """Does it lie in memory of `allocate`?"""
         return self._arena.first <= address < self._arena.last
 
@@ -199,15 +222,19 @@ class ShmEndpoint:
         with self._lock:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
-            plan = make_plan(self.load(code), elements, dtype, reduction, self._layout.capacity.slot, title)
+            loaded = self.load(code)
+            direct = self.may_read and loaded.goes_directly(elements * dtype.itemsize, self.direct_from)
+            slot = self._layout.capacity.slot
+            plan = make_plan(loaded, elements, dtype, reduction, slot, title, direct=direct, cache=self._cache)
             if title is None:
                 self._plans[code.fingerprint, elements, dtype, reduction] = plan
             return plan
 
     def _aim(self, plan: Plan, source: int, target: int) -> tuple[int, int, int, object]:
         """The addresses of a call; what is copied through staging, as bits; and what must live as long as the call."""
-        inward, outward = plan.touched[INPUT] and not self._has(source), plan.touched[OUTPUT] and not self._has(target)
-        loaded = plan.loaded
+        loaded, direct = plan.loaded, bool(plan.record.direct)
+        inward = plan.touched[INPUT] and not direct and not self.has(source)
+        outward = plan.touched[OUTPUT] and not self.has(target)
         kept: NDArray[np.uint8] | None = None
         if not source and loaded.used_at_all(INPUT) and plan.sizes[INPUT]:
             raise CollectiveError(f"{plan.text} without an input", where=self._where(), fix="pass the address of one")
@@ -218,7 +245,7 @@ class ShmEndpoint:
         if loaded.in_place:
             inward = outward = inward or outward
         elif loaded.used_at_all(INPUT) and _overlap(source, target, plan.sizes):
-            inward |= loaded.touched_anywhere[INPUT]
+            inward |= loaded.touched_anywhere[INPUT] and not direct
             if not inward or (target - source) % max(1, plan.part_bytes):
                 # a slot has no room for it, or a tile of the output would overwrite a later one of the input
                 kept = np.frombuffer(ctypes.string_at(source, plan.sizes[INPUT]), dtype=np.uint8)
@@ -233,19 +260,22 @@ class ShmEndpoint:
                 self._check_calls(segment, plan)
                 self._fail(segment, self._mismatch(segment, plan, [self._record.waiting_for]))
             self._look_around(segment, self._awaited(plan), plan.text, deadline, timeout, plan)
-            status = self.machine.run(self._record, self._address, plan)
+            status = self.machine.run(self._record, self.address, plan)
 
     def _awaited(self, plan: Plan) -> tuple[int, ...]:
-        """The ranks whose signals the blocks of this rank stand at."""
-        if plan.record.phase == 0:
+        """The ranks whose signals the blocks of this rank stand at, in the oldest tile that is under way."""
+        record = plan.record
+        if record.begun == record.left:
             return (int(self._record.waiting_for),)
         found: set[int] = set()
         rows = plan.loaded.code.instructions
-        for block in range(plan.record.block_count):
-            at, end = plan.record.at[block], plan.record.blocks[2 * block + 1]
+        for block in range(record.block_count):
+            at = record.at[record.left % SLOTS * record.block_count + block]
+            end = record.blocks[2 * block + 1]
             if at < end:
                 step = Instruction(Op(rows[at][0]), *rows[at][1:].tolist())
-                found |= {step.peer} if step.op is Op.WAIT else set()
+                reads = step.op is Op.GET and record.direct  # what another process has, if it lives
+                found |= {step.peer} if step.op is Op.WAIT or reads else set()
         return tuple(sorted(found - {self.rank}))
 
     def _check_calls(self, segment: Segment, plan: Plan) -> None:
@@ -356,10 +386,9 @@ class ShmEndpoint:
     def _moves_after_all(self, plan: Plan | None) -> bool:
         if plan is None:
             return False
-        before = plan.record.phase, plan.record.entered, plan.record.at[: plan.record.block_count]
-        status = self.machine.run(self._record, self._address, plan)
-        after = plan.record.phase, plan.record.entered, plan.record.at[: plan.record.block_count]
-        return status == Status.DONE or before != after
+        before = _progress(plan.record)
+        status = self.machine.run(self._record, self.address, plan)
+        return status == Status.DONE or before != _progress(plan.record)
 
     def _failure(self, cause: Cause, ranks: tuple[int, ...], did: str, what: str) -> RuntimeFailure:
         names = ", ".join(map(str, ranks))
@@ -403,7 +432,7 @@ class ShmEndpoint:
         if segment is None or os.getpid() != self._pid:
             return
         with self._lock:
-            self._segment, self._address = None, 0
+            self._segment, self.address = None, 0
             segment.leave()
             self._liveness.close()
 
@@ -414,24 +443,9 @@ class ShmEndpoint:
         self.close()
 
 
+def _progress(record: CallRecord) -> tuple[int, int, list[int]]:
+    return record.begun, record.left, record.at[: SLOTS * record.block_count]
+
+
 def _overlap(source: int, target: int, sizes: tuple[int, int]) -> bool:
     return bool(source and target and source < target + sizes[OUTPUT] and target < source + sizes[INPUT])
-
-
-def _check_facts(everyone: Sequence[Sequence[object]], size: int) -> None:
-    where = f"a group of {size} ranks"
-    listed, sizes = [said[0] for said in everyone], [said[1] for said in everyone]
-    if listed != list(range(size)) or set(sizes) != {size}:
-        raise RunError(
-            f"the exchange returned ranks {listed} of groups of {sizes}",
-            where=where,
-            fix="let it return what all ranks gave, in the order of ranks",
-        )
-    hosts = [said[2] for said in everyone]
-    if len(set(hosts)) > 1:
-        other = next(rank for rank in range(size) if hosts[rank] != hosts[0])
-        raise RunError(
-            f"rank {other} is on another host or in another container than rank 0",
-            where=where,
-            fix="make a group of the ranks of each host",
-        )

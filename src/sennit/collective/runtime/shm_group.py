@@ -33,9 +33,15 @@ class ShmGroup(ShmMessages):
     """`table` may be replaced by one that was tuned; all ranks must have the same."""
 
     def __init__(
-        self, segment: Segment, identities: Sequence[Identity], machine: Machine, timeout: float, cores: int
+        self,
+        segment: Segment,
+        identities: Sequence[Identity],
+        machine: Machine,
+        timeout: float,
+        cores: int,
+        may_read: bool = False,
     ) -> None:
-        super().__init__(segment, identities, machine, timeout, cores)
+        super().__init__(segment, identities, machine, timeout, cores, may_read)
         self.table = default_table(self.size, cores)
         self._ready: dict[tuple[object, ...], Plan] = {}  # by what was asked for
 

@@ -23,10 +23,12 @@ from sennit.collective.runtime.shm_abi import (
     LINE,
     REDUCTIONS,
     RING_HEAD,
+    SLOTS,
     CallRecord,
     GroupRecord,
     PlaceRecord,
     Status,
+    TileRecord,
     TransferRecord,
 )
 from sennit.collective.runtime.shm_plan import Plan
@@ -62,7 +64,7 @@ class NumpyMachine:
         if not group_address or not c_uint8.from_address(group.owned).value or c_uint8.from_address(group.broken).value:
             return Status.UNUSABLE
         call = plan.record
-        call.source, call.target, call.phase, call.ahead, call.entered = source, target, 0, 0, 0
+        call.source, call.target, call.entered, call.begun, call.left = source, target, 0, 0, 0
         call.staged[INPUT], call.staged[OUTPUT] = staged & 1, staged >> 1
         group.calls += 1
         note = group.notes + group.calls % CALLS_KEPT * NOTE_BYTES
@@ -159,9 +161,9 @@ class _Visit:
     def go_on(self) -> int:
         group, call, idle = self.group, self.call, _Idle(self.group)
         put_off = call.only_read and (call.staged[INPUT] or not call.touched[INPUT]) and not call.touched[OUTPUT]
-        while call.phase < 2:
-            if call.phase == 0:
-                leaving = group.exits[(group.epoch + 1) & 1]
+        while not call.begun or call.left < call.begun or call.entered < call.elements:
+            if call.left == call.begun:
+                leaving = group.exits[(group.epoch + 1) % SLOTS]
                 while (leaving.next or 0) < (leaving.end or 0):
                     step = self.instruction(leaving.next)
                     if self.flag(group.rank, leaving.flag_base + step.argument, leaving.epoch).value < (
@@ -172,7 +174,7 @@ class _Visit:
                     leaving.next += 32
                 else:
                     self.enter_tile()
-                    call.phase = 1
+                    call.begun += 1
                     continue
                 if not idle.once():
                     return Status.WAITING
@@ -185,12 +187,23 @@ class _Visit:
                 moved |= result
             if self.all_done(bool(put_off)):
                 self.leave_tile()
-                call.phase = 0 if call.entered < call.elements else 2
+                call.left += 1
             elif moved:
                 idle = _Idle(group)
             elif not idle.once():
                 return Status.WAITING
         return Status.DONE
+
+    @property
+    def tile(self) -> TileRecord:
+        """The one that is under way, or is entered."""
+        tile: TileRecord = self.call.tiles[self.call.left % SLOTS]
+        return tile
+
+    @property
+    def first(self) -> int:
+        """Of `at`: where the blocks of that tile begin."""
+        return int(self.call.left % SLOTS * self.call.block_count)
 
     def instruction(self, address: int) -> Instruction:
         row = (ctypes.c_int32 * 8).from_address(address)
@@ -202,19 +215,19 @@ class _Visit:
     def flag(self, rank: int, number: int, epoch: int) -> c_uint64:
         group = self.group
         return c_uint64.from_address(
-            group.flags + ((2 * rank + (epoch & 1)) * group.flags_per_slot + number) * FLAG_BYTES
+            group.flags + ((SLOTS * rank + epoch % SLOTS) * group.flags_per_slot + number) * FLAG_BYTES
         )
 
     def run_block(self, block: int) -> bool | None:
         """Whether something was done; None where the peer runs another call."""
         group, call = self.group, self.call
-        begin, end = call.at[block], call.blocks[2 * block + 1]
-        while call.at[block] < end:
-            step = self.step(call.at[block])
+        begin, end = call.at[self.first + block], call.blocks[2 * block + 1]
+        while call.at[self.first + block] < end:
+            step = self.step(call.at[self.first + block])
             match step.op:
                 case Op.WAIT:
-                    flag = self.flag(group.rank, call.flag_base + step.argument, call.here.epoch)
-                    if flag.value < call.here.epoch * STRIDE + step.count:
+                    flag = self.flag(group.rank, call.flag_base + step.argument, self.tile.epoch)
+                    if flag.value < self.tile.epoch * STRIDE + step.count:
                         group.waiting_for = step.peer
                         break
                     with self.fence:
@@ -226,29 +239,29 @@ class _Visit:
                         places = (PlaceRecord * 2).from_address(ctypes.addressof(flag) + _PLACES)
                         group.peers[2 * step.peer], group.peers[2 * step.peer + 1] = places[INPUT], places[OUTPUT]
                 case Op.SIGNAL:
-                    flag = self.flag(step.peer, call.flag_base + step.argument, call.here.epoch)
+                    flag = self.flag(step.peer, call.flag_base + step.argument, self.tile.epoch)
                     c_uint64.from_address(ctypes.addressof(flag) + 8).value = call.call
                     places = (PlaceRecord * 2).from_address(ctypes.addressof(flag) + _PLACES)
-                    places[INPUT], places[OUTPUT] = call.here.mine[INPUT], call.here.mine[OUTPUT]
+                    places[INPUT], places[OUTPUT] = self.tile.mine[INPUT], self.tile.mine[OUTPUT]
                     with self.fence:
                         pass
-                    flag.value = call.here.epoch * STRIDE + step.count
+                    flag.value = self.tile.epoch * STRIDE + step.count
                 case _:
                     self.move_data(step)
-            call.at[block] += 1
-        return bool(call.at[block] > begin)
+            call.at[self.first + block] += 1
+        return bool(call.at[self.first + block] > begin)
 
     def locate(self, place: Operand, count: int) -> Array:
         group, call = self.group, self.call
         rank, buffer, chunk = place
-        stride = call.here.stride * call.itemsize
+        stride = self.tile.stride * call.itemsize
         if buffer >= FIRST_SCRATCH:
-            slot = call.here.slot + (rank - group.rank) * group.staging_step
+            slot = self.tile.slot + (rank - group.rank) * group.staging_step
             address, size = slot + (call.scratch[buffer - FIRST_SCRATCH] + chunk) * stride, count * stride
         else:
             part, first = divmod(chunk, call.chunks)
-            start, stop = (min(edge * stride, call.here.size * call.itemsize) for edge in (first, first + count))
-            where = call.here.mine[buffer] if rank == group.rank else group.peers[2 * rank + buffer]
+            start, stop = (min(edge * stride, self.tile.size * call.itemsize) for edge in (first, first + count))
+            where = self.tile.mine[buffer] if rank == group.rank else group.peers[2 * rank + buffer]
             address, size = group.base + where.offset + part * where.step + start, stop - start
         return _bytes(address, size).view(held_dtype(DTYPES[call.dtype]))
 
@@ -281,14 +294,14 @@ class _Visit:
                 goal[:length] = reduce_all(dtype, reduction, [array[:length] for array in arrays])
 
     def enter_tile(self) -> None:
-        group, call, tile = self.group, self.call, self.call.here
+        group, call, tile = self.group, self.call, self.tile
         item = call.itemsize
         tile.first, tile.size = call.entered, min(call.elements - call.entered, call.tile)
         grain = call.chunks * call.alignment
         tile.stride = max(1, -(-tile.size // grain)) * call.alignment
         group.epoch += 1
         tile.epoch = group.epoch
-        tile.slot = group.staging + group.rank * group.staging_step + (tile.epoch & 1) * group.slot_bytes
+        tile.slot = group.staging + group.rank * group.staging_step + tile.epoch % SLOTS * group.slot_bytes
         free = tile.slot + _line(call.scratch[call.scratch_count] * tile.stride * item)
         length = tile.size * item
         small = OUTPUT if call.parts[OUTPUT] < call.parts[INPUT] else INPUT
@@ -306,10 +319,10 @@ class _Visit:
             staging[:] = _bytes(call.source + (part * call.elements + tile.first) * item, length)
         call.entered += tile.size
         for block in range(call.block_count):
-            call.at[block] = call.blocks[2 * block]
+            call.at[self.first + block] = call.blocks[2 * block]
 
     def leave_tile(self) -> None:
-        group, call, tile = self.group, self.call, self.call.here
+        group, call, tile = self.group, self.call, self.tile
         dtype, length = DTYPES[call.dtype], tile.size * call.itemsize
         for part in range(call.parts[OUTPUT] if call.target and length else 0):
             user = _bytes(call.target + (part * call.elements + tile.first) * call.itemsize, length)
@@ -318,14 +331,14 @@ class _Visit:
             if call.divide > 1:
                 array = user.view(held_dtype(dtype))
                 array[:] = divide(dtype, array, call.divide)
-        leaving = group.exits[tile.epoch & 1]
-        leaving.next, leaving.end = call.code + 32 * call.at[0], call.code + 32 * call.blocks[1]
+        leaving = group.exits[tile.epoch % SLOTS]
+        leaving.next, leaving.end = call.code + 32 * call.at[self.first], call.code + 32 * call.blocks[1]
         leaving.epoch, leaving.flag_base = tile.epoch, call.flag_base
 
     def all_done(self, put_off: bool) -> bool:
         call = self.call
         for block in range(call.block_count):
-            at = call.at[block]
+            at = call.at[self.first + block]
             if at < call.blocks[2 * block + 1] and not (put_off and block == 0 and self.step(at).op is Op.WAIT):
                 return False
         return True

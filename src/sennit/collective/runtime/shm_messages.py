@@ -52,9 +52,15 @@ class ShmMessages(ShmEndpoint):
     """`ShmEndpoint` with messages."""
 
     def __init__(
-        self, segment: Segment, identities: Sequence[Identity], machine: Machine, timeout: float, cores: int
+        self,
+        segment: Segment,
+        identities: Sequence[Identity],
+        machine: Machine,
+        timeout: float,
+        cores: int,
+        may_read: bool = False,
     ) -> None:
-        super().__init__(segment, identities, machine, timeout, cores)
+        super().__init__(segment, identities, machine, timeout, cores, may_read)
         self._peer_locks = [[threading.Lock() for _ in range(self.size)] for _ in ("send", "receive")]
         self._early: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(
             deque
@@ -142,7 +148,7 @@ class ShmMessages(ShmEndpoint):
         deadline = time.monotonic() + limit
         table = (TransferRecord * len(transfers))(*transfers)
         while True:
-            status = self.machine.exchange(self._record, self._address, rings, table, len(transfers))
+            status = self.machine.exchange(self._record, self.address, rings, table, len(transfers))
             if status == Status.WAITING:
                 waiting = {int(t.peer) for t in table if t.stage != 2}
                 with self._unfinished(segment, what):

@@ -8,6 +8,11 @@ mostly does not, and is copied through a slot of staging.
     scratch chunks * stride(T) + T * (parts of the input, if touched + parts of the output, if touched)    <= slot bytes
 
 with stride(T) <= T / chunks + alignment. T is the same on all ranks, whatever the rank itself must stage. The tiles of a call are of one size.
+
+**Direct.** Where the kernel lets ranks read each other's memory, a call that only moves inputs to outputs needs no staging and no tiles: who needs a
+part of an input reads it where the user has it. That pays where no other rank reads the same part (all_to_all, scatter): else one copy into staging serves
+all of them. Below `_DIRECT_FROM` a call into the kernel for each peer takes longer than a second copy. From `_DIRECT_BELOW` on the arrays of all ranks are more than their cache holds,
+and the kernel copies through the cache, where staging writes outputs past it. `goes_directly` is the rule, the same on all ranks.
 """
 
 from __future__ import annotations
@@ -19,17 +24,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Op
+from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Instruction, Op, Operand
 from sennit.collective.runtime.code_gates import touched_places, with_direct_gates
-from sennit.collective.runtime.shm_abi import DTYPES, LINE, REDUCTIONS, CallRecord, Reduction
+from sennit.collective.runtime.shm_abi import DTYPES, LINE, REDUCTIONS, SLOTS, CallRecord, Reduction
 from sennit.collective.runtime.shm_segment import describe_call
 from sennit.errors import CollectiveError
-from sennit.ir.collective import CollectiveSpec
+from sennit.ir.collective import CollectiveName, CollectiveSpec
 from sennit.ir.dtype import DType
 
-__all__ = ["LoadedCode", "Plan", "make_plan"]
+__all__ = ["CACHE", "LoadedCode", "Plan", "make_plan"]
 
 _LARGE = 1 << 22  # bytes of an output: it passes the caches of a core
+CACHE = 32 << 20  # bytes that cores share, where the system does not say
+# Of a slot, but for an all_to_all: its tiles have a part for each rank, and larger ones were a fifth faster with 8.
+_SLOT_USED = 3 << 17
+_DIRECT_FROM = 32 << 10  # bytes of a part; measured on 16 x86_64 cores with 4 and 8 ranks, as the next
+_DIRECT_BELOW = 96 << 20  # bytes of the inputs of all ranks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +54,7 @@ class LoadedCode:
     touched_anywhere: tuple[bool, bool]
     used: tuple[bool, bool]  # by this rank itself
     only_read: bool
+    kept: int | None  # the one chunk of the input that no peer reads
     blocks: NDArray[np.int32]
     scratch: NDArray[np.int64]
 
@@ -71,6 +82,7 @@ class LoadedCode:
             (anywhere[0], anywhere[1]),
             ((rank, INPUT) in by_owner, (rank, OUTPUT) in by_owner),
             only_read,
+            _kept_chunk(code, rank),
             np.ascontiguousarray(code.blocks[first : int(code.rank_blocks[rank + 1])]),
             np.cumsum([0, *code.scratch]).astype(np.int64),
         )
@@ -78,6 +90,25 @@ class LoadedCode:
     @property
     def in_place(self) -> bool:
         return self.code.collective.in_place
+
+    @property
+    def writes_what_peers_read(self) -> bool:
+        """Whether peers read an input of this rank that it overwrites, if its output lies in the same place: not in a broadcast, where the root has it all."""
+        collective = self.code.collective
+        return not (isinstance(collective, CollectiveSpec) and collective.name is CollectiveName.BROADCAST)
+
+    def goes_directly(self, part_bytes: int, least: int | None = None) -> bool:
+        """Whether peers should read the inputs where users have them. `least` stands in for the bytes of a part from which on that pays."""
+        collective = self.code.collective
+        if not isinstance(collective, CollectiveSpec) or self.in_place or self.code.scratch:
+            return False
+        moves = self.code.instructions[self.code.instructions[:, 0] < Op.SIGNAL]
+        if not (np.isin(moves[:, 0], (Op.COPY, Op.GET)).all() and (moves[:, 2] == INPUT).all()):
+            return False
+        if least is not None:
+            return part_bytes >= least
+        once = collective.name in (CollectiveName.ALL_TO_ALL, CollectiveName.SCATTER)
+        return once and part_bytes >= _DIRECT_FROM and part_bytes * self.code.ranks**2 < _DIRECT_BELOW
 
     def used_at_all(self, buffer: int) -> bool:
         return self.used[buffer] or self.touched[buffer]
@@ -93,10 +124,12 @@ class LoadedCode:
         else:
             parts = sum(widths[b] for b in touched)
         scratch = sum(code.scratch)
-        room = slot_bytes - 4 * LINE - scratch * LINE
         weight = scratch + parts * code.chunks  # chunks of the slot for one chunk of a part
+        exchanges = isinstance(code.collective, CollectiveSpec) and code.collective.name is CollectiveName.ALL_TO_ALL
+        least = (weight + scratch + 4) * LINE
+        used = slot_bytes if exchanges or least > _SLOT_USED else min(slot_bytes, _SLOT_USED)
         grain = alignment * code.chunks
-        most = elements if not weight else room // (weight * LINE) * grain
+        most = elements if not weight else (used - (scratch + 4) * LINE) // (weight * LINE) * grain
         if most < grain and elements > most:
             raise CollectiveError(
                 f"code {code.name!r} needs {weight} chunks of {LINE} bytes at a time, and a slot has {slot_bytes} bytes",
@@ -107,6 +140,56 @@ class LoadedCode:
             return elements
         tiles = -(-elements // most)
         return -(-elements // tiles // grain) * grain
+
+
+def _kept_chunk(code: Code, rank: int) -> int | None:
+    """The chunk of a rank's input that need not be staged: no peer touches it, and the rank itself reads it alone and before it writes anything to its output, which may lie in
+    the same place. None where there is not exactly one."""
+    if code.collective.in_place:
+        return None
+    by_peers, own_reads = set[int](), list[range]()
+    busy = [any(s.op.moves_data for s in code.block(rank, block)) for block in range(code.rank_block_count(rank))]
+    if sum(busy) > 1:
+        return None  # blocks take turns, so none is known to come before another
+    for owner in range(code.ranks):
+        written = False
+        for block in range(code.rank_block_count(owner)):
+            for step in code.block(owner, block):
+                if not step.op.moves_data:
+                    continue
+                reads, writes_output = _input_reads(code, owner, step, rank)
+                if owner != rank:
+                    by_peers.update(*reads)
+                    continue
+                if reads and written:
+                    return None
+                own_reads += reads
+                written |= writes_output
+    alone = set(range(code.buffer_chunks(rank, INPUT))) - by_peers
+    if len(alone) != 1:
+        return None
+    (kept,) = alone
+    return kept if all(kept not in chunks or len(chunks) == 1 for chunks in own_reads) else None
+
+
+def _input_reads(code: Code, owner: int, step: Instruction, rank: int) -> tuple[list[range], bool]:
+    """The chunks of the input of `rank` that a step of `owner` touches, and whether it writes to its own output."""
+    found: list[range] = []
+    here = Operand(owner, step.target_buffer, step.target_chunk)
+    source = Operand(
+        owner if step.op in (Op.COPY, Op.PUT, Op.MULTICAST, Op.REDUCE) else step.peer,
+        step.source_buffer,
+        step.source_chunk,
+    )
+    if step.op.has_operands:
+        rows = code.operands[step.argument : step.argument + step.peer]
+        places = [Operand(*map(int, row)) for row in rows] + [source if step.op is Op.MULTICAST else here]
+    else:
+        places = [source, Operand(step.peer, *here[1:]) if step.op is Op.PUT else here]
+    for place in places:
+        if place.rank == rank and place.buffer == INPUT:
+            found.append(range(place.chunk, place.chunk + step.count))
+    return found, any(place.rank == owner and place.buffer == OUTPUT for place in places)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +204,8 @@ class Plan:
     sizes: tuple[int, int]  # bytes of input and output
     part_bytes: int
     touched: tuple[bool, bool]  # as the record says
-    simple: bool  # peers read the input and do not touch the output, and both are used: no choices but where they lie
+    staged: int | None  # what is staged, as bits, of private memory that does not overlap; None: see `_aim`
+    one_array: bool  # that is so too where input and output are one array
     kept: tuple[object, ...]
 
     @property
@@ -136,14 +220,17 @@ def make_plan(
     reduction: Reduction | None,
     slot_bytes: int,
     title: str | None = None,
+    *,
+    direct: bool = False,
+    cache: int = CACHE,
 ) -> Plan:
-    """`title` is what messages call it: the name of the collective, unless it is given."""
+    """`title` is what messages call it: the name of the collective, unless it is given. `direct`: all ranks say so. `cache`: bytes that cores share."""
     code, rank = loaded.code, loaded.rank
     if reduction in (Reduction.BAND, Reduction.BOR, Reduction.BXOR) and dtype.is_float:
         raise CollectiveError(f"{reduction.value} of {dtype.value}", fix="bitwise reductions are for integers and bool")
     if reduction is Reduction.AVG and dtype is DType.BOOL:
         raise CollectiveError("the average of bool", fix="use sum, max or min")
-    at = np.zeros(max(1, len(loaded.blocks)), dtype=np.int32)
+    at = np.zeros((SLOTS, max(1, len(loaded.blocks))), dtype=np.int32)
     record = CallRecord()
     record.code, record.operands = code.instructions.ctypes.data, code.operands.ctypes.data
     record.blocks = loaded.blocks.ctypes.data_as(type(record.blocks))
@@ -155,12 +242,15 @@ def make_plan(
         record.parts[buffer] = code.parts(rank, buffer)
         record.touched[buffer] = any(loaded.touched) if loaded.in_place else loaded.touched[buffer]
     record.only_read = loaded.only_read and not loaded.in_place
+    record.kept = -1 if loaded.kept is None else loaded.kept
     record.alias = code.collective.alias_offset(rank) // code.chunks if loaded.in_place else -1
     record.dtype, record.itemsize = DTYPES.index(dtype), dtype.itemsize
     average = reduction is Reduction.AVG
     record.reduction = 0 if reduction is None or average else REDUCTIONS.index(reduction)
     record.divide = code.ranks if average else 1
-    record.elements, record.tile = elements, loaded.tile(elements, dtype.itemsize, slot_bytes)
+    record.direct = direct
+    record.elements = elements
+    record.tile = elements if direct else loaded.tile(elements, dtype.itemsize, slot_bytes)
     if title is None:
         name = code.collective.name.value if isinstance(code.collective, CollectiveSpec) else code.name
         title = describe_call(name, elements, dtype.value, None if reduction is None else reduction.value)
@@ -171,7 +261,11 @@ def make_plan(
     sizes = code.parts(rank, INPUT) * part, code.parts(rank, OUTPUT) * part
     note = np.frombuffer(words.ljust(112, b"\0"), dtype=np.uint8)
     record.words = note.ctypes.data
-    record.large = sizes[OUTPUT] >= _LARGE
+    record.large, record.vast = sizes[OUTPUT] >= _LARGE, sizes[OUTPUT] * code.ranks > cache // 2
     touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
-    simple = touched == (True, False) and loaded.used[OUTPUT] and not loaded.in_place
-    return Plan(loaded, record, ctypes.addressof(record), identity, words, sizes, part, touched, simple, (at, note))
+    plain = loaded.used[OUTPUT] and not touched[OUTPUT] and (touched[INPUT] or not loaded.used[INPUT])
+    staged = int(touched[INPUT] and not direct) if plain and not loaded.in_place else None
+    one_array = not direct or not loaded.writes_what_peers_read
+    return Plan(
+        loaded, record, ctypes.addressof(record), identity, words, sizes, part, touched, staged, one_array, (at, note)
+    )

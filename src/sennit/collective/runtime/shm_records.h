@@ -11,6 +11,7 @@ enum { INPUT, OUTPUT, FIRST_SCRATCH };
 enum { DONE, WAITING, OTHER_CALL, UNEXPECTED, UNUSABLE };
 #define STRIDE (1 << 20)
 #define LINE 64
+#define SLOTS 4 /* tiles of a group that may be under way; a power of two */
 
 typedef struct {
     int32_t op, peer, source_buffer, source_chunk, target_buffer, target_chunk, count, argument;
@@ -58,9 +59,10 @@ typedef struct {
     char *base;
     Doorbell *doorbells; /* by rank */
     Flag *flags;         /* by rank, by slot, flags_per_slot each */
-    char *staging;       /* by rank, two slots each */
+    char *staging;       /* by rank, SLOTS slots each */
     char *rings;         /* by set, sender, receiver */
-    Place *peers;        /* by rank, two each: where their input and output lie, as their flags said */
+    Place *peers;        /* by slot, by rank, two each: where their input and output lie, as their flags said */
+    const int32_t *pids; /* by rank: the processes, for direct calls */
     CallNote *notes;     /* the last calls of this rank, in the segment: for messages when ranks differ */
     _Atomic uint64_t *calls_begun; /* of this rank, in the segment */
     const volatile char *owned;    /* not 0 in the process that made the group; a page that a fork wipes */
@@ -72,7 +74,7 @@ typedef struct {
     uint64_t epoch, calls;
     _Atomic int32_t spin; /* how long to spin before the first yield; adapts */
     int32_t waiting_for;  /* out: the rank whose signal is awaited, or that runs another call */
-    Exit exits[2];
+    Exit exits[SLOTS];
 } Group;
 
 typedef struct {
@@ -87,23 +89,25 @@ typedef struct {
     const Operand *operands;
     const int32_t *blocks;  /* of this rank: first and last instruction of each */
     const int64_t *scratch; /* by buffer: chunks before it; the total last */
-    int32_t *at;            /* by block: the next instruction */
+    int32_t *at;            /* by slot, by block: the next instruction */
     int64_t flag_base;
     int32_t block_count, scratch_count;
     int32_t chunks, alignment; /* of a part; in elements */
     int32_t parts[2], touched[2]; /* of input and output: how many parts, and whether peers touch it */
     int32_t only_read;            /* peers only read here: a gate may be left before they are done */
+    int32_t kept;  /* the chunk of the input that only this rank reads, which is not staged but read where the user has it; or -1 */
     int32_t alias; /* in place: the part of the larger buffer at which the smaller begins; else -1 */
     int32_t dtype, reduction, itemsize, divide;
-    int32_t large; /* the output does not fit a cache */
+    int32_t large;  /* the output does not fit the cache of a core, */
+    int32_t vast;   /* or those of all ranks the cache of all */
+    int32_t direct; /* peers read the input in this process's own memory: `mine` and `peers` have its address */
     int64_t elements, tile; /* of a part: in all, and at a time */
     char *source, *target;
     int32_t staged[2]; /* whether input and output are copied through staging */
     uint64_t call;     /* what is called, as a number, */
     const char *words; /* and in 112 bytes of words */
-    int32_t phase, ahead; /* progress; whether `next` has been entered */
-    int64_t entered;      /* elements of all tiles entered */
-    Tile here, next;
+    int64_t entered, begun, left; /* elements of all tiles entered; tiles entered, and left */
+    Tile tiles[SLOTS];
 } Call;
 
 typedef struct {

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sennit.collective.runtime.failure import RuntimeFailure
-from sennit.collective.runtime.shm_abi import FLAG_BYTES, LINE, RING_HEAD
+from sennit.collective.runtime.shm_abi import FLAG_BYTES, LINE, RING_HEAD, SLOTS
 from sennit.errors import RunError
 
 __all__ = [
@@ -51,10 +51,10 @@ BROKEN = 64  # where a byte says that some rank has declared a failure
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """Of each rank. `slot`: bytes of staging for one tile; `flags`: of all codes together; `ring`: bytes of messages to one peer; `arena`: bytes for
-    `allocate`. A slot of 256 KiB stays in the cache of a core, both of them, with the user's arrays beside them; one of 1 MiB took up to twice
-    the time in the cores when other work ran on them."""
+    `allocate`. Of a slot most codes use 384 KiB (`shm_plan.py`), a tile of 256 KiB with its scratch: all slots stay in the second-level cache of a core. Tiles of 128 to 512 KiB
+    are within 5% of each other for an all-reduce of 16 MiB by 8 ranks on 16 cores; smaller ones wait more often, larger ones fall out of the cache."""
 
-    slot: int = 1 << 18
+    slot: int = 1 << 20
     flags: int = 2048
     ring: int = 1 << 17
     arena: int = 1 << 28
@@ -83,7 +83,7 @@ class Layout:
 
     @property
     def rings(self) -> int:
-        return _pages(self.flags + 2 * self.ranks * self.capacity.flags * FLAG_BYTES)
+        return _pages(self.flags + SLOTS * self.ranks * self.capacity.flags * FLAG_BYTES)
 
     @property
     def staging(self) -> int:
@@ -91,7 +91,7 @@ class Layout:
 
     @property
     def staging_step(self) -> int:
-        return 2 * self.capacity.slot
+        return SLOTS * self.capacity.slot
 
     def arena(self, rank: int) -> int:
         return self.staging + self.ranks * self.staging_step + rank * self.capacity.arena

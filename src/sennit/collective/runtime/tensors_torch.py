@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sennit.errors import CollectiveError
 
-__all__ = ["Flat", "average", "check_place", "check_reducible", "flat_of", "joined", "scale"]
+__all__ = ["Flat", "average", "check_place", "check_reducible", "flat_of", "joined", "plain_reduction", "scale"]
 
 _BITS = ("band", "bor", "bxor")
 _LINEAR = ("sum", "avg", "premul_sum")
@@ -119,6 +119,11 @@ def check_reducible(tensor: Tensor, reduction: str) -> None:
         fault = "use SUM, AVG, PREMUL_SUM, PRODUCT, MIN, MAX, BAND, BOR or BXOR"
     if fault is not None:
         raise CollectiveError(f"{reduction.upper()} of {kind}", where="the sennit backend", fix=fault)
+
+
+def plain_reduction(reduction: str) -> str:
+    """What is reduced between ranks: averages and scaled sums are sums."""
+    return {"avg": "sum", "premul_sum": "sum", "product": "prod"}.get(reduction, reduction)
 
 
 def scale(flat: Flat, factor: float | Tensor | None) -> Flat:

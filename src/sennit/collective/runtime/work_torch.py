@@ -1,7 +1,8 @@
 """What a collective call returns, and the queue that brings calls to their end in order.
 
-A group runs its collectives one after another, in the order of the calls: on a thread of the group, or, where the caller waits anyway and nothing is
-under way, on the caller's own thread at once. The second spares two changes of thread, which cost more than a small all-reduce.
+A group runs its collectives one after another, in the order of the calls: on a thread of the group; or, where the caller waits anyway and nothing is
+under way, on the caller's own thread at once; or, where it waits for a call that was made before and has not begun, on its thread then, with those before it. A change of thread costs more
+than a small all-reduce.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -18,7 +20,7 @@ from torch import Tensor
 from sennit.collective.runtime.p2p_ticket import Ticket
 from sennit.collective.runtime.private_torch import WorkBase
 
-__all__ = ["CallQueue", "SennitWork"]
+__all__ = ["CallQueue", "NothingLeft", "SennitWork"]
 
 Job = Callable[[], None]
 
@@ -26,9 +28,15 @@ Job = Callable[[], None]
 class SennitWork(WorkBase):
     """Tickets in the words of c10d: done when all are. `outputs` is what its future gives. With a `timeout`, who waits waits no longer."""
 
-    def __init__(self, tickets: Sequence[Ticket], outputs: list[Tensor], timeout: float | None) -> None:
+    def __init__(
+        self,
+        tickets: Sequence[Ticket],
+        outputs: list[Tensor],
+        timeout: float | None,
+        queue: CallQueue | None = None,
+    ) -> None:
         super().__init__()
-        self.tickets, self.outputs = tickets, outputs
+        self.tickets, self.outputs, self.queue = tickets, outputs, queue  # of calls: where they wait for their turn
         self.deadline = None if timeout is None else time.monotonic() + timeout
         self.future: torch.futures.Future[list[Tensor]] | None = None
 
@@ -46,6 +54,8 @@ class SennitWork(WorkBase):
         deadline = self.deadline
         if timeout is not None and timeout > timedelta(0):
             deadline = time.monotonic() + timeout.total_seconds()
+        if self.queue is not None and deadline is None:
+            self.queue.help(self.tickets)
         for ticket in self.tickets:
             ticket.wait(None if deadline is None else deadline - time.monotonic())
         return True
@@ -87,53 +97,82 @@ class SennitWork(WorkBase):
         return self.future
 
 
+class NothingLeft(SennitWork):
+    """Of a call that is done when it returns."""
+
+    def __init__(self) -> None:
+        super().__init__((), [], None)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+
 class CallQueue:
-    """The collective calls of a group, in order. Its thread starts with the first call that does not wait."""
+    """The collective calls of a group, in order. Its thread starts with the first call that does not wait. None is under way while nobody holds `running` and
+    as many were submitted as have ended."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._running = threading.Lock()  # held while a call runs
+        self.running = threading.Lock()  # held while a call runs
         self._counting = threading.Lock()
-        self._submitted = self._ended = 0
-        self._jobs: queue.SimpleQueue[tuple[Job, Ticket] | None] = queue.SimpleQueue()
+        self.submitted = self.ended = 0
+        self._jobs: deque[tuple[Job, Ticket]] = deque()
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # wakes the thread, for a job or for its end
         self._thread: threading.Thread | None = None
 
     def run_here(self, job: Job) -> bool:
         """Run a call on this thread if none is under way."""
-        if not self._running.acquire(blocking=False):
+        if not self.running.acquire(blocking=False):
             return False
         try:
-            if self._submitted != self._ended:
+            if self.submitted != self.ended:
                 return False
             job()
             return True
         finally:
-            self._running.release()
+            self.running.release()
 
     def submit(self, job: Job, ticket: Ticket) -> None:
         with self._counting:
-            self._submitted += 1
+            self.submitted += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
                 self._thread.start()
-            self._jobs.put((job, ticket))
+            self._jobs.append((job, ticket))
+            self._calls.put(True)
+
+    def help(self, tickets: Sequence[Ticket]) -> None:
+        """Run calls on this thread, in order, until these have ended or somebody else runs one."""
+        while not all(ticket.done for ticket in tickets) and self.running.acquire(blocking=False):
+            if not self._run_next():
+                return
 
     def close(self) -> None:
         """End the thread, after the calls that were made."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            self._jobs.put(None)
+            self._calls.put(False)
             thread.join()
 
     def _run(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            job, ticket = item
-            error: BaseException | None = None
-            with self._running:
-                try:
-                    job()
-                except BaseException as raised:  # carried to whoever waits
-                    error = raised
-                self._ended += 1
-            del job, item
-            ticket.finish(error)
+        while self._calls.get():
+            self.running.acquire()
+            self._run_next()  # unless who waits for it has run it
+
+    def _run_next(self) -> bool:
+        """The first call that waits; whether there was one. `running` is held, and released before its ticket ends: what that sets off may make calls."""
+        error: BaseException | None = None
+        try:
+            if not self._jobs:
+                return False
+            job, ticket = self._jobs.popleft()
+            try:
+                job()
+            except BaseException as raised:  # carried to whoever waits
+                error = raised
+            self.ended += 1
+        finally:
+            self.running.release()
+        del job
+        ticket.finish(error)
+        return True

@@ -9,23 +9,27 @@ from sennit.ir.graph import Graph, Op
 from sennit.ir.mesh import Mesh
 from sennit.plan.co_shard import Cut
 from sennit.plan.co_shard import co_shard as cut_in_pieces
-from sennit.plan.plan import Plan
+from sennit.plan.plan import Plan, transform
 from sennit.plan.zoo.batch import split_batch
 from sennit.plan.zoo.find import Pairs, pairs_of_products
-from sennit.plan.zoo.tensor import split_pairs
+from sennit.plan.zoo.tensor import SEQUENCE, sequence_of, split_pairs
 
 __all__ = ["co_shard"]
 
 
-def co_shard(graph: Graph, mesh: Mesh, *, pieces: int, modules: str = "*", again: bool = True) -> Plan:
+def co_shard(
+    graph: Graph, mesh: Mesh, *, pieces: int, modules: str = "*", sequence: bool = False, again: bool = True
+) -> Plan:
     """Attention by heads and MLPs by hidden units, in `pieces` that a device runs one after another, each computed again before its backward pass;
-    over `tp` too, where the mesh has it: then every device cuts its own heads. `modules` are globs of the branches' products (`*.attn.*`): a
+    over `tp` too, where the mesh has it (with `sequence` as in `tensor_parallel`): then every device cuts its own heads. `modules` are globs of the branches' products (`*.attn.*`): a
     branch whose products all match is cut. The batch over `dp` and time, as ever."""
     pairs = pairs_of_products(graph)
     chosen = _matching(pairs, modules)
     plan = split_batch(Plan(f"co-shard in {pieces}", graph, mesh))
     if "tp" in mesh:
         plan = split_pairs(plan, pairs, "tp")
+    if sequence:
+        plan = transform(plan, sequence_of(graph, pairs.rows), dim=f"i{SEQUENCE}", axis="tp")
     cuts = [Cut((op,), "n", pairs.chunks[op.name]) for op in chosen.columns]
     return cut_in_pieces(plan, [*cuts, Cut(chosen.rows, "k")], pieces, again=again)
 

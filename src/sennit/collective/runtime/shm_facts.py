@@ -1,0 +1,108 @@
+"""What the ranks of a host tell each other when they make a group, and what they find out from it.
+
+    Facts        of a rank: who it is, which process, which machine runs its calls, its cores, and a secret in its memory
+    everyone     the facts of all ranks, checked: they are the ranks of one group, on one host
+    sees         whether this rank may read the memory of others: it finds their secrets there
+    shared_cache bytes of the cache that the cores share
+
+The secret is a few random bytes. A rank that the kernel lets read the memory of another (the same user and `ptrace` rights, no filter of a container in the way) finds
+them where the other says they are; one that finds anything else has met another process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sennit.collective.runtime.liveness import Identity, own_identity
+from sennit.collective.runtime.shm_machine import CompiledMachine, Machine
+from sennit.collective.runtime.shm_plan import CACHE
+from sennit.collective.runtime.shm_segment import Exchange
+from sennit.errors import RunError
+
+__all__ = ["Facts", "Secret", "everyone", "sees", "shared_cache"]
+
+_SECRET = 16  # bytes
+
+
+class Secret:
+    """Random bytes at an address of this process; they stay as long as this does."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self) -> None:
+        self._bytes = ctypes.create_string_buffer(secrets.token_bytes(_SECRET), _SECRET)
+
+    @property
+    def text(self) -> str:
+        return self._bytes.raw.hex()
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    rank: int
+    size: int
+    host: str
+    pid: int
+    started: int
+    machine: str
+    cores: tuple[int, ...]
+    secret: str
+    secret_at: int
+
+    @classmethod
+    def own(cls, rank: int, size: int, machine: Machine, secret: Secret) -> Facts:
+        me, cores = own_identity(), tuple(sorted(os.sched_getaffinity(0)))
+        return cls(rank, size, me.host, me.pid, me.started, machine.name, cores, secret.text, secret.address)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.host, self.pid, self.started)
+
+
+def everyone(own: Facts, exchange: Exchange) -> list[Facts]:
+    """The facts of all ranks, in their order."""
+    told = [json.loads(said) for said in exchange(json.dumps(asdict(own)).encode())]
+    found = [Facts(**{**said, "cores": tuple(said["cores"])}) for said in told]
+    where = f"a group of {own.size} ranks"
+    listed, sizes = [said.rank for said in found], [said.size for said in found]
+    if listed != list(range(own.size)) or set(sizes) != {own.size}:
+        raise RunError(
+            f"the exchange returned ranks {listed} of groups of {sizes}",
+            where=where,
+            fix="let it return what all ranks gave, in the order of ranks",
+        )
+    other = next((said.rank for said in found if said.host != found[0].host), None)
+    if other is not None:
+        raise RunError(
+            f"rank {other} is on another host or in another container than rank 0",
+            where=where,
+            fix="make a group of the ranks of each host",
+        )
+    return found
+
+
+def sees(machine: Machine, others: Sequence[Facts]) -> bool:
+    """Whether this rank may read the memory of all others."""
+    if not isinstance(machine, CompiledMachine):
+        return False
+    found = ctypes.create_string_buffer(_SECRET)
+    peek, place = machine.library.sennit_peek, ctypes.addressof(found)
+    return all(peek(other.pid, place, other.secret_at, _SECRET) and found.raw.hex() == other.secret for other in others)
+
+
+def shared_cache() -> int:
+    """Of the third level, as Linux says for the first core."""
+    with suppress(OSError, ValueError):
+        return int(Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip().removesuffix("K")) << 10
+    return CACHE

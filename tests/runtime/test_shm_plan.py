@@ -1,0 +1,108 @@
+"""What a rank need not stage, and which calls read the memory of others: said by the code alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from sennit.collective.compile_one_sided import compile_one_sided
+from sennit.collective.library import (
+    all_pairs_all_reduce,
+    all_pairs_reduce_scatter,
+    direct_all_to_all,
+    one_shot_all_reduce,
+    read_all_reduce,
+    read_reduce_scatter,
+    ring_all_reduce,
+    ring_reduce_scatter,
+    tree_broadcast,
+)
+from sennit.collective.runtime.code import INPUT, Code, Op
+from sennit.collective.runtime.encode import encode
+from sennit.collective.runtime.encode_pull import encode_pull
+from sennit.collective.runtime.shm_algorithms import build
+from sennit.collective.runtime.shm_plan import LoadedCode, make_plan
+from sennit.ir.collective import Algorithm
+from sennit.ir.dtype import DType
+
+KIB, MIB = 1 << 10, 1 << 20
+LIBRARY: list[Callable[[], Algorithm]] = [
+    partial(make, 4)
+    for make in (
+        all_pairs_all_reduce,
+        all_pairs_reduce_scatter,
+        direct_all_to_all,
+        one_shot_all_reduce,
+        read_all_reduce,
+        read_reduce_scatter,
+        ring_all_reduce,
+        ring_reduce_scatter,
+    )
+]
+
+
+def loaded(name: str, ranks: int, rank: int, root: int | None = None) -> LoadedCode:
+    return LoadedCode.load(encode_pull(build(name, ranks, root)), rank, 0)
+
+
+@pytest.mark.parametrize("name", ["all_reduce slices", "reduce_scatter", "all_to_all"])
+def test_a_rank_keeps_its_own_slice(name: str) -> None:
+    assert [loaded(name, 5, rank).kept for rank in range(5)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["all_reduce direct", "all_gather"])
+def test_what_all_read_is_staged(name: str) -> None:
+    assert [loaded(name, 3, rank).kept for rank in range(3)] == [None] * 3
+
+
+def read_by_peers(code: Code, rank: int) -> set[int]:
+    """The chunks of the input of a rank that instructions of others name as a source, read off the tables."""
+    found: set[int] = set()
+    for owner in range(code.ranks):
+        for block in range(code.rank_block_count(owner)):
+            for step in code.block(owner, block) if owner != rank else ():
+                if step.op in (Op.MULTI_REDUCE, Op.SWITCH_REDUCE):
+                    sources = [tuple(map(int, row)) for row in code.operands[step.argument :][: step.peer]]
+                elif step.op in (Op.GET, Op.READ_REDUCE):
+                    sources = [(step.peer, step.source_buffer, step.source_chunk)]
+                else:
+                    continue
+                for reader, buffer, chunk in sources:
+                    if (reader, buffer) == (rank, INPUT):
+                        found.update(range(chunk, chunk + step.count))
+    return found
+
+
+@pytest.mark.parametrize("make", LIBRARY)
+def test_no_peer_reads_what_is_kept(make: Callable[[], Algorithm]) -> None:
+    for code in (encode_pull(make()), encode(compile_one_sided(make()))):
+        for rank in range(code.ranks):
+            found = LoadedCode.load(code, rank, 0)
+            assert found.kept is None or found.kept not in read_by_peers(found.code, rank)
+
+
+def test_direct_calls() -> None:
+    """Where no part is read twice, from some size on, until the arrays of all ranks are more than a cache holds."""
+    exchange = loaded("all_to_all", 4, 0)
+    assert [exchange.goes_directly(size) for size in (16 * KIB, 64 * KIB, 4 * MIB, 8 * MIB)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert loaded("scatter", 4, 0, root=1).goes_directly(MIB)
+    for name, root in (("all_gather", None), ("broadcast", 0), ("reduce_scatter", None), ("all_reduce slices", None)):
+        assert not loaded(name, 4, 0, root).goes_directly(MIB)
+    pieces = LoadedCode.load(encode_pull(tree_broadcast(4, pieces=2)), 0, 0)
+    assert not pieces.goes_directly(MIB, least=0)  # it passes outputs on
+
+
+def test_a_direct_call_is_one_tile_and_stages_nothing() -> None:
+    exchange = loaded("all_to_all", 4, 0)
+    direct = make_plan(exchange, MIB, DType.U8, None, 64 * KIB, direct=True)
+    staged = make_plan(exchange, MIB, DType.U8, None, 64 * KIB)
+    assert (direct.record.tile, direct.staged, direct.one_array) == (MIB, 0, False)
+    assert (staged.staged, staged.one_array) == (1, True)
+    assert staged.record.tile < MIB
