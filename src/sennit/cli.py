@@ -1,4 +1,4 @@
-"""The command line: `sennit demo | simulate | fuse | profile | reshard | collective | cluster | probe | doctor`.
+"""The command line: `sennit demo | plan | explain | diff | simulate | fuse | profile | reshard | collective | cluster | probe | doctor`.
 
 A command is a frozen dataclass of its options, which tyro reads from the arguments, and a function that runs it. The
 functions import what they need when they run: `sennit --help` loads neither torch nor numpy.
@@ -30,6 +30,7 @@ from sennit.cli_cluster import Probe, ShowCluster, run_cluster_command
 from sennit.cli_collective import Collective
 from sennit.cli_collective_run import run_collective
 from sennit.cli_fuse import Fuse, run_fuse
+from sennit.cli_plan import DiffPlans, Explain, PlanModel, run_plan_command
 from sennit.cli_profile import Profile, run_profile
 from sennit.cli_reshard import Reshard, reshard
 from sennit.cli_simulate import Simulate, run_simulate
@@ -87,6 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         command = tyro.cli(
             Demo
+            | Annotated[PlanModel, tyro.conf.subcommand("plan")]
+            | Explain
+            | Annotated[DiffPlans, tyro.conf.subcommand("diff")]
             | Simulate
             | Fuse
             | Profile
@@ -111,10 +115,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(command: Demo | Simulate | Fuse | Profile | Reshard | Collective | ShowCluster | Probe | Doctor) -> int:
+def _run(
+    command: Demo
+    | PlanModel
+    | Explain
+    | DiffPlans
+    | Simulate
+    | Fuse
+    | Profile
+    | Reshard
+    | Collective
+    | ShowCluster
+    | Probe
+    | Doctor,
+) -> int:
     match command:
         case Demo():
             return _demo(command)
+        case PlanModel() | Explain() | DiffPlans():
+            return run_plan_command(command, _print_json, lambda shown: _progress(shown=shown))
         case Simulate():
             return run_simulate(command, _print_json, lambda shown: _progress(shown=shown))
         case Fuse():

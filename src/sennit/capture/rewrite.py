@@ -40,7 +40,7 @@ def take_apart(graph: Graph, ops: Iterable[Op]) -> Graph:
     made: list[Op] = []
     for op in graph.ops:
         made += _parts_of(op, types) if op.name in chosen else [op]
-    return replace(graph, ops=tuple(made))
+    return replace(graph, ops=tuple(made), repeats=())
 
 
 def _parts_of(op: Op, types: dict[str, TensorType]) -> list[Op]:

@@ -65,7 +65,7 @@ class _Cloner:
     def graph(self) -> Graph:
         for op in self.source.ops:
             self.ops.append(op if op.phase is Phase.FORWARD else self._reading_clones(op))
-        return replace(self.source, ops=tuple(self.ops))
+        return replace(self.source, ops=tuple(self.ops), repeats=())
 
     def _reading_clones(self, op: Op) -> Op:
         """The operator on clones where there are any; makes them first. A stack and not recursion: a chain may be a model deep."""

@@ -18,6 +18,7 @@ device number RANK of the mesh. Parameters are taken from rank 0, cut into piece
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -26,11 +27,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from sennit.capture import capture_call
 from sennit.capture.rules.certify import Certifier
+from sennit.cluster import Cluster, load
 from sennit.environment import current_environment
 from sennit.errors import RunError
 from sennit.ir.mesh import Mesh
 from sennit.plan import zoo
+from sennit.plan.search import Space, batch_of, lowered_space, mesh_of, planner_of, search
 from sennit.run.compile import Planner, Recipe
 from sennit.run.engine import Call, Engine, Options
 from sennit.run.module import ParallelModule
@@ -38,6 +42,8 @@ from sennit.run.skeleton import device_of, skeleton_of, slots_of
 from sennit.run.world import check_mesh, join, together
 
 __all__ = ["Sample", "parallelize"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +58,9 @@ def parallelize(
     model: nn.Module,
     sample: Sample | tuple[Any, ...] | Mapping[str, Any] | Tensor,
     *,
-    plan: Planner,
+    plan: Planner | Literal["auto"],
     mesh: Mesh | str | None = None,
+    cluster: Cluster | str | None = None,
     inputs: Literal["whole", "local"] = "whole",
     results: Sequence[str] = (),
     losses: Sequence[str] | None = None,
@@ -70,7 +77,10 @@ def parallelize(
     """A model that computes what `model` does, split over all ranks as `plan` says.
 
     - `sample`: the arguments of one call, for the whole batch: a tuple (positional), a dict (keywords), a tensor, or a `Sample`.
-    - `plan`: a function from a graph and a mesh to a plan: of `sennit.plan.zoo`, or one's own.
+    - `plan`: a function from a graph and a mesh to a plan: of `sennit.plan.zoo`, or one's own; or `"auto"`: the fastest that a search finds for
+      `cluster` (`sennit plan` shows it), among those that can be lowered today. The search counts the state of Adam.
+    - `cluster`: for `plan="auto"`: a description, a preset (`"dgx-h100:4"`) or a TOML file, with as many devices as ranks. Left out: this machine
+      as the preset `laptop` describes one.
     - `mesh`: the ranks as a mesh (`"dp=2,tp=2;mb=4"`: a time axis is micro-batches). Left out: all ranks along the axis of a plan
       of the zoo (`dp`, `tp`, `cp`, `ep`, `pp` with twice as many micro-batches), or along `dp`.
     - `inputs`: each call gets the whole batch on every rank, and each rank takes its part; or `"local"`: only this rank's part.
@@ -92,9 +102,13 @@ def parallelize(
         raise RunError(f"inputs={inputs!r}", fix='use "whole" or "local"')
     if dynamic and inputs == "local":
         raise RunError('dynamic shapes with inputs="local"', fix="pass whole inputs, or keep their shapes")
+    call = _call(sample)
+    if plan == "auto":
+        if mesh is not None:
+            raise RunError('plan="auto" with a mesh', fix="leave the mesh out: the search chooses it; or pass a plan")
+        plan, mesh = _search(model, call, cluster)
     laid = _mesh(plan, mesh)
     check_mesh(laid)
-    call = _call(sample)
     place = together(lambda: device_of(model, device), lambda place: place.type, "find the model on one device")
     slots = slots_of(model)
     options = Options(
@@ -112,6 +126,22 @@ def parallelize(
     first = engine.program(model.training, call)
     engine.skeleton.train(model.training)
     return ParallelModule(engine, first, _value_of(model, broadcast=broadcast))
+
+
+def _search(model: nn.Module, call: Call, cluster: Cluster | str | None) -> tuple[Planner, Mesh]:
+    """The planner and the mesh of the fastest plan. Every rank searches, and finds the same."""
+    ranks = dist.get_world_size()
+    described = cluster if isinstance(cluster, Cluster) else load(cluster or f"laptop:{ranks}")
+    if described.devices != ranks:
+        raise RunError(
+            f"cluster {described.name!r} has {described.devices} devices, and there are {ranks} ranks",
+            fix="describe as many devices as ranks, as in NAME:N",
+        )
+    graph = capture_call(model, call.args, dict(call.kwargs)).graph
+    sizes = tuple(size for size in (1, 2, 4, 8, 16, 32) if batch_of(graph) % size == 0)
+    choice = search(graph, described, space=lowered_space(Space(sizes=sizes)), optimizer="adam").choice
+    _log.info("plan=auto: %s, %.3g s a step (simulated)", choice.title, choice.step)
+    return planner_of(choice), mesh_of(choice)
 
 
 def _mesh(plan: Planner, mesh: Mesh | str | None) -> Mesh:

@@ -4,15 +4,18 @@
 pieces, collectives what all their groups together take on the cluster's wires (`sim/transfers.py`), and a step starts when what it
 waits for has ended (`sim/lane.py`). There is no other cost model. The batch lies over an axis `dp` that is as large as the number of
 micro-batches of all replicas: so a device sees one micro-batch of the size that is asked for, and the plan needs no time axis.
-Collectives over `dp` take no time here: gradients are summed once a step, and that is counted where the number of replicas is known.
+Sums of weight gradients are made once a step and not for every micro-batch: they take no time here, and `sync` has those over other axes
+than `dp`, whose size is not known yet.
 
 Of each item, for one unit and one micro-batch on one device:
 
     F = when its last forward step ends, less when the last forward step of the item before it does
     B = the same backward, with the steps of W taking no time
     W = the seconds of the backward steps that lead to gradients of its own parameters and to nothing else
+    together = B and W where they are not apart: W then runs while B waits for collectives
 
-    activations   bytes made forward and still there when its backward begins
+    accumulate    seconds to add its weight gradients to those of earlier micro-batches
+    activations   bytes made by its forward and read by a backward
     working       the most that is live while its backward runs, beyond what was there when it began
     sends         bytes of what a later item reads forward
     parameters, gradients, state: bytes that are there all the time
@@ -25,11 +28,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sennit.cluster import Cluster, Topology
-from sennit.ir.dtype import TensorType
+from sennit.cost import memory_time
+from sennit.ir.dtype import DType, TensorType
 from sennit.ir.event import MemoryKind
 from sennit.ir.graph import Graph, OutputKind, Phase, Role
+from sennit.ir.layout import Split
 from sennit.ir.mesh import Mesh
-from sennit.ir.program import Collective, CollectiveKind, Compute, Lane
+from sennit.ir.operators import is_local_move
+from sennit.ir.program import Buffer, Collective, CollectiveKind, Compute, Lane, Step
 from sennit.plan.lower import lower
 from sennit.plan.plan import Plan
 from sennit.plan.propagate import propagate
@@ -50,9 +56,12 @@ class ItemCost:
     forward: float
     backward: float
     weights: float
+    together: float
     compute: float
     talk: float
     wire_bytes: int
+    accumulate: float
+    sync: float
     activations: int
     working: int
     sends: int
@@ -63,7 +72,7 @@ class ItemCost:
 
     @property
     def seconds(self) -> float:
-        return self.forward + self.backward + self.weights
+        return self.forward + self.together
 
 
 class Wires:
@@ -86,6 +95,14 @@ class Wires:
     def _collective(self, kind: CollectiveKind, stride: int, count: int, size: int) -> tuple[float, int]:
         if count == 1 or size == 0:
             return 0.0, 0
+        if size <= _LARGE:
+            return self._exactly(kind, stride, count, size)
+        # beyond, bandwidth alone decides: a line through two sizes, or a search on a thousand devices spends its time here
+        (low, sent), (high, more) = (self._exactly(kind, stride, count, point) for point in (_LARGE, 16 * _LARGE))
+        share = (size - _LARGE) / (15 * _LARGE)
+        return low + share * (high - low), int(sent + share * (more - sent))
+
+    def _exactly(self, kind: CollectiveKind, stride: int, count: int, size: int) -> tuple[float, int]:
         key = (kind, stride, count, size)
         if key not in self.found:
             mesh = self._mesh(stride, count)
@@ -109,9 +126,10 @@ class Wires:
         return self.meshes[stride, count]
 
 
-def _bytes(size: int) -> TensorType:
-    from sennit.ir.dtype import DType
+_LARGE = 1 << 26  # bytes
 
+
+def _bytes(size: int) -> TensorType:
     return TensorType((size,), DType.I8)
 
 
@@ -153,14 +171,18 @@ class _Clock:
         self.phase = {value.name: op.phase for op in graph.ops for value in op.results}
         self.item = _items(model, graph)
         self.weights = _weight_gradients(graph, self.item)
+        self.read_by = [(model.item_of[op.name], op.phase, op.reads) for op in model.graph.ops]
         self.reads = self._parameters()
+        self.crossing = self._crossing()
         self.device = Machine(wires.cluster.device)
-        computes = dict(zip(code.computes, StepCosts().of(code, types, self.device), strict=True))
-        times = 1
-        for size in serial.values():
-            times *= size
+        self.computes = dict(zip(code.computes, StepCosts().of(code, types, self.device), strict=True))
+        self.readers: dict[str, int] = {}  # the first job that reads a buffer
+        for number, job in enumerate(code.jobs):
+            for name in job.reads:
+                self.readers.setdefault(name, number)
         self.seconds = [
-            computes[number] * times if number in computes else self._talk(number) for number in range(len(code.jobs))
+            self.computes[number] * self._pieces(number) if number in self.computes else self._talk(number)
+            for number in range(len(code.jobs))
         ]
         self.place = [self._place(number) for number in range(len(code.jobs))]
         self.whole = self._run(self.seconds)
@@ -172,15 +194,30 @@ class _Clock:
         """The parameters that each item reads, by buffer."""
         named = {entry.buffer.tensor: entry.buffer.name for entry in self.lane.inputs if entry.role is Role.PARAM}
         found: list[set[str]] = [set() for _ in self.model.items]
-        for op in self.model.graph.ops:
-            found[self.model.item_of[op.name]].update(named[name] for name in op.reads if name in named)
+        for item, _, names in self.read_by:
+            found[item].update(named[name] for name in names if name in named)
         return found
+
+    def _crossing(self) -> list[int]:
+        """Bytes of each item's forward results that a later item reads forward."""
+        crossing: list[set[str]] = [set() for _ in self.model.items]
+        for item, phase, names in self.read_by:
+            for name in names if phase is Phase.FORWARD else ():
+                if self.phase.get(name) is Phase.FORWARD and self.item[name] < item:
+                    crossing[self.item[name]].add(name)
+        sizes: dict[str, int] = {}
+        for name, buffer in self.code.buffers.items():
+            sizes[buffer.tensor] = min(sizes.get(buffer.tensor, 1 << 62), self.types[name].bytes)
+        return [sum(sizes.get(name, 0) for name in names) for names in crossing]
 
     def _talk(self, number: int) -> float:
         step = self.code.jobs[number].step
         assert isinstance(step, Collective), f"{step} in a shallow graph on one lane"
-        if "dp" in step.axes:
+        if self._is_sync(step):
             return 0.0
+        return self._alone(step)
+
+    def _alone(self, step: Collective) -> float:
         size = self._moved(step)
         if any(axis in self.serial for axis in step.axes):  # pieces of one device: summed in its memory
             rate = self.wires.cluster.device.bandwidth.value * self.wires.cluster.device.bandwidth_efficiency.value
@@ -202,25 +239,39 @@ class _Clock:
                 stride *= axis.size
         return stride, count
 
-    def _place(self, number: int) -> tuple[int, Phase]:
-        """The item and phase of a job; one that moves data belongs to what it moves, in the phase in which that is made."""
-        step = self.code.jobs[number].step
-        tensor = step.op if isinstance(step, Compute) and step.op in self.item else None
-        if tensor is None:
-            tensor = step.results[0].tensor if isinstance(step, Compute) else step.result.tensor  # type: ignore[union-attr]
-        if tensor not in self.item:
-            return self._reader(number)
-        phase = step.phase if isinstance(step, Compute) else self.phase[tensor]
-        return self.item[tensor], phase
+    def _is_sync(self, step: Collective) -> bool:
+        """Whether it completes a weight gradient."""
+        return "dp" in step.axes or step.result.tensor in self.weights
 
-    def _reader(self, number: int) -> tuple[int, Phase]:
-        """For what is made of an input: where it is first read."""
+    def _pieces(self, number: int) -> int:
+        """How many pieces of the work the device runs one after another: those of the serial axes that split it."""
+        step, count = self.code.jobs[number].step, 1
+        assert isinstance(step, Compute)
+        for axis, size in self.serial.items():
+            names = (*self.code.jobs[number].reads, *(buffer.name for buffer in step.results))
+            if any(self.code.buffers[name].layout.entry(axis) is not None for name in names):
+                count *= size
+        return count
+
+    def _held(self, name: str) -> int:
+        """Bytes of a buffer, with those of all its pieces that one device holds."""
+        size, layout = self.types[name].bytes, self.code.buffers[name].layout
+        for axis, count in self.serial.items():
+            size *= count if isinstance(layout.entry(axis), Split) else 1
+        return size
+
+    def _place(self, number: int) -> tuple[int, Phase]:
+        """The item and phase of a job. What only moves data belongs to the job that reads it first."""
         step = self.code.jobs[number].step
-        result = step.results[0].name if isinstance(step, Compute) else step.result.name  # type: ignore[union-attr]
-        for later in range(number + 1, len(self.code.jobs)):
-            if result in self.code.jobs[later].reads:
-                return self._place(later)
-        return 0, Phase.FORWARD
+        if isinstance(step, Compute) and step.op in self.item and not is_local_move(step.kind):
+            return self.item[step.op], step.phase
+        result = _result(step)
+        while (reader := self.readers.get(result.name)) is not None:
+            step = self.code.jobs[reader].step
+            if isinstance(step, Compute) and step.op in self.item and not is_local_move(step.kind):
+                return self.item[step.op], step.phase
+            result = _result(step)
+        return self.item.get(result.tensor, 0), self.phase.get(result.tensor, Phase.FORWARD)
 
     def _is_weights(self, number: int) -> bool:
         step = self.code.jobs[number].step
@@ -245,22 +296,37 @@ class _Clock:
             forward=self._duration(forward, self.whole),
             backward=self._duration(backward, self.without),
             weights=weights,
+            together=self._duration(backward, self.whole),
             compute=sum(self.seconds[number] for number in jobs) - sum(self.seconds[number] for number in talk),
             talk=sum(self.seconds[number] for number in talk),
             wire_bytes=sum(self._wire_bytes(number) for number in talk),
+            accumulate=self._accumulate(inputs),
+            sync=sum(self._sync(number) for number in talk),
             activations=activations,
             working=working,
-            sends=self._sends(item),
-            parameters=sum(self.types[name].bytes for name, _ in inputs),
-            gradients=sum(self.types[name].bytes for name, trained in inputs if trained),
-            state=sum(optimizer.bytes(self.types[name]) for name, trained in inputs if trained),
-            tied=sum(self.types[name].bytes for name in self.reads[item] & earlier),
+            sends=self.crossing[item],
+            parameters=sum(self._held(name) for name, _ in inputs),
+            gradients=sum(self._held(name) for name, trained in inputs if trained),
+            state=sum(self._state(name, optimizer) for name, trained in inputs if trained),
+            tied=sum(self._held(name) for name in self.reads[item] & earlier),
         )
+
+    def _state(self, name: str, optimizer: Optimizer) -> int:
+        return optimizer.bytes(self.types[name]) * self._held(name) // max(1, self.types[name].bytes)
+
+    def _accumulate(self, inputs: list[tuple[str, bool]]) -> float:
+        size = sum(self._held(name) for name, trained in inputs if trained)
+        return memory_time(3 * size, self.wires.cluster.device)[0]
+
+    def _sync(self, number: int) -> float:
+        step = self.code.jobs[number].step
+        assert isinstance(step, Collective)
+        return self._alone(step) if self._is_sync(step) and "dp" not in step.axes else 0.0
 
     def _wire_bytes(self, number: int) -> int:
         step = self.code.jobs[number].step
         assert isinstance(step, Collective)
-        if "dp" in step.axes or any(axis in self.serial for axis in step.axes):
+        if self._is_sync(step) or any(axis in self.serial for axis in step.axes):
             return 0
         return self.wires.wire_bytes(step.kind, *self._group(step.axes), self._moved(step))
 
@@ -283,21 +349,20 @@ class _Clock:
         ]
 
     def _memory(self, item: int, backward: list[int]) -> tuple[int, int]:
-        """Activations that wait for the item's backward, and the most that its backward adds to them."""
-        if not backward:
-            return 0, 0
-        begin, end = min(backward), max(backward)
+        """Activations that wait for a backward, and the most that the item's own backward adds to what waited."""
+        turn = min((number for number, place in enumerate(self.place) if place[1] is Phase.BACKWARD), default=0)
+        begin, end = (min(backward), max(backward)) if backward else (0, -1)
         kept, changes = 0, dict[int, int]()
         for storage in self.code.storages:
             if storage.kind is not MemoryKind.ACTIVATIONS or storage.made is None:
                 continue
-            size = self.types[storage.buffer].bytes
             last = max(storage.ends) if storage.ends else len(self.code.jobs)
-            if storage.made < begin <= last and self.place[storage.made] == (item, Phase.FORWARD):
-                kept += size
-            elif begin <= storage.made <= end:
+            mine = self.place[storage.made] == (item, Phase.FORWARD)
+            kept += self._held(storage.buffer) if mine and storage.made < turn <= last else 0
+            size = self.types[storage.buffer].bytes
+            if begin <= storage.made <= end:
                 changes[storage.made] = changes.get(storage.made, 0) + size
-            if begin <= last <= end and (storage.made >= begin or self.place[storage.made] == (item, Phase.FORWARD)):
+            if begin <= last <= end and (storage.made >= begin or mine):
                 changes[last + 1] = changes.get(last + 1, 0) - size
         live = most = 0
         for number in sorted(changes):
@@ -305,29 +370,23 @@ class _Clock:
             most = max(most, live)
         return kept, most
 
-    def _sends(self, item: int) -> int:
-        """Bytes of the item's forward results that a later item reads forward."""
-        graph = self.model.graph
-        crossing: set[str] = set()
-        for op in graph.ops:
-            if op.phase is Phase.FORWARD and self.model.item_of[op.name] > item:
-                crossing.update(name for name in op.reads if self.item.get(name) == item)
-        sizes: dict[str, int] = {}
-        for name, buffer in self.code.buffers.items():
-            if buffer.tensor in crossing and self.phase.get(buffer.tensor) is Phase.FORWARD:
-                sizes[buffer.tensor] = min(sizes.get(buffer.tensor, 1 << 62), self.types[name].bytes)
-        return sum(sizes.values())
+
+def _result(step: Step) -> Buffer:
+    """What a step makes first; on one lane every job is an operator or a collective."""
+    assert isinstance(step, (Compute, Collective)), f"{step} in a shallow graph on one lane"
+    return step.results[0] if isinstance(step, Compute) else step.result
 
 
 def _items(model: Shallow, graph: Graph) -> dict[str, int]:
-    """The item of each value; a clone that recomputation made belongs with what it repeats."""
+    """The item of each value. A clone that recomputation made belongs with what it repeats, a part of an operator that was taken apart with
+    the part behind it, which has the operator's name."""
     found: dict[str, int] = {}
-    for op in graph.ops:
-        name = op.name
-        while name not in model.item_of:
-            name = name.removesuffix(".again")
+    last = {Phase.FORWARD: 0, Phase.BACKWARD: 0}
+    for op in reversed(graph.ops):
+        item = model.item_of.get(op.name, model.item_of.get(op.name.removesuffix(".again"), last[op.phase]))
+        last[op.phase] = item
         for value in op.results:
-            found[value.name] = model.item_of[name]
+            found[value.name] = item
     return found
 
 

@@ -168,7 +168,6 @@ def _runs(graph: Graph) -> tuple[str, ...]:
 
 def _itemised(deep: Graph, graph: Graph) -> Shallow:
     runs = _runs(deep)
-    copies = {repeat.module: repeat for repeat in deep.repeats}
     children = {
         run: _in_order(child for op in deep.ops if (child := _child(op.module, run)) is not None) for run in runs
     }
@@ -176,6 +175,11 @@ def _itemised(deep: Graph, graph: Graph) -> Shallow:
     def unit(op: Op) -> str | None:
         return next((child for run in runs if (child := _child(op.module, run)) is not None), None)
 
+    present = {label for op in graph.ops if (label := unit(op)) is not None}
+    copies = {repeat.module: repeat.copies for repeat in deep.repeats}
+    stands_for: dict[str, tuple[str, ...]] = {}
+    for run in runs:
+        stands_for.update(_stands_for(children[run], present, copies.get(run, 1)))
     items: list[Item] = []
     number: dict[str, int] = {}
     item_of: dict[str, int] = {}
@@ -189,31 +193,28 @@ def _itemised(deep: Graph, graph: Graph) -> Shallow:
             above = [item_of[producers[name].name] for name in op.reads if name in producers]
             if not items or (outside is None and above and max(above) == len(items) - 1 and items[-1].modules):
                 outside = len(items)
-                items.append(Item("before" if not items else "behind", ()))
+                items.append(Item("before" if not items else f"behind {items[-1].name}", ()))
             item_of[op.name] = outside if outside is not None else max(above, default=0)
             continue
         if label not in number:
             number[label] = len(items)
-            items.append(_unit_item(label, runs, children, copies))
+            items.append(Item(label, stands_for[label], len(stands_for[label])))
             outside = None
         item_of[op.name] = number[label]
     return Shallow(graph, tuple(items), {**item_of, **_backward(graph, item_of)})
 
 
-def _unit_item(
-    label: str, runs: tuple[str, ...], children: Mapping[str, tuple[str, ...]], copies: Mapping[str, Repeat]
-) -> Item:
-    run = next(run for run in runs if _child(label, run) is not None)
-    repeat, all_units = copies.get(run), children[run]
-    # a unit of a repeat may be a group of children: the middle item has those of all copies
-    if repeat is None:
-        return Item(label, (label,))
-    group = max(1, len(all_units) // repeat.units)
-    position = all_units.index(label) // group
-    if position == 1:
-        end = group * (1 + repeat.copies)
-        return Item(label, all_units[group:end], repeat.copies)
-    return Item(label, (label,))
+def _stands_for(children: tuple[str, ...], present: set[str], copies: int) -> dict[str, tuple[str, ...]]:
+    """The children of a run that each child of the shallow graph stands for, itself first. Dropped ones follow the copy that was kept, and a
+    copy may be a group of children."""
+    missing = [position for position, child in enumerate(children) if child not in present]
+    found: dict[str, tuple[str, ...]] = {child: (child,) for child in children if child in present}
+    if missing:
+        begin, end, group = missing[0], missing[-1] + 1, len(missing) // (copies - 1)
+        for place in range(group):
+            kept = children[begin - group + place]
+            found[kept] = (kept, *children[begin + place : end : group])
+    return found
 
 
 def _in_order(names: Iterator[str]) -> tuple[str, ...]:

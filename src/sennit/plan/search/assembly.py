@@ -1,0 +1,218 @@
+"""One plan of the space, put together: what each lane's units keep, the recurrence of its schedule, gradients, optimizer, memory.
+
+`Assembly` is given the stages and a function that makes the schedule for any number of micro-batches; `plan/search/estimate.py` says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sennit.cost import memory_time
+from sennit.ir.program import CollectiveKind
+from sennit.plan.grid import Durations, Grid, Held, chain, times
+from sennit.plan.pattern import Pattern, Work
+from sennit.plan.search.choice import Kind, Part
+from sennit.plan.search.choose import Group, Option
+from sennit.plan.search.config import Breakdown, Config, Estimate, Shortage, in_flight, steady_interval
+from sennit.plan.search.costs import Variant
+from sennit.plan.search.probe import ItemCost
+
+if TYPE_CHECKING:
+    from sennit.plan.search.estimate import Estimator
+
+__all__ = ["Assembly"]
+
+
+class Assembly:
+    """One plan in the making."""
+
+    def __init__(
+        self,
+        owner: Estimator,
+        config: Config,
+        kind: Kind,
+        chunks: int,
+        make: Callable[[int], Pattern | None],
+        microbatches: int,
+        stages: list[list[int]],
+        options: tuple[tuple[Variant, ...], ...],
+        fast: tuple[ItemCost, ...],
+    ) -> None:
+        self.owner, self.config, self.kind, self.chunks = owner, config, kind, chunks
+        pattern = make(microbatches)
+        assert pattern is not None, "the caller looked"
+        self.make, self.pattern, self.in_flight, self.stages = make, pattern, in_flight(pattern), stages
+        self.options, self.fast, self.wires = options, fast, owner.wires
+        self.devices = config.dp * config.way.devices  # of a lane
+
+    def estimate(self) -> Estimate | Shortage:
+        chosen: dict[int, list[Part]] = {}
+        static: list[int] = []
+        for lane in range(len(self.pattern.rows)):
+            own = self.pattern.stages[lane]
+            units = [unit for stage in own for unit in self.stages[stage]]
+            others = set(range(len(self.owner.model.items))) - set(units)
+            static.append(self.owner.static(self.config, units, self.fast, others))
+            groups, keys = self._groups(own)
+            picked = self.owner.pick(tuple(groups), self.owner.memory - static[-1])
+            if picked is None:
+                return Shortage(self.config, self.kind, self._lacking(groups, static[-1]))
+            for (stage, item), counts in zip(keys, picked, strict=True):
+                for variant, number in zip(self.options[item], counts, strict=True):
+                    if number:
+                        name = self.owner.model.items[item].name
+                        chosen.setdefault(stage, []).append(Part(name, number, variant.keep, variant.pieces))
+        stages = tuple(tuple(chosen[stage]) for stage in range(len(self.stages)))
+        costs = [self._stage(parts) for parts in stages]
+        transfer = self._transfer()
+        grid = times(self.pattern, [cost.durations for cost in costs], chain(len(costs)), transfer)
+        peaks = grid.peaks([cost.held for cost in costs])
+        working = [max(costs[stage].working for stage in own) for own in self.pattern.stages]
+        memory = tuple(int(a + b + c) for a, b, c in zip(static, peaks, working, strict=True))
+        if max(memory) > self.owner.memory:
+            return Shortage(self.config, self.kind, max(memory) - self.owner.memory)
+        return self._finished(stages, costs, grid, memory)
+
+    def _groups(self, own: tuple[int, ...]) -> tuple[list[Group], list[tuple[int, int]]]:
+        groups: list[Group] = []
+        keys: list[tuple[int, int]] = []
+        for stage in own:
+            for item in dict.fromkeys(self.stages[stage]):
+                choices = tuple(
+                    Option(variant.cost.seconds, variant.cost.activations, variant.cost.working)
+                    for variant in self.options[item]
+                )
+                groups.append(Group(self.stages[stage].count(item), self.in_flight[stage], choices))
+                keys.append((stage, item))
+        return groups, keys
+
+    def _lacking(self, groups: list[Group], static: int) -> int:
+        lean = sum(group.count * group.in_flight * min(o.activations for o in group.options) for group in groups)
+        working = max((min(o.working for o in group.options) for group in groups), default=0)
+        return max(1, static + lean + working - self.owner.memory)
+
+    def _variant(self, part: Part) -> Variant:
+        names = [item.name for item in self.owner.model.items]
+        return next(
+            variant
+            for variant in self.options[names.index(part.item)]
+            if variant.keep is part.keep and variant.pieces == part.pieces
+        )
+
+    def _stage(self, parts: tuple[Part, ...]) -> _StageCost:
+        split = any(task.work is Work.WEIGHTS for task in self.pattern.rows[0])
+        forward = backward = weights = compute = kept = sync = 0.0
+        wire = working = gradients = state = parameters = 0
+        for part in parts:
+            cost = self._variant(part).cost
+            f, b = self.owner.shared(self.config, cost)
+            forward += part.units * f
+            backward += part.units * (b if split else min(b, b + cost.together - cost.backward - cost.weights))
+            weights += part.units * (cost.weights + (cost.accumulate if self.config.microbatches > 1 else 0.0))
+            compute += part.units * cost.compute
+            kept += part.units * cost.activations
+            sync += part.units * cost.sync
+            wire += part.units * cost.wire_bytes
+            gradients += part.units * cost.gradients
+            state += part.units * cost.state
+            parameters += part.units * cost.parameters
+            working = max(working, cost.working)
+        durations = Durations(forward, backward, weights)
+        return _StageCost(durations, Held(kept, kept), working, compute, sync, wire, gradients, state, parameters)
+
+    def _transfer(self) -> dict[tuple[int, int], float]:
+        lanes: dict[int, set[int]] = {}
+        for number, own in enumerate(self.pattern.stages):
+            for stage in own:
+                lanes.setdefault(stage, set()).add(number)
+        found: dict[tuple[int, int], float] = {}
+        for stage in range(len(self.stages) - 1):
+            if lanes[stage].isdisjoint(
+                lanes[stage + 1]
+            ):  # else it is there already, or comes by the collectives of a shared stage
+                size = self.fast[self.stages[stage][-1]].sends
+                found[stage, stage + 1] = self.wires.send(self.devices, self.devices, size)
+        return found
+
+    def _finished(
+        self,
+        stages: tuple[tuple[Part, ...], ...],
+        costs: list[_StageCost],
+        grid: Grid,
+        memory: tuple[int, ...],
+    ) -> Estimate:
+        config, lanes = self.config, len(self.pattern.rows)
+        more = config.microbatches - self.pattern.microbatches
+        longer = more * steady_interval(grid) if more else 0.0
+        ends: list[tuple[float, float, float]] = []
+        for lane, own in enumerate(self.pattern.stages):
+            mine = [costs[stage] for stage in own]
+            ends.append((grid.stop[lane][-1] + longer, self._sync(mine), self._optimizer(mine)))
+        step = max(sum(end) for end in ends)
+        busy = [
+            sum(
+                costs[stage].durations.forward + costs[stage].durations.backward + costs[stage].durations.weights
+                for stage in own
+            )
+            for own in self.pattern.stages
+        ]
+        plain = [
+            sum(self.fast[unit].compute for stage in own for unit in self.stages[stage]) for own in self.pattern.stages
+        ]
+        compute = [sum(costs[stage].compute for stage in own) for own in self.pattern.stages]
+        accumulate = [
+            sum(self.fast[unit].accumulate for stage in own for unit in self.stages[stage])
+            if config.microbatches > 1
+            else 0.0
+            for own in self.pattern.stages
+        ]
+        scale = config.microbatches / lanes
+        parts = Breakdown(
+            compute=scale * (sum(plain) + sum(accumulate)),
+            recompute=scale * (sum(compute) - sum(plain)),
+            talk=scale * (sum(busy) - sum(compute) - sum(accumulate)),
+            bubble=step - scale * sum(busy) - sum(end[1] + end[2] for end in ends) / lanes,
+            sync=sum(end[1] for end in ends) / lanes,
+            optimizer=sum(end[2] for end in ends) / lanes,
+        )
+        wire = config.microbatches * sum(cost.wire for cost in costs) // lanes
+        return Estimate(config, self.kind, self.chunks, stages, step, memory, parts, wire, grid)
+
+    def _sync(self, stages: list[_StageCost]) -> float:
+        """Seconds for gradients behind the last backward. The sum of each unit's gradients runs beside the backward of the units before it."""
+        config, stride = self.config, self.config.way.devices
+        size, parameters = sum(cost.gradients for cost in stages), sum(cost.parameters for cost in stages)
+        own = sum(cost.sync for cost in stages)
+        hidden = sum(cost.durations.backward + cost.durations.weights for cost in stages)
+        units = max(1, sum(len(self.stages[stage]) for stage in range(len(self.stages))) // len(self.pattern.rows))
+        match config.zero:
+            case 0:
+                gradients, gather = self.wires.collective(CollectiveKind.ALL_REDUCE, stride, config.dp, size), 0.0
+            case 1:
+                gradients = self.wires.collective(CollectiveKind.REDUCE_SCATTER, stride, config.dp, size)
+                gather = self.wires.collective(CollectiveKind.ALL_GATHER, stride, config.dp, parameters)
+            case 2:
+                gradients, gather = 0.0, self.wires.collective(CollectiveKind.ALL_GATHER, stride, config.dp, parameters)
+            case _:
+                gradients = gather = 0.0
+        every = gradients + own
+        return max(every / units, every - hidden * (units - 1) / units) + gather
+
+    def _optimizer(self, stages: list[_StageCost]) -> float:
+        moved = sum(3 * cost.parameters + 2 * cost.state for cost in stages)
+        return memory_time(moved // (self.config.dp if self.config.zero else 1), self.wires.cluster.device)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _StageCost:
+    durations: Durations
+    held: Held
+    working: int
+    compute: float
+    sync: float
+    wire: int
+    gradients: int
+    state: int
+    parameters: int

@@ -1,0 +1,33 @@
+"""What other systems could do, tuned as an expert would, as spaces for the same search and the same simulator.
+
+| | splits | stages | schedules | replicas share | units |
+|---|---|---|---|---|---|
+| Megatron-LM | tensor, with or without sequence | any | 1F1B, interleaved | nothing, or optimizer state | keep all, products, or nothing, layer by layer |
+| DeepSpeed ZeRO | none | one | - | state, gradients, parameters | keep all or nothing |
+| Alpa | tensor | any | 1F1B | nothing, or optimizer state | keep all or nothing |
+
+Each is searched exhaustively (by branch and bound) over its meshes and micro-batch sizes, and is given more than its default: what to keep is chosen for each
+stage under its memory, which Megatron leaves to a flag. Alpa's own search over unequal meshes is not modelled: all its stages have one.
+"""
+
+from __future__ import annotations
+
+from sennit.plan.search.choice import Kind
+from sennit.plan.search.search import Space
+from sennit.plan.search.ways import Keep
+
+__all__ = ["baselines"]
+
+
+def baselines() -> tuple[Space, ...]:
+    return (
+        Space(name="Megatron-style", zeros=(0, 1), kinds=(Kind.ONE_F_ONE_B, Kind.INTERLEAVED)),
+        Space(name="DeepSpeed-ZeRO-style", tps=(1,), most_pp=1, zeros=(1, 2, 3), keeps=(Keep.ALL, Keep.NONE)),
+        Space(
+            name="Alpa-style",
+            sequence=(False,),
+            zeros=(0, 1),
+            keeps=(Keep.ALL, Keep.NONE),
+            kinds=(Kind.ONE_F_ONE_B,),
+        ),
+    )

@@ -1,0 +1,90 @@
+"""The costs that a search works with: each way of splitting, for each size of micro-batch, probed once when it is first needed.
+
+`CostBook.fast` gives the items' costs where everything is kept; `CostBook.options` those of every option that an item has (what it keeps, in how many
+pieces it runs), as far as pins allow. A way that the model cannot take (a dim that does not divide, no pair of products to split) gives
+None, and `refusals` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from sennit.errors import SennitError
+from sennit.plan.search.probe import ItemCost, Wires, probe
+from sennit.plan.search.shallow import Shallow
+from sennit.plan.search.ways import Keep, Way, plan_of
+from sennit.sim.optimizer import Optimizer
+
+__all__ = ["CostBook", "Variant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One option of an item."""
+
+    keep: Keep
+    pieces: int
+    cost: ItemCost
+
+
+class CostBook:
+    def __init__(
+        self,
+        model: Shallow,
+        wires: Wires,
+        optimizer: Optimizer,
+        batch: int,
+        *,
+        keeps: tuple[Keep, ...] = tuple(Keep),
+        pieces: tuple[int, ...] = (1,),
+        pinned: Mapping[int, tuple[tuple[Keep, ...], tuple[int, ...]]] | None = None,
+    ) -> None:
+        """`pinned` limits what the items of these numbers may keep, and their pieces."""
+        self.model, self.wires, self.optimizer, self.batch = model, wires, optimizer, batch
+        self.keeps, self.pieces, self.pinned = keeps, pieces, pinned or {}
+        self.found: dict[tuple[Way, int], tuple[ItemCost, ...] | None] = {}
+        self.refusals: dict[Way, str] = {}
+
+    def probed(self, way: Way, size: int) -> tuple[ItemCost, ...] | None:
+        key = (way, size)
+        if key not in self.found:
+            serial = {"co": way.pieces} if way.pieces > 1 else None
+            try:
+                costs = probe(
+                    self.model,
+                    plan_of(way, self.model),
+                    way.mesh(self.batch // size),
+                    self.wires,
+                    self.optimizer,
+                    serial,
+                )
+            except SennitError as error:
+                self.refusals[way] = error.what
+                costs = None
+            self.found[key] = costs
+        return self.found[key]
+
+    def fast(self, way: Way, size: int) -> tuple[ItemCost, ...] | None:
+        return self.probed(way, size)
+
+    def options(self, way: Way, size: int) -> tuple[tuple[Variant, ...], ...] | None:
+        """The options of each item; None where one has none."""
+        variants: list[list[Variant]] = [[] for _ in self.model.items]
+        for pieces in self.pieces:
+            for keep in self.keeps:
+                if pieces > 1 and keep is not Keep.NONE:
+                    continue  # pieces save memory only where each is computed again
+                costs = self.probed(replace(way, keep=keep, pieces=pieces), size)
+                for number, item in enumerate(self.model.items):
+                    plain = keep is Keep.ALL and pieces == 1
+                    if costs is None or not (item.modules or plain) or not self._allowed(number, keep, pieces):
+                        continue
+                    variants[number].append(Variant(keep, pieces, costs[number]))
+        return tuple(map(tuple, variants)) if all(variants) else None
+
+    def _allowed(self, item: int, keep: Keep, pieces: int) -> bool:
+        if item not in self.pinned or not self.model.items[item].modules:
+            return True
+        keeps, counts = self.pinned[item]
+        return keep in keeps and pieces in counts

@@ -1,0 +1,280 @@
+"""One plan of the space on the clock: stages, what their units keep, the schedule's recurrence, gradients and optimizer.
+
+A `Config` fixes how units are split, how many stages and replicas there are, the micro-batches, and what replicas share. Given a schedule,
+`Estimator.estimate`
+
+1. cuts the units into stages, in order, with the least slowest stage (`partition`: exact, by bisection over the greatest stage);
+2. lets each lane choose what its units keep, under what its memory leaves (`choose.py`);
+3. runs the schedule by the recurrence of `plan/grid.py`, transfers between stages included;
+4. adds, for each lane, the sum of gradients over replicas as far as the last backward does not hide it, and the optimizer.
+
+**Replicas.** What is shared changes memory and traffic (ZeRO): 1, optimizer state: gradients are scattered and parameters gathered once a step; 2, gradients
+too: they are scattered for each micro-batch, beside its backward; 3, parameters too: each unit's are gathered for F and again for B.
+
+**Bounds.** `Estimator.bound` is below every plan of a config, whatever its schedule, stages, and what its units keep: with S lanes and M micro-batches, the interval I
+from one to the next is at least (all seconds of a micro-batch) / S, and ceil(n / S) times the seconds of a unit that stands n times. `schedule_bound` is
+below every plan of a config with one schedule: there I is the optimum of a linear program with the memory of each lane (`relax.py`). Then
+
+    step >= M I + (S - 1) * the shortest F of a unit
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil, inf
+
+from sennit.ir.program import CollectiveKind
+from sennit.plan.grid import Durations, Held, chain
+from sennit.plan.modulo import Problem, schedule
+from sennit.plan.pattern import Pattern
+from sennit.plan.search.assembly import Assembly
+from sennit.plan.search.choice import Kind
+from sennit.plan.search.choose import Group, choose
+from sennit.plan.search.config import Config, Estimate, Shortage, in_flight, partition, pattern_of, shortened
+from sennit.plan.search.costs import CostBook, Variant
+from sennit.plan.search.probe import ItemCost
+from sennit.plan.search.relax import UnitOption, least_interval
+from sennit.plan.search.ways import Keep
+
+__all__ = ["Estimator"]
+
+
+class Estimator:
+    def __init__(self, book: CostBook) -> None:
+        self.book, self.model, self.wires = book, book.model, book.wires
+        self.memory = int(book.wires.cluster.device.memory.value)
+        self.units = [number for number, item in enumerate(self.model.items) for _ in range(item.copies)]
+        self.patterns: dict[tuple[Kind, int, int, int], Pattern | None] = {}
+        self.relaxed: dict[tuple[Config, Kind, int], float] = {}
+        self.picked: dict[tuple[tuple[Group, ...], int], tuple[tuple[int, ...], ...] | None] = {}
+
+    # ---- schedules -----------------------------------------------------------------------------------------------------
+
+    def pattern(self, kind: Kind, lanes: int, microbatches: int, chunks: int) -> Pattern | None:
+        """A schedule; None where there is none for these numbers."""
+        key = (kind, lanes, microbatches, chunks)
+        if key not in self.patterns:
+            self.patterns[key] = pattern_of(kind, lanes, microbatches, chunks)
+        return self.patterns[key]
+
+    def pick(self, groups: tuple[Group, ...], room: int) -> tuple[tuple[int, ...], ...] | None:
+        """`choose`, remembered: the lanes of many plans are alike."""
+        if (groups, room) not in self.picked:
+            self.picked[groups, room] = choose(groups, room)
+        return self.picked[groups, room]
+
+    # ---- one plan ------------------------------------------------------------------------------------------------------
+
+    def estimate(self, config: Config, kind: Kind, chunks: int = 1) -> Estimate | Shortage | None:
+        """None where the config has no such schedule, or too few units."""
+        options = self.book.options(config.way, config.size)
+        fast = self.book.fast(config.way, config.size)
+        count = config.pp * chunks
+        # the steady state repeats: a longer one is as long as its beginning says
+        short = config.microbatches if kind is Kind.GPIPE else shortened(config)  # it has no steady state
+        if options is None or fast is None or len(self.units) < count:
+            return None
+        if self.pattern(kind, config.pp, short, chunks) is None:
+            return None
+        cuts = partition([fast[unit].seconds + fast[unit].accumulate for unit in self.units], count)
+        stages = [self.units[begin:end] for begin, end in cuts]
+
+        def make(microbatches: int) -> Pattern | None:
+            return self.pattern(kind, config.pp, microbatches, chunks)
+
+        return Assembly(self, config, kind, chunks, make, short, stages, options, fast).estimate()
+
+    def interlaced(self, config: Config) -> Estimate | Shortage | None:
+        """Embeddings and heads on all lanes, over the devices of all of them; the units in stages between them, in an order that the modulo
+        scheduler finds under the memory of the lanes."""
+        wide = replace(config.way, tp=config.way.tp * config.pp, vocabulary=True, keep=Keep.ALL, pieces=1)
+        spread = self.book.probed(wide, config.size)
+        options, fast = self.book.options(config.way, config.size), self.book.fast(config.way, config.size)
+        inner = [unit for unit in self.units if self.model.items[unit].modules]
+        if (
+            spread is None
+            or options is None
+            or fast is None
+            or len(inner) < config.pp
+            or config.way.devices != config.way.tp
+        ):
+            return None
+        last = max(number for number, item in enumerate(self.model.items) if not item.modules)
+        outer = [number for number, item in enumerate(self.model.items) if not item.modules]
+        costs = tuple(spread[number] if number in outer else cost for number, cost in enumerate(fast))
+        choices = tuple(
+            (Variant(Keep.ALL, 1, spread[number]),) if number in outer else row for number, row in enumerate(options)
+        )
+        cuts = partition([fast[unit].seconds + fast[unit].accumulate for unit in inner], config.pp)
+        stages = [[number for number in outer if number != last], *(inner[a:b] for a, b in cuts), [last]]
+        problem = self._interlaced_problem(config, stages, costs)
+
+        def make(microbatches: int) -> Pattern | None:
+            return schedule(problem, solver=False).pattern(microbatches)
+
+        short = min(config.microbatches, 6 * config.pp)
+        return Assembly(self, config, Kind.INTERLACED, 1, make, short, stages, choices, costs).estimate()
+
+    def _interlaced_problem(self, config: Config, stages: list[list[int]], costs: tuple[ItemCost, ...]) -> Problem:
+        everywhere = tuple(range(config.pp))
+        durations = tuple(
+            Durations(
+                sum(costs[unit].forward for unit in stage),
+                sum(costs[unit].together - costs[unit].weights for unit in stage),
+                sum(costs[unit].weights + costs[unit].accumulate for unit in stage),
+            )
+            for stage in stages
+        )
+        return Problem(
+            lanes=(everywhere, *((lane,) for lane in everywhere), everywhere),
+            durations=durations,
+            edges=chain(len(stages)),
+            trained=(True,) * len(stages),
+            held=(Held(0.0, 0.0), *(Held(),) * config.pp, Held(0.0, 0.0)),
+            caps=(config.pp + 4.0,) * config.pp,
+        )
+
+    def static(self, config: Config, units: list[int], costs: tuple[ItemCost, ...], others: set[int]) -> int:
+        """Bytes of parameters, gradients and state of a lane; tied ones again where the item that has them lies on another lane."""
+        parameters = gradients = state = 0
+        for unit in units:
+            cost = costs[unit]
+            parameters += cost.parameters
+            gradients += cost.gradients
+            state += cost.state
+            if cost.tied and others:
+                parameters += cost.tied
+                gradients += cost.tied
+                state += cost.tied * cost.state // cost.parameters if cost.parameters else 6 * cost.tied
+        shared = config.dp
+        most = max((costs[unit].parameters for unit in units), default=0)
+        match config.zero:
+            case 0:
+                return parameters + gradients + state
+            case 1:
+                return parameters + gradients + state // shared
+            case 2:
+                return parameters + (gradients + state) // shared + most
+            case _:
+                return (parameters + gradients + state) // shared + 2 * most
+
+    def shared(self, config: Config, cost: ItemCost) -> tuple[float, float]:
+        """F and B of a unit, with what replicas exchange beside them for each micro-batch."""
+        forward, backward, dp, stride = cost.forward, cost.backward, config.dp, config.way.devices
+        if config.zero < 2 or dp == 1:
+            return forward, backward
+        scatter = self.wires.collective(CollectiveKind.REDUCE_SCATTER, stride, dp, cost.gradients)
+        gather = self.wires.collective(CollectiveKind.ALL_GATHER, stride, dp, cost.parameters)
+        both = cost.together
+        if config.zero == 2:
+            return forward, backward + max(0.0, scatter - both)
+        return max(forward, gather), backward + max(0.0, gather + scatter - both)
+
+    # ---- bound ---------------------------------------------------------------------------------------------------------
+
+    def bound(self, config: Config) -> float:
+        """Seconds that no plan of this config is below, whatever its schedule, its stages and what its units keep."""
+        fast = self.book.fast(config.way, config.size)
+        if fast is None or config.pp > len(self.units):
+            return inf
+        if config.pp * self.memory < self.static(config, self.units, fast, set()):
+            return inf
+        # one unit at a time, with what replicas exchange beside it
+        each = [
+            max(cost.seconds, sum(self.shared(config, cost)) + cost.together - cost.backward) + _added(config, cost)
+            for cost in fast
+        ]
+        lanes, total = config.pp, sum(each[unit] for unit in self.units)
+        interval = total / lanes
+        for number, item in enumerate(self.model.items):
+            interval = max(interval, ceil(item.copies / lanes) * each[number])
+        return config.microbatches * interval + (lanes - 1) * self.shortest(config)
+
+    def shortest(self, config: Config) -> float:
+        """The shortest F of a unit."""
+        fast = self.book.fast(config.way, config.size)
+        assert fast is not None, "a config with a bound"
+        return min((fast[unit].forward for unit in self.units if self.model.items[unit].modules), default=0.0)
+
+    def schedule_bound(self, config: Config, kind: Kind, chunks: int) -> float:
+        """Seconds that no plan of a config with this schedule is below: with the relaxed interval (`relax.py`) of the units that most of the
+        model is made of, and the rest of the model shared as suits."""
+        key = (config, kind, chunks)
+        if key not in self.relaxed:
+            self.relaxed[key] = self._relaxed(config, kind, chunks)
+        return config.microbatches * self.relaxed[key] + (config.pp - 1) * self.shortest(config)
+
+    def _relaxed(self, config: Config, kind: Kind, chunks: int) -> float:
+        fast, options = self.book.fast(config.way, config.size), self.book.options(config.way, config.size)
+        pattern = self.pattern(kind, config.pp, min(config.microbatches, shortened(config)), chunks)
+        if fast is None or options is None or pattern is None or len(self.units) < config.pp * chunks:
+            return inf
+        most = max(range(len(self.model.items)), key=lambda number: self.model.items[number].copies)
+        alike = [unit for unit in self.units if self._same(fast, unit, most)]
+        rest = sum(
+            fast[unit].seconds + _added(config, fast[unit]) for unit in self.units if not self._same(fast, unit, most)
+        )
+        choices = [
+            UnitOption(variant.cost.seconds + _added(config, variant.cost), variant.cost.activations)
+            for variant in options[most]
+        ]
+        static, flying = _per_unit(config, fast[most]), in_flight(pattern)
+        return least_interval(pattern.stages, flying, choices, len(alike), static, self.memory, rest)
+
+    def _same(self, fast: tuple[ItemCost, ...], unit: int, most: int) -> bool:
+        """Whether a unit costs what those that most of the model is made of cost: the first and the last layer do."""
+        one, other = fast[unit], fast[most]
+        return unit == most or (
+            bool(self.model.items[unit].modules)
+            and abs(one.seconds - other.seconds) < 0.02 * other.seconds
+            and one.parameters == other.parameters
+        )
+
+    def interlaced_bound(self, config: Config) -> float:
+        """Seconds that no interlaced plan of a config is below: the units over the lanes, and what is shared on all of them."""
+        fast = self.book.fast(config.way, config.size)
+        if fast is None:
+            return inf
+        inner = sum(fast[unit].seconds for unit in self.units if self.model.items[unit].modules)
+        outer = sum(fast[unit].seconds for unit in self.units if not self.model.items[unit].modules)
+        return (
+            config.microbatches * (inner + outer) / config.pp
+        )  # of the shared part, no more than its division is sure
+
+    def fill(self, config: Config, kind: Kind, chunks: int) -> float:
+        """Seconds of bubble that a schedule has with equal stages (the table of `plan/schedules.py`): with unequal ones it has more."""
+        fast = self.book.fast(config.way, config.size)
+        assert fast is not None, "a config with a bound"
+        share = (config.pp - 1) / config.pp
+        forward = share * sum(fast[unit].forward for unit in self.units)
+        total = share * sum(fast[unit].seconds for unit in self.units)
+        weights = share * sum(fast[unit].weights for unit in self.units)
+        match kind:
+            case Kind.INTERLEAVED:
+                return total / chunks
+            case Kind.ZERO_BUBBLE_H1:
+                return max(forward, total - 2 * weights)
+            case Kind.DUAL_PIPE_V:
+                return max(forward, total - 2 * weights) / 2
+            case Kind.ZERO_BUBBLE_H2:
+                return forward
+            case _:
+                return total
+
+
+def _per_unit(config: Config, cost: ItemCost) -> float:
+    """Bytes of parameters, gradients and state that each unit adds to a lane."""
+    match config.zero:
+        case 0:
+            return cost.parameters + cost.gradients + cost.state
+        case 1:
+            return cost.parameters + cost.gradients + cost.state / config.dp
+        case 2:
+            return cost.parameters + (cost.gradients + cost.state) / config.dp
+        case _:
+            return (cost.parameters + cost.gradients + cost.state) / config.dp
+
+
+def _added(config: Config, cost: ItemCost) -> float:
+    """Seconds for adding up the gradients of micro-batches."""
+    return cost.accumulate if config.microbatches > 1 else 0.0

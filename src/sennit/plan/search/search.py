@@ -1,0 +1,369 @@
+"""Search: which way to split, how many stages and replicas, which micro-batches, schedule and sharing are fastest and fit.
+
+The space is finite: every way that `space` lists, times every mesh pp x dp that uses all devices, times the sizes of micro-batches that divide the batch, times
+what replicas share, times the schedules. `search` walks it best first:
+
+1. each schedule of each config has a bound from one probe of its way (`Estimator.bound`), and a guess: the bound, and the bubble that the schedule has with
+   equal stages;
+2. the one with the least guess is bounded again, by a linear program with the memory of its lanes, and waits for its turn;
+3. when that comes, it is estimated. The walk ends when no guess is below the best step found, or after `Space.estimates` of them;
+4. then the least bounds of what was left are sharpened by their linear programs, until the least of all is a sharp one.
+
+The least bound of all is a certificate: no plan of the space, under any of its schedules, any cut into stages and any choice of what to keep, is faster.
+`Found.why` says where the step goes, which is why it is above the bound.
+
+Pins limit the space by module. `pins={"*": {"tp": 4}, "*.h.*": {"keep": "none"}}`: `keep` and `co` hold for the units that the glob matches,
+everything else (`tp`, `sp`, `cp`, `ep`, `vocab`, `pp`, `dp`, `size`, `zero`, `schedule`) for the whole plan, since all units share their devices.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+
+from sennit.cluster import Cluster
+from sennit.errors import PlanError
+from sennit.ir.graph import Graph, Role
+from sennit.plan.search.choice import Choice, Kind
+from sennit.plan.search.config import Breakdown, Config, Estimate, Shortage
+from sennit.plan.search.costs import CostBook
+from sennit.plan.search.estimate import Estimator
+from sennit.plan.search.pins import Pins
+from sennit.plan.search.probe import Wires
+from sennit.plan.search.shallow import shallow
+from sennit.plan.search.ways import Keep, Way
+from sennit.sim.optimizer import Optimizer
+from sennit.sim.optimizer import optimizer as named_optimizer
+
+__all__ = ["Found", "Space", "batch_of", "search"]
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What a search may choose from. `sizes` are the samples of a micro-batch on a replica; `pieces` the co-shard factors; `most_tp` is
+    the node where none is given. `estimates` is the most schedules that are estimated, best guesses first, `effort` the
+    most linear programs that the certificate may take: the bound holds in any case. The baselines are spaces too (`baselines.py`)."""
+
+    name: str = "all"
+    tps: tuple[int, ...] | None = None
+    sequence: tuple[bool, ...] = (False, True)
+    contexts: tuple[int, ...] = (1,)
+    experts: tuple[int, ...] = (1,)
+    sizes: tuple[int, ...] = (1, 2, 4)
+    zeros: tuple[int, ...] = (0, 1, 2, 3)
+    keeps: tuple[Keep, ...] = tuple(Keep)
+    pieces: tuple[int, ...] = (1,)
+    most_pp: int | None = None
+    kinds: tuple[Kind, ...] = (
+        Kind.ONE_F_ONE_B,
+        Kind.INTERLEAVED,
+        Kind.ZERO_BUBBLE_H1,
+        Kind.ZERO_BUBBLE_H2,
+        Kind.DUAL_PIPE_V,
+    )
+    chunks: tuple[int, ...] = (2, 3, 4, 6, 8)
+    interlaced: bool = False
+    effort: int = 1000
+    estimates: int = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`alternatives` are the best plans of other configs, best first; `configs` and `probes` say how much was looked at."""
+
+    choice: Choice
+    estimate: Estimate
+    alternatives: tuple[Choice, ...]
+    configs: int
+    estimated: int
+    probes: int
+    refusals: tuple[tuple[str, str], ...]
+
+    @property
+    def breakdown(self) -> Breakdown:
+        return self.estimate.breakdown
+
+    def why(self) -> str:
+        """Where the step goes, in a sentence."""
+        parts = self.breakdown
+        step = self.choice.step
+        named = (
+            ("compute", parts.compute),
+            ("computing again", parts.recompute),
+            ("collectives inside units", parts.talk),
+            ("bubble", parts.bubble),
+            ("sum of gradients", parts.sync),
+            ("optimizer", parts.optimizer),
+        )
+        return ", ".join(f"{name} {100 * seconds / step:.1f} %" for name, seconds in named if seconds > 0.0005 * step)
+
+
+def search(
+    graph: Graph,
+    cluster: Cluster,
+    *,
+    space: Space | None = None,
+    optimizer: Optimizer | str = "adamw-master",
+    pins: Mapping[str, Mapping[str, object]] | None = None,
+    say: Callable[[str], None] = lambda message: None,
+    most_alternatives: int = 8,
+) -> Found:
+    """The fastest plan that fits on all devices of the cluster. The batch of the graph is that of a whole step."""
+    chosen = named_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
+    return _Search(graph, cluster, space or Space(), chosen, pins or {}, say, most_alternatives).run()
+
+
+def batch_of(graph: Graph) -> int:
+    """Samples of a step: the first dim of what the model is called with."""
+    sizes = {item.value.type.shape[0] for item in graph.inputs if item.role is Role.INPUT and item.value.type.shape}
+    if len(sizes) != 1:
+        raise PlanError(
+            f"the inputs of graph {graph.name!r} have first dims of {sorted(sizes)}",
+            fix="give every input the batch as its first dim",
+        )
+    return sizes.pop()
+
+
+class _Search:
+    def __init__(
+        self,
+        graph: Graph,
+        cluster: Cluster,
+        space: Space,
+        optimizer: Optimizer,
+        pins: Mapping[str, Mapping[str, object]],
+        say: Callable[[str], None],
+        most: int,
+    ) -> None:
+        self.graph, self.cluster, self.say, self.most = graph, cluster, say, most
+        self.batch = batch_of(graph)
+        self.model = shallow(graph)
+        self.pins = Pins.read(pins, graph, self.model)
+        self.space = self.pins.limit(space)
+        wires = Wires(cluster)
+        self.book = CostBook(
+            self.model,
+            wires,
+            optimizer,
+            self.batch,
+            keeps=self.space.keeps,
+            pieces=self.space.pieces,
+            pinned=self.pins.units,
+        )
+        self.estimator = Estimator(self.book)
+        self.found: list[Estimate] = []
+        self.shortages: list[Shortage] = []
+        self.estimated = 0
+        self.open: list[
+            tuple[float, int, Config, tuple[Kind, int]]
+        ] = []  # bounds of schedules that were not estimated, or were
+        self.roomy: set[Config] = set()  # configs, less what replicas share, in which every unit can keep everything
+
+    def run(self) -> Found:
+        configs = list(self.configs())
+        if not configs:
+            raise PlanError(
+                f"no mesh of {self.cluster.devices} devices divides a batch of {self.batch}",
+                where=f"pins {self.pins}" if self.pins.given else f"cluster {self.cluster.name!r}",
+                fix="change the batch size, the number of devices, or the pins",
+            )
+        best = self.walk(configs)
+        least = self.certify(best)
+        if self.space.interlaced:
+            least = min(least, self.interlace(configs, best))
+        if not self.found:
+            raise self.does_not_fit()
+        return self.result(least)
+
+    def walk(self, configs: list[Config]) -> float:
+        """Estimates schedules in the order of a guess: the bound, and the schedule's bubble with equal stages. Ends when no guess is below
+        the best step found, which is returned; what was not looked at is left in `open`."""
+        order, guesses = count(), list[tuple[float, int, Config, tuple[Kind, int], float]]()
+        for config in configs:
+            if (bound := self.estimator.bound(config)) < float("inf"):
+                start = bound - (config.pp - 1) * self.estimator.shortest(config)
+                for kind in self.kinds(config):
+                    guess = start + self.estimator.fill(config, *kind)
+                    heapq.heappush(guesses, (guess, next(order), config, kind, bound))
+        best = float("inf")
+        while guesses:
+            guess, _, config, kind, bound = heapq.heappop(guesses)
+            sharp = (config, *kind) in self.estimator.relaxed
+            if guess >= best or (best < float("inf") and self.estimated >= self.space.estimates):
+                self.open.append((bound, next(order), config, kind))
+            elif not sharp:
+                sharper = max(bound, self.estimator.schedule_bound(config, *kind))
+                if sharper < float("inf"):
+                    heapq.heappush(guesses, (guess + sharper - bound, next(order), config, kind, sharper))
+            else:
+                self.open.append((bound, next(order), config, kind))
+                if config.zero > 1 and replace(config, zero=0) in self.roomy:
+                    continue  # nothing is computed again with less shared: sharing more only adds traffic
+                for estimate in self.scheduled(config, *kind):
+                    best = min(best, estimate.step)
+                    self.found.append(estimate)
+        return best
+
+    def certify(self, best: float) -> float:
+        """The least bound of all schedules of all configs: those with the least are bounded by their linear program, until the least is one of
+        these, or `effort` programs were solved."""
+        heapq.heapify(self.open)
+        solved = 0
+        while self.open and self.open[0][0] < best:
+            bound, number, config, kind = heapq.heappop(self.open)
+            if (config, *kind) in self.estimator.relaxed or solved >= self.space.effort:
+                return bound
+            solved += 1
+            self.say(f"certifying: no plan below {bound:.4g} s, found {best:.4g} s")
+            sharper = max(bound, self.estimator.schedule_bound(config, *kind))
+            if sharper < float("inf"):
+                heapq.heappush(self.open, (sharper, number, config, kind))
+        return best
+
+    def interlace(self, configs: list[Config], best: float) -> float:
+        """Interlaced plans of all configs that could be faster; the least bound among them."""
+        least = float("inf")
+        for config in configs:
+            bound = self.estimator.interlaced_bound(config) if config.pp > 1 and config.zero < 2 else float("inf")
+            least = min(least, bound)
+            if bound >= best:
+                continue
+            self.say(f"interlacing {config.way}, pp={config.pp}, dp={config.dp}, micro-batches of {config.size}")
+            self.estimated += 1
+            match self.estimator.interlaced(config):
+                case Estimate() as estimate:
+                    best = min(best, estimate.step)
+                    self.found.append(estimate)
+                case Shortage() as shortage:
+                    self.shortages.append(shortage)
+        return least
+
+    def kinds(self, config: Config) -> list[tuple[Kind, int]]:
+        """The schedules of a config, those with the least bubble first."""
+        if config.pp == 1:
+            return [(Kind.ONE_F_ONE_B, 1)]
+        found: list[tuple[Kind, int]] = []
+        for kind in self.space.kinds:
+            match kind:
+                case Kind.INTERLEAVED:
+                    found += [(kind, chunks) for chunks in self.space.chunks]
+                case Kind.DUAL_PIPE_V:
+                    found.append((kind, 2))
+                case _:
+                    found.append((kind, 1))
+        return sorted(found, key=lambda item: self.estimator.fill(config, *item))
+
+    def scheduled(self, config: Config, kind: Kind, chunks: int) -> Iterator[Estimate]:
+        self.say(
+            f"scheduling {config.way}, pp={config.pp}, dp={config.dp}, micro-batches of {config.size}, {kind.value}"
+        )
+        self.estimated += 1
+        match self.estimator.estimate(config, kind, chunks):
+            case Estimate() as estimate:
+                if all(part.keep is Keep.ALL for stage in estimate.stages for part in stage):
+                    self.roomy.add(replace(config, zero=0))
+                yield estimate
+            case Shortage() as shortage:
+                self.shortages.append(shortage)
+
+    def configs(self) -> Iterator[Config]:
+        devices = self.cluster.devices
+        units = sum(item.copies for item in self.model.items if item.modules)
+        for way in self.ways():
+            if devices % way.devices:
+                continue
+            for pp in _divisors(devices // way.devices):
+                dp = devices // way.devices // pp
+                if pp > max(1, min(units, self.space.most_pp or units)) or not self.pins.allows(pp=pp, dp=dp):
+                    continue
+                for size in self.space.sizes:
+                    if self.batch % (dp * size) or not self.pins.allows(size=size):
+                        continue
+                    for zero in self.space.zeros if dp > 1 else (0,):
+                        if self.pins.allows(zero=zero) or (dp == 1 and zero == 0):
+                            yield Config(way, pp, dp, size, self.batch // (dp * size), zero)
+
+    def ways(self) -> Iterator[Way]:
+        """Every way of the space that the model can take; the vocabulary is split wherever it can be."""
+        node = self.cluster.device.per_node
+        tps = self.space.tps or tuple(_divisors(min(node, self.cluster.devices)))
+        for tp in tps:
+            for sequence in self.space.sequence if tp > 1 else (False,):
+                way = Way(tp=tp, sequence=sequence, vocabulary=tp > 1)
+                smallest = self.space.sizes[0]
+                if self.book.fast(way, smallest) is None and tp > 1:
+                    way = replace(way, vocabulary=False)
+                if self.pins.allows_way(way) and self.book.fast(way, smallest) is not None:
+                    yield way
+        for cp in self.space.contexts:
+            way = Way(cp=cp)
+            if cp > 1 and self.pins.allows_way(way) and self.book.fast(way, self.space.sizes[0]) is not None:
+                yield way
+        for ep in self.space.experts:
+            way = Way(ep=ep)
+            if ep > 1 and self.pins.allows_way(way) and self.book.fast(way, self.space.sizes[0]) is not None:
+                yield way
+
+    # ---- what came out -------------------------------------------------------------------------------------------------
+
+    def result(self, bound: float) -> Found:
+        ranked = sorted(self.found, key=lambda estimate: estimate.step)
+        best = ranked[0]
+        bound = min(bound, best.step)
+        seen: set[Config] = {best.config}
+        others: list[Choice] = []
+        for estimate in ranked[1:]:
+            if estimate.config not in seen and len(others) < self.most:
+                seen.add(estimate.config)
+                others.append(self.choice(estimate, bound))
+        refusals = tuple((str(way), reason) for way, reason in self.book.refusals.items())
+        probes = sum(costs is not None for costs in self.book.found.values())
+        configs = len(list(self.configs()))
+        return Found(self.choice(best, bound), best, tuple(others), configs, self.estimated, probes, refusals)
+
+    def choice(self, estimate: Estimate, bound: float) -> Choice:
+        config = estimate.config
+        return Choice(
+            self.graph.name,
+            self.cluster.name,
+            self.batch,
+            config.way,
+            config.pp,
+            config.dp,
+            config.size,
+            config.microbatches,
+            estimate.kind,
+            estimate.chunks,
+            config.zero,
+            estimate.stages,
+            estimate.step,
+            max(estimate.memory),
+            bound,
+        )
+
+    def does_not_fit(self) -> PlanError:
+        device = self.cluster.device
+        if not self.shortages:  # every bound was infinite: look at the configs that share most
+            lean = sorted(self.configs(), key=lambda config: (config.size, -config.zero, -config.way.devices))
+            for config in lean[:24]:
+                self.found += list(self.scheduled(config, Kind.ONE_F_ONE_B, 1))
+        if not self.shortages:
+            reasons = "; ".join(f"{way}: {reason}" for way, reason in self.book.refusals.items()) or "too few units"
+            return PlanError(f"no plan of the space suits graph {self.graph.name!r}: {reasons}", fix="widen the space")
+        least = min(self.shortages, key=lambda shortage: shortage.lacking)
+        config, memory = least.config, device.memory.value
+        need = memory + least.lacking
+        enough = -(-self.cluster.devices * int(need) // int(memory))
+        return PlanError(
+            f"{self.graph.name!r} does not fit: the leanest plan ({config.way}, pp={config.pp}, dp={config.dp}, ZeRO-{config.zero}, "
+            f"micro-batches of {config.size}) lacks {least.lacking / 1e9:.2f} GB on its fullest device",
+            where=f"{self.cluster.devices} x {device.kind} of {memory / 1e9:.0f} GB",
+            fix=f"about {enough} such devices, or devices of {need / 1e9:.0f} GB; or fewer pins, a smaller batch, "
+            "an optimizer with less state, shorter samples",
+        )
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]

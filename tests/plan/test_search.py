@@ -1,0 +1,296 @@
+"""The search: shallow graphs, probes against the simulator, the choice under memory, the bound, pins and errors."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sennit.capture import capture
+from sennit.cluster import Figure, load
+from sennit.demo.gpt import GPT, GPTConfig
+from sennit.errors import PlanError
+from sennit.ir.mesh import Mesh
+from sennit.plan import lower, propagate
+from sennit.plan.grid import Durations, times
+from sennit.plan.search import (
+    Choice,
+    Keep,
+    Kind,
+    Part,
+    Space,
+    Way,
+    differences,
+    lowered_space,
+    mesh_of,
+    planner_of,
+    search,
+)
+from sennit.plan.search import choose as chooser
+from sennit.plan.search.choose import Group, Option, choose
+from sennit.plan.search.config import Config, partition, pattern_of, shortened, steady_interval
+from sennit.plan.search.probe import Wires, probe
+from sennit.plan.search.relax import UnitOption, least_interval
+from sennit.plan.search.shallow import shallow
+from sennit.plan.search.ways import plan_of
+from sennit.plan.verify import verify
+from sennit.sim import optimizer, simulate, simulate_fully
+
+CONFIG = GPTConfig(vocabulary=512, context=128, width=256, heads=8, layers=6)
+
+
+def graph_of(layers: int, batch: int = 32):
+    config = replace(CONFIG, layers=layers)
+    with torch.device("meta"):
+        model = GPT(config)
+        tokens = torch.zeros((batch, config.context), dtype=torch.int64)
+    return capture(model, (tokens, tokens))
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return graph_of(6)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return load("dgx-h100")
+
+
+def small_cluster(cluster, memory: float):
+    device = cluster.device
+    figure = Figure(memory, device.memory.basis, "set by a test")
+    return type(cluster)(**{**_fields(cluster), "device": type(device)(**{**_fields(device), "memory": figure})})
+
+
+def _fields(struct):
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+# ---- shallow graphs and probes -----------------------------------------------------------------------------------------
+
+
+def test_a_shallow_graph_is_the_graph_of_three_layers(graph):
+    found = shallow(graph)
+    assert [(item.copies, len(item.modules)) for item in found.items] == [(1, 0), (1, 1), (4, 4), (1, 1), (1, 0)]
+    three = graph_of(3)
+    assert [op.kind for op in found.graph.ops] == [op.kind for op in three.ops]
+    assert [op.results[0].type for op in found.graph.ops] == [op.results[0].type for op in three.ops]
+    assert len(found.graph.outputs) == len(three.outputs)
+    lower(propagate(plan_of(Way(tp=2), found)(found.graph, Mesh.parse("dp=4,tp=2"))))
+
+
+@pytest.mark.parametrize("way", ["plain", "tp=4", "tp=4,sp"])
+def test_a_probe_adds_up_to_the_simulated_step(graph, cluster, way):
+    """One micro-batch, no replicas: the sum over items is what the simulator says of the deep graph."""
+    chosen, model = Way.parse(way), shallow(graph)
+    costs = probe(model, plan_of(chosen, model), chosen.mesh(1), Wires(cluster), optimizer("sgd"))
+    total = sum(item.copies * cost.seconds for item, cost in zip(model.items, costs, strict=True))
+    program = lower(propagate(plan_of(chosen, shallow_of_itself(graph))(graph, chosen.mesh(1))))
+    measured = simulate(program, cluster).span
+    assert total == pytest.approx(measured, rel=0.05)
+
+
+def shallow_of_itself(graph):
+    return shallow(replace(graph, repeats=()))
+
+
+def test_computing_again_takes_time_and_saves_memory(graph, cluster):
+    model, wires = shallow(graph), Wires(cluster)
+    middle = 2
+    costs = {
+        keep: probe(model, plan_of(Way(tp=2, keep=keep), model), Way(tp=2).mesh(32), wires, optimizer("adam"))[middle]
+        for keep in Keep
+    }
+    assert costs[Keep.ALL].seconds < costs[Keep.PRODUCTS].seconds < costs[Keep.NONE].seconds * 1.01
+    assert costs[Keep.ALL].activations > costs[Keep.PRODUCTS].activations > costs[Keep.NONE].activations
+    assert costs[Keep.ALL].parameters == costs[Keep.NONE].parameters
+
+
+def test_pieces_take_less_working_memory(graph, cluster):
+    model, wires = shallow(graph), Wires(cluster)
+    whole = probe(model, plan_of(Way(keep=Keep.NONE), model), Way().mesh(32), wires, optimizer("adam"))[2]
+    way = Way(keep=Keep.NONE, pieces=4)
+    pieces = probe(model, plan_of(way, model), way.mesh(32), wires, optimizer("adam"), {"co": 4})[2]
+    assert pieces.working < 0.6 * whole.working
+    assert pieces.parameters == whole.parameters
+    assert pieces.seconds > whole.seconds
+
+
+# ---- choices under memory ----------------------------------------------------------------------------------------------
+
+options = st.builds(
+    Option, st.sampled_from([1.0, 1.5, 2.0, 3.0]), st.sampled_from([1, 2, 5, 9]), st.sampled_from([0, 3, 6])
+)
+groups = st.lists(
+    st.builds(Group, st.integers(1, 4), st.integers(1, 4), st.lists(options, min_size=1, max_size=3).map(tuple)),
+    min_size=1,
+    max_size=3,
+)
+
+
+def seconds_of(groups, counts):
+    return sum(
+        number * option.seconds
+        for group, row in zip(groups, counts, strict=True)
+        for number, option in zip(row, group.options, strict=True)
+    )
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(groups, st.integers(1, 150))
+def test_the_solver_agrees_with_trying_all(groups, room):
+    found, solved = choose(groups, room), chooser._solve(groups, room)
+    if found is None or solved is None:
+        assert found is None
+        assert solved is None
+        return
+    assert seconds_of(groups, solved) == pytest.approx(seconds_of(groups, found))
+    (first, *_) = groups
+    choices = [UnitOption(option.seconds, option.activations) for option in first.options]
+    alone = choose([first], room)
+    if alone is not None:
+        least = least_interval([(0,)], [first.in_flight], choices, first.count, 0.0, room)
+        assert least <= seconds_of([first], alone) + 1e-6
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.5]), min_size=1, max_size=9), st.integers(1, 9))
+def test_partition_is_optimal(weights, parts):
+    parts = min(parts, len(weights))
+    cuts = partition(weights, parts)
+    assert len(cuts) == parts
+    assert [begin for begin, _ in cuts] == [0, *(end for _, end in cuts[:-1])]
+    assert cuts[-1][1] == len(weights)
+    assert all(end > begin for begin, end in cuts)
+    greatest = max(sum(weights[begin:end]) for begin, end in cuts)
+    best = min(
+        max(sum(weights[a:b]) for a, b in itertools.pairwise((0, *inner, len(weights))))
+        for inner in itertools.combinations(range(1, len(weights)), parts - 1)
+    )
+    assert greatest == pytest.approx(best)
+
+
+kinds = st.sampled_from([kind for kind in Kind if kind is not Kind.GPIPE and pattern_of(kind, 2, 4, 2)])
+parts = st.sampled_from([0.5, 1.0, 1.3, 2.0])
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(kinds, st.integers(1, 4), st.integers(8, 14), st.integers(0, 3), st.data())
+def test_a_long_schedule_is_as_long_as_its_beginning_says(kind, lanes, rounds, more, data):
+    chunks = 2 if kind in (Kind.INTERLEAVED, Kind.DUAL_PIPE_V) else 1
+    microbatches = rounds * lanes + (more % lanes if kind is not Kind.INTERLEAVED else 0)
+    config = Config(Way(), lanes, 1, 1, microbatches)
+    durations = [Durations(data.draw(parts), data.draw(parts), data.draw(parts)) for _ in range(lanes * chunks)]
+    whole, short = (pattern_of(kind, lanes, count, chunks) for count in (microbatches, shortened(config)))
+    assert whole is not None
+    assert short is not None
+    beginning = times(short, durations)
+    expected = beginning.span + (microbatches - short.microbatches) * steady_interval(beginning)
+    assert times(whole, durations).span == pytest.approx(expected, rel=0.02)
+
+
+# ---- search ------------------------------------------------------------------------------------------------------------
+
+SMALL = Space(tps=(1, 2), sequence=(False,), sizes=(1, 4), zeros=(0, 1), chunks=(2,))
+
+
+@pytest.fixture(scope="module")
+def found(graph, cluster):
+    return search(graph, cluster, space=SMALL, optimizer="adam")
+
+
+def test_the_result_is_above_its_bound_and_prints(found):
+    choice = found.choice
+    assert choice.bound <= choice.step
+    assert choice.pp * choice.dp * choice.way.devices == 8
+    assert choice.dp * choice.size * choice.microbatches == 32
+    assert Choice.parse(str(choice)) == choice
+    assert all(other.step >= choice.step for other in found.alternatives)
+    parts = found.breakdown
+    total = parts.compute + parts.recompute + parts.talk + parts.bubble + parts.sync + parts.optimizer
+    assert total == pytest.approx(choice.step)
+    assert "compute" in found.why()
+
+
+def test_differences(found):
+    other = replace(found.choice, kind=Kind.GPIPE, zero=2, step=1.0)
+    rows = {name: (old, new) for name, old, new in differences(found.choice, other)}
+    assert rows["zero"] == (str(found.choice.zero), "2")
+    assert "schedule" in rows
+    assert "way" not in rows
+    assert differences(found.choice, found.choice) == ()
+
+
+def test_pins_hold(graph, cluster):
+    pins = {"*": {"tp": 2, "pp": 2, "size": 4}, "blocks.*": {"keep": "none"}}
+    found = search(graph, cluster, space=SMALL, optimizer="adam", pins=pins)
+    assert (found.choice.way.tp, found.choice.pp, found.choice.size) == (2, 2, 4)
+    keeps = {part.keep for stage in found.choice.stages for part in stage if part.item.startswith("blocks")}
+    assert keeps == {Keep.NONE}
+
+
+def test_pins_that_contradict_each_other(graph, cluster):
+    with pytest.raises(PlanError, match=r"'\*' \(tp = 2\) and '\*\.up' \(tp = 4\) contradict"):
+        search(graph, cluster, pins={"*": {"tp": 2}, "*.up": {"tp": 4}})
+    with pytest.raises(PlanError, match="both match 'blocks"):
+        search(graph, cluster, pins={"blocks.*": {"keep": "all"}, "*.up": {"keep": "none"}})
+
+
+def test_a_pin_that_matches_nothing(graph, cluster):
+    with pytest.raises(PlanError, match=r"'\*\.mlp' matches no module"):
+        search(graph, cluster, pins={"*.mlp": {"tp": 2}})
+    with pytest.raises(PlanError, match="did you mean 'keep'"):
+        search(graph, cluster, pins={"*": {"keeps": "all"}})
+
+
+def test_a_cluster_too_small_says_by_how_much(graph, cluster):
+    with pytest.raises(PlanError, match=r"does not fit: .* lacks [0-9.]+ GB") as caught:
+        search(graph, small_cluster(cluster, 2e6), space=SMALL, optimizer="adam")
+    assert "such devices" in str(caught.value)
+
+
+def test_less_memory_makes_units_compute_again(graph, cluster, found):
+    pins = {"*": {"tp": 1, "pp": 1, "size": 4, "zero": 1}}
+    rich = search(graph, cluster, space=SMALL, optimizer="adam", pins=pins)
+    tight = search(graph, small_cluster(cluster, 0.75 * rich.choice.memory), space=SMALL, optimizer="adam", pins=pins)
+    assert tight.choice.step > rich.choice.step
+    assert tight.choice.memory <= 0.75 * rich.choice.memory
+    assert any(part.keep is not Keep.ALL for stage in tight.choice.stages for part in stage)
+
+
+def test_ways_print_and_parse():
+    for text in ("plain", "tp=8,sp,vocab", "cp=4", "tp=2,co=4,keep=none", "ep=8,keep=products"):
+        assert str(Way.parse(text)) == text
+    assert str(Part("h.1", 3, Keep.NONE, 2)) == '"h.1" * 3 as "co=2,keep=none"'
+
+
+# ---- what a choice means -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        {"*": {"tp": 2, "pp": 1, "size": 4}},
+        {"*": {"tp": 2, "pp": 2, "size": 4, "schedule": "1f1b"}},
+        {"*": {"tp": 1, "pp": 2, "size": 4, "schedule": "zero-bubble-h1"}},
+        {"*": {"tp": 1, "pp": 2, "size": 4, "schedule": "1f1b"}, "blocks.*": {"keep": "none"}},
+    ],
+)
+def test_an_estimate_is_near_the_simulation_of_the_lowered_plan(graph, cluster, pins):
+    found = search(graph, cluster, space=lowered_space(SMALL), optimizer="adam", pins=pins)
+    mesh = mesh_of(found.choice)
+    program = lower(propagate(planner_of(found.choice)(graph, mesh)))
+    verify(program, planner_of(found.choice)(graph, mesh).graph)
+    simulated = simulate_fully(program, cluster, optimizer=optimizer("adam")).timeline
+    assert found.choice.step == pytest.approx(simulated.span, rel=0.15)
+    assert found.choice.memory == pytest.approx(max(simulated.peak_memory(device) for device in range(8)), rel=0.25)
+
+
+def test_a_choice_that_is_not_lowered_is_refused(found):
+    with pytest.raises(PlanError, match="estimated here and not lowered"):
+        planner_of(replace(found.choice, zero=3))
