@@ -224,7 +224,7 @@ def test_a_profile_of_another_device_is_refused() -> None:
 
 
 def test_profiles_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match="use one of h200"):
+    with pytest.raises(ClusterError, match="use one of cpu-rank, h200"):
         load_profile("h300")
     with pytest.raises(ClusterError, match="there is no profile"):
         load_profile(str(tmp_path / "mine.json"))
