@@ -59,14 +59,15 @@ def build(case: str) -> tuple[nn.Module, dict[str, Any]]:
     torch.manual_seed(0)
     match case:
         case "t5":
-            from transformers import T5Config, T5ForConditionalGeneration
+            from sennit.testing.families_torch import transformers_module
 
-            config = T5Config(
+            library = transformers_module()
+            config = library.T5Config(
                 vocab_size=32768, d_model=128, d_kv=32, d_ff=512, num_layers=2, num_heads=4, dropout_rate=0.0, use_cache=False,
                 decoder_start_token_id=0, pad_token_id=0,
             )  # fmt: skip
             tokens = torch.randint(1, 32768, (16, 32))
-            return T5ForConditionalGeneration(config), {"input_ids": tokens, "labels": tokens.roll(1, 1)}
+            return library.T5ForConditionalGeneration(config), {"input_ids": tokens, "labels": tokens.roll(1, 1)}
         case "swin":
             from sennit.testing.families_torch import transformers_module
 
