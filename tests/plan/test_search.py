@@ -14,6 +14,7 @@ from sennit.capture import capture
 from sennit.cluster import Figure, load
 from sennit.demo.gpt import GPT, GPTConfig
 from sennit.errors import PlanError
+from sennit.ir.graph import OutputKind, Role
 from sennit.ir.mesh import Mesh
 from sennit.plan import lower, propagate
 from sennit.plan.grid import Durations, times
@@ -82,6 +83,35 @@ def test_a_shallow_graph_is_the_graph_of_three_layers(graph):
     assert [op.results[0].type for op in found.graph.ops] == [op.results[0].type for op in three.ops]
     assert len(found.graph.outputs) == len(three.outputs)
     lower(propagate(plan_of(Way(tp=2), found)(found.graph, Mesh.parse("dp=4,tp=2"))))
+
+
+def test_a_copy_may_be_a_pair_of_units() -> None:
+    """Blocks of two kinds in turn: forward and backward keep the same pair."""
+
+    class Block(torch.nn.Module):
+        def __init__(self, shift: int) -> None:
+            super().__init__()
+            self.up, self.shift = torch.nn.Linear(8, 8), shift
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.nn.functional.gelu(self.up(x.roll(self.shift, 1) if self.shift else x))
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(Block(number % 2) for number in range(12))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return x.square().mean()
+
+    graph = capture(Model(), (torch.zeros(2, 4, 8),))
+    assert graph.repeats
+    assert any(repeat.units < 12 for repeat in graph.repeats)
+    found = shallow(graph).graph
+    held = {item.path for item in found.inputs if item.role is Role.PARAM}
+    assert {output.path for output in found.outputs if output.kind is OutputKind.GRADIENT} == held
 
 
 @pytest.mark.parametrize("way", ["plain", "tp=4", "tp=4,sp"])

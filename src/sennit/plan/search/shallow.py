@@ -63,21 +63,21 @@ class _Fold:
                 copy, offset = divmod(position - repeat.start, repeat.length)
                 for number, value in enumerate(graph.ops[position].results):
                     self.places[value.name] = (repeat, copy, offset, number)
-        units: dict[str, str] = {}  # run -> the unit whose copy is kept
+        units: dict[str, frozenset[str]] = {}  # run -> the units of the copy that is kept
         self.kept: dict[Repeat, int] = {}
         for repeat in graph.repeats:
-            first = self._unit(repeat, 0)
-            if first is None:
+            named = [self._units(repeat, copy) for copy in range(repeat.copies)]
+            if not named[0]:
                 raise PlanError(f"the copies of `{repeat}` name no unit", fix="plan the graph without its repeats")
-            wanted = units.setdefault(repeat.module, first)
-            found = [copy for copy in range(repeat.copies) if self._unit(repeat, copy) == wanted]
-            self.kept[repeat] = found[0] if found else 0
+            wanted = units.setdefault(repeat.module, named[0])
+            # a copy may be several units (a Swin's plain and shifted block), and its backward names them in the other order
+            self.kept[repeat] = max(range(repeat.copies), key=lambda copy: (len(named[copy] & wanted), -copy))
 
-    def _unit(self, repeat: Repeat, copy: int) -> str | None:
-        """The first unit that the operators of a copy name."""
+    def _units(self, repeat: Repeat, copy: int) -> frozenset[str]:
+        """The units that the operators of a copy name."""
         begin = repeat.start + copy * repeat.length
         names = [_child(op.module, repeat.module) for op in self.source.ops[begin : begin + repeat.length]]
-        return next((name for name in names if name is not None), None)
+        return frozenset(name for name in names if name is not None)
 
     def graph(self) -> Graph:
         dropped = {
