@@ -198,17 +198,9 @@ def recomputed(graph: Any, mesh: Any) -> Any:
 
 
 def lean_pieces(graph: Any, mesh: Any) -> Any:
-    from dataclasses import replace
+    from sennit.plan import zoo
 
-    from sennit.ir.graph import Role
-    from sennit.plan import transform, zoo
-
-    plan = zoo.co_shard(graph, mesh, pieces=4)
-    for item in plan.graph.inputs:
-        dims = [d for d, size in enumerate(item.value.type.shape) if size % 4 == 0]
-        if item.role is Role.PARAM and dims:
-            plan = transform(plan, [item], dim=dims[0], axis="dp")
-    return replace(plan, reduce_early=True)
+    return zoo.sharded(zoo.co_shard(graph, mesh, pieces=4), level=2)
 
 
 def pipelining(model: nn.Module, batch: dict[str, Any]) -> Step:

@@ -26,12 +26,10 @@ from dataclasses import dataclass, field, replace
 from sennit.capture.rules import is_relabelling, localize, through_view
 from sennit.errors import LayoutError, PlanError
 from sennit.ir.dtype import DType
-from sennit.ir.graph import Arg, Input, Op, Output, Phase, Ref
+from sennit.ir.graph import Input, Op, Output, Phase, Ref
 from sennit.ir.layout import Entry, Layout, Pending, Split
 from sennit.ir.program import (
     Buffer,
-    Collective,
-    CollectiveKind,
     Compute,
     Exchange,
     Free,
@@ -47,6 +45,7 @@ from sennit.ir.program import (
 )
 from sennit.plan.crossing import Way
 from sennit.plan.lower_index import LowerIndex, Placed
+from sennit.plan.lower_parts import Key, Letter, Sums, label_of, rename, step_of
 from sennit.plan.plan import Plan
 from sennit.plan.propagate import Decisions, Entries, Moment
 from sennit.reshard.moves import MoveKind, moves
@@ -79,39 +78,6 @@ def lower(decisions: Decisions) -> Program:
 _DONE = object()
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """What a buffer holds: a tensor, on a site, laid out so, for this micro-batch (None: all of the batch)."""
-
-    tensor: str
-    site: int
-    entries: tuple[tuple[str, Entry], ...]
-    microbatch: int | None
-
-
-@dataclass(slots=True)
-class _Sums:
-    """A sum over micro-batches in the making: its buffer so far."""
-
-    buffer: Buffer
-    covered: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Letter:
-    """A value that lanes gave and another has still to take: as a plain transfer, or as the exchange `label`."""
-
-    label: str
-    givers: tuple[int, ...]
-    tensor: str
-    microbatch: int | None
-    site: int
-    landed: Layout
-    dtype: DType
-    times: Times
-    is_plain: bool
-
-
 @dataclass(slots=True)
 class _LaneBuilder:
     decisions: Decisions
@@ -121,11 +87,11 @@ class _LaneBuilder:
     steps: list[Step] = field(default_factory=list)
     inputs: dict[str, LaneInput] = field(default_factory=dict)
     outputs: list[Output] = field(default_factory=list)
-    buffers: dict[_Key, Buffer] = field(default_factory=dict)
+    buffers: dict[Key, Buffer] = field(default_factory=dict)
     native: dict[tuple[str, int, int | None], Buffer] = field(default_factory=dict)  # by tensor, site and micro-batch
-    sums: dict[str, _Sums] = field(default_factory=dict)
-    mail: dict[int, deque[_Letter]] = field(default_factory=dict)  # by the lane that gave
-    gathered: set[_Key] = field(default_factory=set)  # wholes of parameters that live in pieces
+    sums: dict[str, Sums] = field(default_factory=dict)
+    mail: dict[int, deque[Letter]] = field(default_factory=dict)  # by the lane that gave
+    gathered: set[Key] = field(default_factory=set)  # wholes of parameters that live in pieces
     names: set[str] = field(default_factory=set)
     progress: int = 0
     waiting_for: str = ""
@@ -225,8 +191,8 @@ class _LaneBuilder:
             for value, layout in zip(op.results, template.layouts, strict=True)
         )
         names = iter(sources)
-        args = tuple(_rename(arg, names) for arg in template.args)
-        kwargs = tuple((key, _rename(arg, names)) for key, arg in template.kwargs)
+        args = tuple(rename(arg, names) for arg in template.args)
+        kwargs = tuple((key, rename(arg, names)) for key, arg in template.kwargs)
         self.steps.append(Compute(template.kind, args, kwargs, results, op.phase, op.module, op.name))
         for buffer in results:
             self._made(buffer, microbatch, op.phase, site)
@@ -249,7 +215,7 @@ class _LaneBuilder:
 
     def _keep(self, buffer: Buffer, microbatch: int | None, site: int) -> None:
         self.native.setdefault((buffer.tensor, site, microbatch), buffer)
-        self.buffers[_Key(buffer.tensor, site, buffer.layout.entries, microbatch)] = buffer
+        self.buffers[Key(buffer.tensor, site, buffer.layout.entries, microbatch)] = buffer
 
     def _in_pieces(self, piece: Buffer, microbatch: int | None, site: int) -> Buffer:
         """What a micro-batch adds to a gradient, in the pieces of the parameter, where the plan reduces early."""
@@ -257,13 +223,13 @@ class _LaneBuilder:
             return piece
         entries = self._placed({**self.index.early[piece.tensor], **self._in_time(piece)}, site)
         target = self.index.layout(piece.layout.shape, entries, site)
-        return self._move(piece, target, _Key(piece.tensor, site, entries, microbatch))
+        return self._move(piece, target, Key(piece.tensor, site, entries, microbatch))
 
     def _accumulate(self, piece: Buffer, phase: Phase) -> Buffer | None:
         """Add a micro-batch to its sum; the sum itself once it is complete."""
         ((axis, (microbatch,)),) = piece.times
         if piece.tensor not in self.sums:
-            self.sums[piece.tensor] = _Sums(piece, (microbatch,))
+            self.sums[piece.tensor] = Sums(piece, (microbatch,))
             return None
         so_far = self.sums[piece.tensor]
         so_far.covered = tuple(sorted((*so_far.covered, microbatch)))
@@ -289,7 +255,7 @@ class _LaneBuilder:
     def obtain(self, name: str, need: Placed, microbatch: int | None, site: int) -> Buffer:
         """A buffer that holds value `name` as `need` says, on a site."""
         in_time = any(axis in self.index.time for axis, _ in need)
-        key = _Key(name, site, need, microbatch if in_time else None)
+        key = Key(name, site, need, microbatch if in_time else None)
         if key in self.buffers:
             return self.buffers[key]
         source = self._native(name, microbatch, site)
@@ -303,7 +269,7 @@ class _LaneBuilder:
             return hoisted
         return self._move(source, self.index.layout(source.layout.shape, need, site), key)
 
-    def _remember(self, key: _Key, buffer: Buffer) -> None:
+    def _remember(self, key: Key, buffer: Buffer) -> None:
         if self.buffers.setdefault(key, buffer) is buffer and key.tensor in self.index.cut:
             self.gathered.add(key)
 
@@ -357,14 +323,14 @@ class _LaneBuilder:
         if not root_layout.is_even:
             return None
         root = self.obtain(op.reads[0], root_need, microbatch, site)
-        result = Buffer(self._unique(_label(name, "view", source.times)), name, source.dtype, target, source.times)
+        result = Buffer(self._unique(label_of(name, "view", source.times)), name, source.dtype, target, source.times)
         args, kwargs = localize(op, [target.local_shape()])
         root_name = iter([root.name])
-        args = tuple(_rename(arg, root_name) for arg in args)
+        args = tuple(rename(arg, root_name) for arg in args)
         self.steps.append(Compute(op.kind, args, kwargs, (result,), op.phase, op.module, op.name))
         return result
 
-    def _move(self, source: Buffer, target: Layout, key: _Key) -> Buffer:
+    def _move(self, source: Buffer, target: Layout, key: Key) -> Buffer:
         """Emit the moves from a buffer to a layout; every intermediate result can serve others too."""
         current = source
         for move in moves(source.layout, target):
@@ -372,9 +338,9 @@ class _LaneBuilder:
             if move.kind is MoveKind.SLICE and move.axis in self.index.time:
                 assert key.microbatch is not None
                 times = (*times, (move.axis, (key.microbatch,)))
-            label = _label(source.tensor, f"{move.kind.value}.{move.axis}", times)
+            label = label_of(source.tensor, f"{move.kind.value}.{move.axis}", times)
             result = Buffer(self._unique(label), source.tensor, source.dtype, move.result, times)
-            self.steps.append(_step(move.kind, move.axis, current, result, self._phase(source.tensor)))
+            self.steps.append(step_of(move.kind, move.axis, current, result, self._phase(source.tensor)))
             current = result
             self._remember(
                 replace(key, entries=move.result.entries, microbatch=key.microbatch if times else None), result
@@ -399,23 +365,23 @@ class _LaneBuilder:
         landed = Buffer("", name, given.dtype, crossing.landed, given.times)
         if crossing.way is Way.TAKE:
             if self.lane in takers:
-                landed = replace(landed, name=self._unique(_label(name, "taken", given.times)))
+                landed = replace(landed, name=self._unique(label_of(name, "taken", given.times)))
                 self.steps.append(
                     Compute("sennit.take", (Ref(given.name),), (), (landed,), self._phase(name), "", name)
                 )
                 self._keep(landed, microbatch, to)
             return
-        label = _label(f"{name}.{site}>{to}", "", given.times)
+        label = label_of(f"{name}.{site}>{to}", "", given.times)
         plain = crossing.way is Way.SEND
         if plain:
             self.steps.append(Send(given.name, self.index.lane_names[takers[0]]))
         elif self.lane in takers:
-            landed = replace(landed, name=self._unique(_label(name, "taken", given.times)))
+            landed = replace(landed, name=self._unique(label_of(name, "taken", given.times)))
             self.steps.append(Exchange(label, given.name, landed, self._among(site, to)))
             self._keep(landed, microbatch, to)
         else:
             self.steps.append(Exchange(label, given.name, None, self._among(site, to)))
-        letter = _Letter(label, givers, name, microbatch, to, crossing.landed, given.dtype, given.times, plain)
+        letter = Letter(label, givers, name, microbatch, to, crossing.landed, given.dtype, given.times, plain)
         for lane in takers:
             if lane not in givers:
                 self.others[lane].mail.setdefault(self.lane, deque()).append(letter)
@@ -426,8 +392,8 @@ class _LaneBuilder:
         lanes = dict.fromkeys((*self.index.sites[site], *self.index.sites[to]))
         return tuple(self.index.lane_names[lane] for lane in lanes)
 
-    def _receive(self, letter: _Letter) -> None:
-        name = self._unique(_label(letter.tensor, "received", letter.times))
+    def _receive(self, letter: Letter) -> None:
+        name = self._unique(label_of(letter.tensor, "received", letter.times))
         buffer = Buffer(name, letter.tensor, letter.dtype, letter.landed, letter.times)
         if letter.is_plain:
             self.steps.append(Receive(buffer, self.index.lane_names[letter.givers[0]]))
@@ -501,7 +467,7 @@ class _LaneBuilder:
         times: Times = ()
         if microbatch is not None:
             times = tuple((axis, (microbatch,)) for axis, _ in layout.entries if axis in self.index.time)
-        return Buffer(self._unique(_label(tensor, "", times)), tensor, dtype, layout, times)
+        return Buffer(self._unique(label_of(tensor, "", times)), tensor, dtype, layout, times)
 
     def _unique(self, name: str) -> str:
         candidate, count = name, 1
@@ -510,23 +476,3 @@ class _LaneBuilder:
             candidate = f"{name}.{count}"
         self.names.add(candidate)
         return candidate
-
-
-def _label(tensor: str, suffix: str, times: Times) -> str:
-    label = f"{tensor}.{suffix}" if suffix else tensor
-    return label + "".join(f"~{covered[0]}" for _, covered in times)
-
-
-def _rename(arg: Arg, names: Iterator[str]) -> Arg:
-    """The same argument with its references replaced, in order."""
-    if isinstance(arg, Ref):
-        return Ref(next(names))
-    if isinstance(arg, tuple):
-        return tuple(_rename(part, names) for part in arg)
-    return arg
-
-
-def _step(kind: MoveKind, axis: str, source: Buffer, result: Buffer, phase: Phase) -> Step:
-    if kind.communicates:
-        return Collective(CollectiveKind(kind.value), source.name, result, (axis,))
-    return Compute(f"sennit.{kind.value}", (Ref(source.name),), (), (result,), phase, "", source.tensor)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from sennit.capture.rules import is_relabelling
 from sennit.errors import PlanError
 from sennit.ir.graph import Graph, Op, Phase, Role
-from sennit.plan.propagate_index import is_product
+from sennit.plan.propagate_index import is_copy, is_product
 
 __all__ = [
     "Pairs",
@@ -142,7 +142,6 @@ class _Walk:
         return frozenset().union(*(self.met.get(name, frozenset()) for name in reads))
 
 
-_COPIES = ("aten._to_copy.default", "aten.clone.default")
 _NORMS = ("aten.native_layer_norm.default", "aten._fused_rms_norm.default")
 
 
@@ -176,8 +175,7 @@ def weights_of(graph: Graph) -> set[str]:
     """Parameters, and what relabels, copies or casts them."""
     found = {item.value.name for item in graph.inputs if item.role is Role.PARAM}
     for op in graph.ops:
-        keeps = is_relabelling(op) or op.kind in (*_COPIES, "aten.expand.default")
-        if keeps and op.phase is Phase.FORWARD and op.reads[0] in found:
+        if is_copy(op) and op.phase is Phase.FORWARD and op.reads[0] in found:
             found.add(op.name)
     return found
 
