@@ -1,7 +1,8 @@
-"""Every family under data, tensor and pipeline plans on 2 and 4 gloo ranks, against the unsplit model in eager torch.
+"""Every family under data, tensor and pipeline plans on 2 and 4 ranks (gloo or NCCL), against the unsplit model in eager torch.
 
     python benchmarks/plan/families.py                       # all of them
     python benchmarks/plan/families.py --families gpt2 t5 --ranks 2 --plans pipeline
+    python benchmarks/plan/families.py --backend nccl        # on the GPUs of this machine, several ranks on one if need be
 
 Three optimizer steps (SGD with momentum and clipping) in float64, dropout on. Printed for each: the largest relative difference of
 losses, norms, gradients and parameters; operators of the graph; seconds of capture, planning and verification on one rank (the ranks
@@ -17,7 +18,7 @@ import time
 
 import torch
 
-from sennit.cluster.ranks_torch import GlooRanks
+from sennit.cluster.ranks_torch import GlooRanks, NcclRanks
 from sennit.errors import SennitError
 from sennit.testing.families_torch import families
 from sennit.testing.family_parity_torch import family_reference, family_run
@@ -30,18 +31,26 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", default=list(families()))
     parser.add_argument("--plans", nargs="+", default=["data", "tensor", "pipeline"])
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--json", help="write the rows here too")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, {platform.machine()}, float64, gloo")
+    print(f"torch {torch.__version__}, {platform.machine()}, float64, {options.backend}")
     print(f"{'family':12s} {'plan':9s} {'ranks':>5s} {'difference':>11s} {'ops':>5s} {'capture':>8s} {'plan':>6s} {'verify':>7s} {'3 steps':>8s}")  # fmt: skip
     rows = []
+    kind, device = (NcclRanks, "cuda") if options.backend == "nccl" else (GlooRanks, "cpu")
     for name in options.families:
-        reference = family_reference(name)
+        reference = family_reference(name, device)
         for count in options.ranks:
-            with GlooRanks(count, timeout=600.0, preload=PRELOAD) as ranks:
+            with kind(count, timeout=600.0, preload=PRELOAD) as ranks:
                 for how in options.plans:
-                    row = {"family": name, "how": how, "ranks": count, **one(ranks, name, how, reference)}
+                    row = {
+                        "family": name,
+                        "how": how,
+                        "ranks": count,
+                        "backend": options.backend,
+                        **one(ranks, name, how, reference),
+                    }
                     rows.append(row)
                     print(line(row), flush=True)
     if options.json:

@@ -1,4 +1,4 @@
-"""Gloo processes on this machine that run functions: the `laptop` cluster for real.
+"""Gloo processes on this machine that run functions: the `laptop` cluster for real. And the same on its GPUs, with NCCL.
 
     with GlooRanks(4) as ranks:
         answers = ranks.call(work, 3)        # work(rank, 3) on every rank; the answers in the order of the ranks
@@ -7,6 +7,8 @@
 and serve any number of calls in one process group. A rank that raises or dies ends the call: the others get a few seconds to fail or
 answer, then all are stopped, and the error names each rank with its traceback. The next call starts new processes, since the old
 group is lost. Nothing is left behind: no process, no folder.
+
+`NcclRanks` are dealt to the GPUs in turn. Where there are more ranks than GPUs, several share one: NCCL 2.28 and later allow it when asked.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import torch.distributed as dist
 
 from sennit.errors import RunError
 
-__all__ = ["GlooRanks"]
+__all__ = ["GlooRanks", "NcclRanks"]
 
 T = TypeVar("T")
 GRACE = 3.0  # seconds that other ranks have to say why they fail too
@@ -39,6 +41,8 @@ GRACE = 3.0  # seconds that other ranks have to say why they fail too
 
 class GlooRanks:
     """`count` gloo processes. `preload` names modules that the fork server imports once for all of them."""
+
+    backend = "gloo"
 
     def __init__(self, count: int, *, timeout: float = 120.0, preload: Sequence[str] = ()) -> None:
         self.count, self.timeout, self.preload = count, timeout, tuple(preload)
@@ -104,7 +108,7 @@ class GlooRanks:
         self.folder = Path(tempfile.mkdtemp(prefix="sennit-ranks-"))
         for rank in range(self.count):
             ours, theirs = context.Pipe()
-            arguments = (rank, self.count, str(self.folder / "store"), theirs, self.timeout)
+            arguments = (self.backend, rank, self.count, str(self.folder / "store"), theirs, self.timeout)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -125,14 +129,24 @@ class GlooRanks:
         self.processes, self.pipes, self.folder = [], [], None
 
 
-def _serve(rank: int, count: int, store: str, pipe: Connection[Any, Any], timeout: float) -> None:
+class NcclRanks(GlooRanks):
+    """`count` processes on the GPUs of this machine."""
+
+    backend = "nccl"
+
+
+def _serve(backend: str, rank: int, count: int, store: str, pipe: Connection[Any, Any], timeout: float) -> None:
     """A rank: joins the group, then runs what comes through the pipe until it is closed."""
     # all ranks are on this host, and share its cores
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
     try:
+        if backend == "nccl":
+            torch.cuda.set_device(rank % torch.cuda.device_count())
+            if count > torch.cuda.device_count():
+                os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
         limit = datetime.timedelta(seconds=timeout)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count, timeout=limit)
+        dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=count, timeout=limit)
     except Exception:  # whatever a rank raises is reported to the process that started it
         pipe.send(("error", traceback.format_exc()))
         return

@@ -35,10 +35,12 @@ class FamilyRun:
     lane_steps: int
 
 
-def build(name: str) -> Sample:
+def build(name: str, device: str = "cpu") -> Sample:
     """A family with a batch of four; its model alike on every call."""
     family = families()[name]
-    return batched(family.build(family.layers))
+    sample = batched(family.build(family.layers))
+    kwargs = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in sample.kwargs.items()}
+    return Sample(sample.model.to(device), kwargs)
 
 
 def batched(sample: Sample) -> Sample:
@@ -64,16 +66,16 @@ def _as_captured(step: int) -> Iterator[None]:
         yield
 
 
-def family_reference(name: str) -> Record:
+def family_reference(name: str, device: str = "cpu") -> Record:
     """The unsplit model."""
-    sample = build(name)
+    sample = build(name, device)
     model = copy.deepcopy(sample.model)
-    return train_eager(model, calls_of(sample), sgd(model), _as_captured)
+    return train_eager(model, calls_of(sample), sgd(model), _as_captured).cpu()
 
 
 def family_run(rank: int, name: str, how: str) -> FamilyRun:
-    """What each rank does."""
-    sample = build(name)
+    """What each rank does; on its GPU where the group is of NCCL."""
+    sample = build(name, "cuda" if dist.get_backend() == "nccl" else "cpu")
     mesh = family_mesh(name, how, dist.get_world_size())
     with Float64():
         model = parallelize(sample.model, dict(sample.kwargs), plan=family_plan(name, how), mesh=mesh)
@@ -81,4 +83,4 @@ def family_run(rank: int, name: str, how: str) -> FamilyRun:
     record = train_parallel(model, calls_of(sample), sgd(model))
     seconds = time.perf_counter() - start
     lane = model.program.lane_of(rank)
-    return FamilyRun(record, model.compile_seconds, seconds, len(model.graph.ops), len(lane.steps))
+    return FamilyRun(record.cpu(), model.compile_seconds, seconds, len(model.graph.ops), len(lane.steps))

@@ -34,6 +34,11 @@ class Record:
     gradients: dict[str, Tensor] = field(default_factory=dict)
     state: dict[str, Tensor] = field(default_factory=dict)
 
+    def cpu(self) -> Record:
+        """The same, its tensors on the CPU."""
+        gradients = {path: value.cpu() for path, value in self.gradients.items()}
+        return Record(self.losses, self.norms, gradients, {path: value.cpu() for path, value in self.state.items()})
+
     def difference(self, other: Record) -> float:
         """The largest relative difference."""
         if set(self.gradients) != set(other.gradients) or set(self.state) != set(other.state):
