@@ -71,6 +71,11 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
         return [torch.device("cpu")]
 
     # torch's own keeps these in the backends that it holds, and has none here
+    def _get_backend(self, device: torch.device | str) -> Any:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"the backend sennit has tensors of a CPU, and none of {device}")
+        return self
+
     def _set_group_name(self, name: str) -> None:
         self._group_name = name
 

@@ -17,6 +17,7 @@ from sennit.collective.runtime.communicator_torch import Communicator, Solo
 from sennit.collective.runtime.hosts_torch import Hosts
 from sennit.collective.runtime.linked_torch import Linked
 from sennit.collective.runtime.p2p_links import Links
+from sennit.collective.runtime.private_torch import stay_unrecorded
 from sennit.collective.runtime.rendezvous_torch import Rendezvous, group_by_host, host_identity, own_address
 from sennit.collective.runtime.shared_torch import Shared
 from sennit.collective.selection import SelectionTable
@@ -29,6 +30,7 @@ _COLLECTIVE = 1  # the kind of messages of collectives over all members
 
 def create_group(options: Any, table: SelectionTable | None = None, interface: str | None = None) -> SennitGroup:
     """`options` is what c10d passes to a creator: store, rank, size, timeout, name. `table` is a tuned table for a group on one host."""
+    stay_unrecorded("sennit")
     if table is not None:
         _check_table(table, options.group_size)
     store, rank, size = options.store, options.group_rank, options.group_size

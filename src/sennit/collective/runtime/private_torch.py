@@ -1,6 +1,6 @@
 """The names of torch.distributed that are not public, or not the same in all versions, and that the backend uses: all here.
 
-Torch 2.11 to 2.13 take a Python backend as a subclass of `dist.ProcessGroup`, which then stands for the whole group. The documentation of later ones
+Torch 2.11 to 2.15 take a Python backend as a subclass of `dist.ProcessGroup`, which then stands for the whole group. The documentation of later ones
 describes `dist.BackendBase` in its place: a backend that a group holds for a type of device. What the backend overrides is the same; a torch that has only
 the new class needs `GroupBase` changed, here, and what `group_torch.py` returns.
 
@@ -10,6 +10,7 @@ the new class needs `GroupBase` changed, here, and what `group_torch.py` returns
 | `WorkBase` | what its methods return |
 | `is_asynchronous`, `time_limit`, `reduction_of` | reading the options that c10d passes along |
 | `store_host` | where the rendezvous is |
+| `stay_unrecorded` | torch 2.15 records the calls of every group, and fails on one that has no backend in C++ |
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ __all__ = [
     "WorkBase",
     "is_asynchronous",
     "reduction_of",
+    "stay_unrecorded",
     "store_host",
     "time_limit",
 ]
@@ -67,3 +69,10 @@ def store_host(store: Store) -> str | None:
     while hasattr(inner, "underlying_store"):
         inner = inner.underlying_store
     return inner.host if isinstance(inner, TCPStore) else None
+
+
+def stay_unrecorded(name: str) -> None:
+    """Tell torch's flight recorder that the groups of a backend are none of its business. Releases before 2.15 have no such list."""
+    apart: set[str] | None = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    if apart is not None:
+        apart.add(name)
