@@ -47,7 +47,9 @@ def skeleton_of(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module
             continue
         kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=kind, device=tensor.device)
-        if tensor.device.type != "meta" and tensor.ndim:  # torch 2.15 looks at the value of a single number while it traces
+        if (
+            tensor.device.type != "meta" and tensor.ndim
+        ):  # torch 2.15 looks at the value of a single number while it traces
             empty.untyped_storage().resize_(0)
         is_parameter = isinstance(tensor, nn.Parameter)
         made[storage_key(tensor)] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
