@@ -10,6 +10,7 @@ does. All choices come from `rng`: a plan is known by its seed.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -49,11 +50,10 @@ def random_decisions(graph: Graph, rng: random.Random, *, devices: int = 8, anyw
                 lower(decisions)
             return decisions
         except PlanError as error:
+            named = set(re.findall(r"%(\w+)", str(error)))
             if "x" in plan.mesh and " is read on " in str(error):
                 plan = _random_plan(graph, rng, devices, anywhere)
-            elif len(kept := tuple(split for split in plan.splits if f"%{split.op} " not in str(error))) < len(
-                plan.splits
-            ):
+            elif len(kept := tuple(split for split in plan.splits if split.op not in named)) < len(plan.splits):
                 plan = replace(plan, splits=kept)  # the operator's stage has other axes than the split was drawn for
             elif plan.splits and "has no room for axis" in str(error):
                 plan = replace(plan, splits=plan.splits[:-1])
