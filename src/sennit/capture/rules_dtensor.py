@@ -6,7 +6,7 @@ shard one input of a mesh of two. Both work without a process group, on a mesh t
 
 What is not taken over: averages (`Partial(avg)`: a mean over uneven parts is no rule), placements with strides or padding, and rows
 that shard a dim unevenly. Every row is certified by execution before a program relies on it, like all rules.
-Tried with torch 2.11 and 2.13. A release that has moved these names gives no rules here, and says so in the log.
+Tried with torch 2.11, 2.13 and 2.15. A release that has moved these names gives no rules here, and says so in the log.
 """
 
 from __future__ import annotations

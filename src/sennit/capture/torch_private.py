@@ -3,7 +3,7 @@
 `torch.export` gives the forward graph of an unmodified module; `aot_export_joint_with_descriptors` traces forward and
 backward of it together, and describes every input and output. Both run on fake tensors: no weights are read, so a model on
 the meta device is captured like any other. Under `no_grad` the same call gives the forward graph alone.
-Tried with torch 2.11 and 2.13; the names used here are private to torch and may move between releases.
+Tried with torch 2.11, 2.13 and 2.15; the names used here are private to torch and may move between releases.
 """
 
 from __future__ import annotations

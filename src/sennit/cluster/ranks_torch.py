@@ -8,7 +8,7 @@ and serve any number of calls in one process group. A rank that raises or dies e
 answer, then all are stopped, and the error names each rank with its traceback. The next call starts new processes, since the old
 group is lost. Nothing is left behind: no process, no folder.
 
-`NcclRanks` are dealt to the GPUs in turn. Where there are more ranks than GPUs, several share one: NCCL 2.28 and later allow it when asked.
+`NcclRanks` are dealt to the GPUs in turn. Where there are more ranks than GPUs, several share one: NCCL 2.30 allows it when asked (2.28 does not).
 """
 
 from __future__ import annotations
