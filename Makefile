@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TEST_JOBS ?= 2
 FUZZ_JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 
 .PHONY: demo readme test lint types layers unit bench fuzz docs clean install
@@ -35,8 +36,8 @@ layers: $(STAMP)
 	@$(BIN)/lint-imports
 
 unit: $(STAMP)
-	@echo "== pytest, warnings as errors"
-	@$(BIN)/python -m pytest -q
+	@echo "== pytest, warnings as errors, $(TEST_JOBS) at a time"
+	@$(BIN)/python -m pytest -q -n $(TEST_JOBS) --dist loadfile
 
 fuzz: $(STAMP)
 	$(BIN)/python -m pytest -q --hypothesis-profile=fuzz --timeout=0

@@ -8,6 +8,7 @@ The captured GPT, which the tests of capture, plan and run share, is made once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,9 +32,12 @@ settings.load_profile("ci")
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Certificates and profiles of tests do not go to the user's cache; processes started by tests share one folder."""
+    """Certificates and profiles of tests do not go to the user's cache; processes started by tests share one folder, and so do tests that run side by side."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "sennit-cache"
+    folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SENNIT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("SENNIT_CACHE_DIR", str(folder))
         yield
 
 
