@@ -77,7 +77,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
 
     rank = int(os.environ["RANK"])
     if not arguments.sleep:
-        pin(rank, int(os.environ["WORLD_SIZE"]))
+        pin(rank, int(os.environ["WORLD_SIZE"]), arguments.cores)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     group = serial_group()
@@ -133,6 +133,8 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
         dist.broadcast_object_list(shared, 0)
         seconds, channel = shared[0]
         step = StepModel(owner.graph, MeasuredCost(seconds), channel)
+    # steps are timed without updates, so the clock's have none
+    still = StepModel(owner.graph, step.cost, replace(step.channel, update_per_byte=0.0), step.in_rows)
     told: list[Any] = [[str(trial.strategy) for trial in candidates(step, Grouping(), across_steps=True)]]
     told[0] += [str(Strategy(f"random {seed}", (), random_buckets(step, seed))) for seed in range(arguments.strategies)]
     dist.broadcast_object_list(told, 0)
@@ -153,7 +155,7 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
                 "name": strategy.name,
                 "buckets": len(strategy.buckets),
                 "late": sum(bucket.wait.value == "next" for bucket in strategy.buckets),
-                "simulated": step.step_time(Grouping(), strategy.buckets).seconds,
+                "simulated": still.step_time(Grouping(), strategy.buckets).seconds,
                 "measured": statistics.median(times),
                 "least": min(times),
                 "equal": all(torch.equal(state[key], expected[key]) for key in expected),
@@ -192,6 +194,7 @@ def main() -> None:
     parser.add_argument("--strategies", type=int, default=50)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--sleep", action="store_true")
+    parser.add_argument("--cores", type=int, default=1, help="cores of a rank")
     parser.add_argument("--timeout", type=float, default=1500.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

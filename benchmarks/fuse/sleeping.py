@@ -45,7 +45,7 @@ def let_kernels_sleep(owner: Any, seconds: Mapping[str, float]) -> None:
 
     forward, backward = events(found[:count], needs), events(found[count:], {})
     owner._program.forward = lambda _, settle: _run(*forward, settle)
-    owner._program.backward = lambda _, gradient: _run(*backward, lambda path: gradient(path, gradients[path]))
+    owner._program.backward = lambda _, gradient, part: _run(*backward, lambda path: gradient(path, gradients[path]))
 
 
 def _run(events: Sequence[Event], rest: float, tell: Callable[[Any], None]) -> None:

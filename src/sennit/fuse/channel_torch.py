@@ -69,14 +69,15 @@ class _Slot:
     share: Tensor | None = None  # this rank's part of a bucket that is reduced to shares
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Piece:
-    """The elements `start` to `stop` of a gradient, where they lie in a bucket's buffer: in the gradient's shape where it is whole, else flat."""
+    """The elements `start` to `stop` of a gradient, where they lie in a bucket's buffer: in the gradient's shape where it is whole, else flat. `missing` of them have not come."""
 
     slot: _Slot
     start: int
     stop: int
     view: Tensor
+    missing: int
 
 
 class GradientChannel:
@@ -132,7 +133,8 @@ class GradientChannel:
         start, stop = self._span(number, place)
         view = slot.buffer[slot.offsets[place] : slot.offsets[place] + stop - start]
         path = slot.bucket.parts[place].path
-        return _Piece(slot, start, stop, view.view(self.shapes[path][0]) if len(self.places[path]) == 1 else view)
+        whole = len(self.places[path]) == 1
+        return _Piece(slot, start, stop, view.view(self.shapes[path][0]) if whole else view, stop - start)
 
     # ---- a step ----------------------------------------------------------------------------------------------------------
 
@@ -141,6 +143,9 @@ class GradientChannel:
         for slot in self.slots:
             assert slot.work is None, "a bucket of the step before is still under way"
             slot.missing = len(slot.bucket.parts)
+        for pieces in self.pieces.values():
+            for piece in pieces:
+                piece.missing = piece.stop - piece.start
         self.issued = 0
 
     def put(self, path: str, gradient: Tensor) -> None:
@@ -151,6 +156,23 @@ class GradientChannel:
         for piece, part in zip(pieces, parts, strict=True):
             torch.mul(part, 1.0 / self.ranks, out=piece.view)
             piece.slot.missing -= 1
+        self._send()
+
+    def put_part(self, path: str, start: int, part: Tensor) -> None:
+        """The elements of a gradient from `start` on are there. It lies flat in memory, and its parts may come in any order."""
+        flat = part.reshape(-1)
+        stop = start + flat.numel()
+        for piece in self.pieces[path]:
+            low, high = max(start, piece.start), min(stop, piece.stop)
+            if low < high:
+                target = piece.view.view(-1)[low - piece.start : high - piece.start]
+                torch.mul(flat[low - start : high - start], 1.0 / self.ranks, out=target)
+                piece.missing -= high - low
+                piece.slot.missing -= not piece.missing
+        self._send()
+
+    def _send(self) -> None:
+        """Off with the buckets that are full and next."""
         while self.issued < len(self.slots) and self.slots[self.issued].missing == 0:
             self._issue(self.slots[self.issued])
             self.issued += 1

@@ -42,6 +42,9 @@ from sennit.capture.trace import capture_call
 from sennit.errors import RunError
 from sennit.fuse.channel_torch import GradientChannel, serial_group
 from sennit.fuse.draws_torch import with_torch_draws
+from sennit.fuse.gradient_order import gradients_first
+from sennit.fuse.network_threads import Preference
+from sennit.fuse.network_threads import network_first as prefer_network
 from sennit.fuse.program_torch import StepProgram
 from sennit.fuse.tune_torch import Trial, Tuning, tune
 from sennit.fuse.update_torch import DeferredStep
@@ -67,11 +70,12 @@ class DataParallel(nn.Module):
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
         group: dist.ProcessGroup | None = None,
+        network_first: bool = True,
         tuning: Tuning | None = None,
     ) -> None:
         """`sample` is a batch like those to come: arguments, or keywords by name. Without a strategy, this machine and this group are measured and one is searched
         for, with waits in the next step unless `across_steps` is false or there is no optimizer; `tuning` says how long to look. `group` must run its collectives in the order in
-        which they are issued (`serial_group`)."""
+        which they are issued (`serial_group`). `network_first` lets gloo's threads run before those that compute (`network_threads.py`)."""
         super().__init__()
         if not dist.is_initialized():
             raise RunError(
@@ -85,15 +89,19 @@ class DataParallel(nn.Module):
         self.group = group or serial_group(device=self.device)
         # buffers travel beside the gradients: in one queue they would wait for all that are on their way
         self._buffer_group = dist.new_group() if broadcast_buffers and any(True for _ in model.buffers()) else None
+        self.preference = prefer_network() if network_first else Preference.NONE
         self._broadcast((*model.parameters(), *model.buffers()), self.group)
         arguments, keywords = (sample, {}) if isinstance(sample, tuple) else ((), dict(sample))
         captured = capture_call(model, arguments, keywords)
         self.signature, self.constants = captured.signature, dict(captured.constants)
-        self.graph = with_torch_draws(captured.graph, self.device)
+        self.graph = gradients_first(with_torch_draws(captured.graph, self.device))
         self.trained = self._with_gradients(find_unused=find_unused_parameters)
         self._modes = [(module, module.training) for module in model.modules()]
         self._loss_key, self._results, self._new_buffers = self._outputs()
         self._step: DeferredStep | None = DeferredStep(optimizer) if optimizer is not None else None
+        self._kept: dict[
+            str, tuple[Tensor, int]
+        ] = {}  # gradients of which some rows have come, and how many elements have not
         self._owed: dict[int, bool] = {}  # buckets of the last backward pass that were not waited for yet
         self._synchronise = True
         self._buffers_differ = False
@@ -252,7 +260,10 @@ class DataParallel(nn.Module):
         values[self._program.tangent] = upstream
         if self._synchronise:
             self._channel.begin()
-        self._program.backward(values, self._take if self._synchronise else self._keep)
+        if self._synchronise:
+            self._program.backward(values, self._take, self._take_part)
+        else:
+            self._program.backward(values, self._keep, self._keep_part)
         values.clear()
         if self._synchronise:
             self._owed = dict.fromkeys(range(len(self.strategy.buckets)), True)
@@ -266,6 +277,24 @@ class DataParallel(nn.Module):
             gradient = parameter.grad + gradient
             parameter.grad = None
         self._channel.put(path, gradient)
+
+    def _take_part(self, path: str, start: int, part: Tensor) -> None:
+        """Rows of a gradient are there, to be sent."""
+        parameter = self.trained[path]
+        if parameter.grad is not None:
+            part = parameter.grad.reshape(-1)[start : start + part.numel()].view_as(part) + part
+        self._channel.put_part(path, start, part)
+
+    def _keep_part(self, path: str, start: int, part: Tensor) -> None:
+        """Rows of a gradient are there, and stay on this rank until all of them are."""
+        whole, left = self._kept.pop(path, (None, 0))
+        if whole is None:
+            whole, left = torch.empty_like(self.trained[path]), self.trained[path].numel()
+        whole.view(-1)[start : start + part.numel()] = part.reshape(-1)
+        if left > part.numel():
+            self._kept[path] = whole, left - part.numel()
+        else:
+            self._keep(path, whole)
 
     def _keep(self, path: str, gradient: Tensor) -> None:
         """A gradient is there, and stays on this rank."""

@@ -31,6 +31,7 @@ from sennit.fuse.kernel_torch import compile_kernel, kernel_module, sample_input
 from sennit.fuse.model import Grouping, StepModel
 from sennit.fuse.moves import Limits, fused_greedily
 from sennit.fuse.profile_torch import MeasuredCost, measure_channel, measure_operators, now
+from sennit.fuse.row_blocks import row_products
 from sennit.fuse.search import SearchOptions, refine_buckets, solve_buckets
 from sennit.ir.dtype import TensorType
 from sennit.ir.strategy import Bucket, Part, Strategy
@@ -39,7 +40,7 @@ from sennit.ir.strategy_check import Kernel
 if TYPE_CHECKING:
     from sennit.fuse.data_parallel_torch import DataParallel
 
-__all__ = ["Trial", "Tuning", "candidates", "measured_model", "timed_steps", "tune"]
+__all__ = ["Trial", "Tuning", "candidates", "drop_gradients", "measured_model", "timed_steps", "tune"]
 
 _MEBI = 1 << 20
 
@@ -92,7 +93,8 @@ def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tu
     scaled = {name: seconds * whole / parts for name, seconds in cost.seconds.items()}
     channel = measure_channel(owner.group, device=owner.device)
     update = _update_per_byte(owner.optimizer, tuning.sample_bytes) if owner.optimizer is not None else 0.0
-    return StepModel(owner.graph, replace(cost, seconds=scaled), replace(channel, update_per_byte=update))
+    in_rows = row_products(owner.graph) if owner.device.type == "cpu" else {}
+    return StepModel(owner.graph, replace(cost, seconds=scaled), replace(channel, update_per_byte=update), in_rows)
 
 
 def _compute_alone(owner: DataParallel, inputs: Mapping[str, Tensor]) -> float:
@@ -105,7 +107,7 @@ def _compute_alone(owner: DataParallel, inputs: Mapping[str, Tensor]) -> float:
             start = now(owner.device)
             owner.run_backward(owner.run_forward(inputs), torch.ones((), device=owner.device))
             spent.append(now(owner.device) - start)
-            _drop_gradients(owner)
+            drop_gradients(owner)
     return min(spent)
 
 
@@ -217,18 +219,18 @@ def timed_steps(owner: DataParallel, inputs: Mapping[str, Tensor], count: int) -
     for _ in range(count + 1):
         start = time.perf_counter()
         values = owner.run_forward(inputs)
-        _drop_gradients(owner)  # no optimizer takes those that have just arrived
+        drop_gradients(owner)  # no optimizer takes those that have just arrived
         owner.run_backward(values, torch.ones((), device=owner.device))
         spent.append(time.perf_counter() - start)
     owner.flush()
-    _drop_gradients(owner)
+    drop_gradients(owner)
     seconds = torch.tensor(spent[1:], dtype=torch.float64, device=owner.device)
     dist.all_reduce(seconds, dist.ReduceOp.MAX, group=owner.group)
     found: list[float] = seconds.tolist()
     return found
 
 
-def _drop_gradients(owner: DataParallel) -> None:
+def drop_gradients(owner: DataParallel) -> None:
     for parameter in owner.trained.values():
         parameter.grad = None
 
@@ -239,7 +241,7 @@ def _untouched(owner: DataParallel) -> Iterator[None]:
     held = [(parameter, parameter.grad) for parameter in owner.trained.values()]
     devices = [owner.device] if owner.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad():
-        _drop_gradients(owner)
+        drop_gradients(owner)
         yield
     for parameter, gradient in held:
         parameter.grad = gradient
