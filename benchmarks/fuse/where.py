@@ -10,6 +10,7 @@ With `--cores 2` a rank has two cores, so that the network's threads need not sh
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -148,7 +149,7 @@ def measured(owner: Any, inputs: Any, steps: int) -> dict[str, float]:
     busy: list[tuple[float, float]] = []
     for start, stop in zip(issued, done, strict=True):
         busy.append((max(start, busy[-1][1]) if busy else start, stop))
-    for (start, before), (stop, after) in zip(ends[1:], ends[2:], strict=False):
+    for (start, before), (stop, after) in itertools.pairwise(ends[1:]):
         carried = sum(max(0.0, min(end, stop) - max(begin, start)) for begin, end in busy)
         length, waiting = stop - start, after - before
         rows.append(

@@ -152,7 +152,8 @@ class StepProgram:
     def _products_in_rows(self, found: Sequence[Kernel]) -> dict[str, tuple[str, RowProduct] | None]:
         """By operator: products that are computed in blocks, with the parameter, and None for the views behind them. A product with a kernel of its own, that is: a compiled one is whole."""
         alone = {kernel.body[0].name for kernel in found if len(kernel.body) == 1}
-        products, made = row_products(self.graph), {}
+        products = row_products(self.graph)
+        made: dict[str, tuple[str, RowProduct] | None] = {}
         for path in cut_spans(self.strategy.buckets):
             product = products.get(path)
             if product is not None and alone.issuperset((product.product, *product.views)):

@@ -49,10 +49,12 @@ def row_products(graph: Graph) -> dict[str, RowProduct]:
     for output in graph.outputs:
         if output.kind is not OutputKind.GRADIENT:
             continue
-        op, views, turned = producers.get(output.name), [], False
-        while op is not None and readers[op.name] == 1 and _turns(op) is not None:
+        op: Op | None = producers.get(output.name)
+        views: list[str] = []
+        turned = False
+        while op is not None and readers[op.name] == 1 and (turns := _turns(op)) is not None:
             views.append(op.name)
-            turned ^= bool(_turns(op))
+            turned ^= turns
             op = producers.get(op.reads[0])
         if op is None or turned or op.kind != "aten.mm.default" or readers[op.name] != 1:
             continue
