@@ -49,19 +49,19 @@ def row_products(graph: Graph) -> dict[str, RowProduct]:
     for output in graph.outputs:
         if output.kind is not OutputKind.GRADIENT:
             continue
-        op: Op | None = producers.get(output.name)
+        made: Op | None = producers.get(output.name)
         views: list[str] = []
         turned = False
-        while op is not None and readers[op.name] == 1 and (turns := _turns(op)) is not None:
-            views.append(op.name)
+        while made is not None and readers[made.name] == 1 and (turns := _turns(made)) is not None:
+            views.append(made.name)
             turned ^= turns
-            op = producers.get(op.reads[0])
-        if op is None or turned or op.kind != "aten.mm.default" or readers[op.name] != 1:
+            made = producers.get(made.reads[0])
+        if made is None or turned or made.kind != "aten.mm.default" or readers[made.name] != 1:
             continue
-        match op.args:
-            case (Ref(left), Ref(right)) if op.phase is Phase.BACKWARD and not op.kwargs:
-                rows, width = types[op.name].shape
-                found[output.path] = RowProduct(op.name, left, right, tuple(reversed(views)), rows, width)
+        match made.args:
+            case (Ref(left), Ref(right)) if made.phase is Phase.BACKWARD and not made.kwargs:
+                rows, width = types[made.name].shape
+                found[output.path] = RowProduct(made.name, left, right, tuple(reversed(views)), rows, width)
     return found
 
 
