@@ -86,6 +86,17 @@ def spread(paths: list[str], wait: WaitAt, reduce: Reduce = Reduce.ALL_REDUCE) -
     return Strategy("spread", (), tuple(Bucket(tuple(map(Part, pair)), wait, reduce) for pair in pairs))
 
 
+def cut(model: nn.Module) -> Strategy:
+    """Every gradient of some size in three buckets, between rows and inside them, the middle one first."""
+    buckets: list[Bucket] = []
+    for path, parameter in reversed(list(model.named_parameters())):
+        count = parameter.numel()
+        first, second = count // 4, count * 2 // 3
+        spans = [(first, second), (0, first), (second, count)] if count > 8 else [None]
+        buckets += [Bucket((Part(path, span),), WaitAt.NEXT) for span in spans]
+    return Strategy("cut", (), tuple(buckets))
+
+
 def snapshot(model: Any) -> State:
     return {key: value.clone() for key, value in model.state_dict().items()}
 
@@ -226,9 +237,8 @@ def as_ddp(rank: int, backend: str | None = None) -> dict[str, list[str]]:
             optimizer = adam(ours)
             wrapped = DataParallel(ours, optimizer, sample=batches(rank)[0], strategy=strategy, group=group)
             torch.manual_seed(100 + rank)
-            found[f"{name}, {strategy.buckets[0].wait.value} {strategy.buckets[0].reduce.value}"] = same(
-                expected, loop(wrapped, optimizer, rank)
-            )
+            title = f"{name}, {strategy.name} {strategy.buckets[0].wait.value} {strategy.buckets[0].reduce.value}"
+            found[title] = same(expected, loop(wrapped, optimizer, rank))
             wrapped.flush()
     return found
 
@@ -239,6 +249,7 @@ def strategies(kind: type[nn.Module]) -> list[Strategy]:
         spread(paths, WaitAt.STEP),
         spread(paths, WaitAt.NEXT),
         spread(paths, WaitAt.NEXT, Reduce.REDUCE_SCATTER),
+        cut(build(kind)),
     ]
 
 

@@ -99,9 +99,8 @@ class DataParallel(nn.Module):
         self._modes = [(module, module.training) for module in model.modules()]
         self._loss_key, self._results, self._new_buffers = self._outputs()
         self._step: DeferredStep | None = DeferredStep(optimizer) if optimizer is not None else None
-        self._kept: dict[
-            str, tuple[Tensor, int]
-        ] = {}  # gradients of which some rows have come, and how many elements have not
+        # gradients of which some rows have come: what belongs to all of them, and how many elements are missing
+        self._kept: dict[str, tuple[Tensor | None, int]] = {}
         self._owed: dict[int, bool] = {}  # buckets of the last backward pass that were not waited for yet
         self._synchronise = True
         self._buffers_differ = False
@@ -281,15 +280,19 @@ class DataParallel(nn.Module):
     def _take_part(self, path: str, start: int, part: Tensor) -> None:
         """Rows of a gradient are there, to be sent."""
         parameter = self.trained[path]
-        if parameter.grad is not None:
-            part = parameter.grad.reshape(-1)[start : start + part.numel()].view_as(part) + part
+        before, left = self._kept.pop(path, (parameter.grad, parameter.numel()))
+        parameter.grad = None
+        if left > part.numel():
+            self._kept[path] = before, left - part.numel()
+        if before is not None:
+            part = before.reshape(-1)[start : start + part.numel()].view_as(part) + part
         self._channel.put_part(path, start, part)
 
     def _keep_part(self, path: str, start: int, part: Tensor) -> None:
-        """Rows of a gradient are there, and stay on this rank until all of them are."""
-        whole, left = self._kept.pop(path, (None, 0))
-        if whole is None:
-            whole, left = torch.empty_like(self.trained[path]), self.trained[path].numel()
+        """Rows of a gradient are there, and stay on this rank."""
+        parameter = self.trained[path]
+        whole, left = self._kept.pop(path, (None, parameter.numel()))
+        whole = torch.empty_like(parameter) if whole is None else whole
         whole.view(-1)[start : start + part.numel()] = part.reshape(-1)
         if left > part.numel():
             self._kept[path] = whole, left - part.numel()
