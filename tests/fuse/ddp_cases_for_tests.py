@@ -15,6 +15,7 @@ from sennit.capture import capture
 from sennit.errors import RunError
 from sennit.fuse.channel_torch import serial_group
 from sennit.fuse.data_parallel_torch import DataParallel
+from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.model import Channel, StepModel
 from sennit.fuse.moves import Limits, fused_greedily
 from sennit.fuse.profile_torch import MeasuredCost
@@ -332,7 +333,7 @@ def compiled(rank: int) -> tuple[int, float]:
     theirs, ours = build(Crossed), build(Crossed)
     expected = plain(DistributedDataParallel(theirs), adam(theirs), rank)[-1]
     optimizer = adam(ours)
-    found = StepModel(capture(ours, batches(rank)[0]), MeasuredCost({}), Channel(0.0, 0.0))
+    found = StepModel(gradients_first(capture(ours, batches(rank)[0])), MeasuredCost({}), Channel(0.0, 0.0))
     groups = found.strategy("", fused_greedily(found, Limits()), ()).groups
     spread_out = spread([path for path, _ in ours.named_parameters()], WaitAt.NEXT)
     strategy = Strategy("compiled", groups, spread_out.buckets)
