@@ -12,7 +12,7 @@ core. The computing loses nothing by letting them go first: they sleep again at 
 | short slice | Linux 6.12 | an ordinary thread with a slice of 0.1 ms: it may interrupt one with a longer slice that has run for its share |
 | none | | as before |
 
-Other systems and kernels that know neither are left as they are. It is asked once for each group; threads keep it until they end.
+Other systems and kernels that know neither are left as they are. It is asked once for each group; threads keep it until they end, or until `ordinary` takes it back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 
-__all__ = ["Preference", "gloo_threads", "network_first"]
+__all__ = ["Preference", "gloo_threads", "network_first", "ordinary"]
 
 _NAMES = frozenset({"gloo_tcp_loop", "pt_gloo_runloop"})
 # sched_setattr and sched_getattr, which neither Python nor the C library has names for
@@ -65,6 +65,13 @@ def network_first(threads: Iterable[int] | None = None) -> Preference:
     if all(_real_time(thread) for thread in wanted):
         return Preference.REAL_TIME
     return Preference.SHORT_SLICE if all(_short_slice(thread) for thread in wanted) else Preference.NONE
+
+
+def ordinary(threads: Iterable[int] | None = None) -> None:
+    """Take it back."""
+    if sys.platform.startswith("linux"):
+        for thread in gloo_threads() if threads is None else threads:
+            os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
 
 
 def _real_time(thread: int) -> bool:
