@@ -285,7 +285,7 @@ def partly(rank: int) -> tuple[str, list[str], bool, bool]:
 
 
 def refused(rank: int) -> list[str]:
-    """What is said of a mode that changed, of late buckets without an optimizer, and of a strategy that mixes element types."""
+    """What is said of a mode that changed, of late buckets without an optimizer, of an algorithm, and of a strategy that mixes element types."""
     said: list[str] = []
 
     def attempt(action: Callable[[], Any]) -> None:
@@ -301,6 +301,8 @@ def refused(rank: int) -> list[str]:
     model.norm.eval()
     attempt(lambda: wrapped(*sample))
     attempt(lambda: DataParallel(build(Normed), None, sample=sample, strategy=spread(paths, WaitAt.NEXT)))
+    by = Strategy("by", (), (Bucket(tuple(map(Part, paths)), algorithm="ring"),))
+    attempt(lambda: DataParallel(build(Normed), None, sample=sample, strategy=by))
     mixed = build(Partly)
     mixed.idle.requires_grad_(False)
     mixed.head.double()

@@ -133,6 +133,11 @@ class DataParallel(nn.Module):
                 f"{len(late)} buckets of the strategy wait in the next step, and there is no optimizer to do the updates there",
                 fix="pass the optimizer, or a strategy whose buckets all have wait=step",
             )
+        if named := [bucket.algorithm for bucket in strategy.buckets if bucket.algorithm is not None]:
+            raise RunError(
+                f"{len(named)} buckets of the strategy name an algorithm ({named[0]!r}), and a process group of torch chooses its own",
+                fix="leave `by` out of the strategy; a described cluster's times are those of its fastest algorithm without it",
+            )
         self._program = StepProgram(
             self.graph, strategy, self.device, artifacts=self._artifacts if compile_kernels else None
         )
