@@ -28,7 +28,7 @@ from sennit.fuse.model import Channel
 from sennit.ir.graph import Graph, Role
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["MeasuredCost", "measure_channel", "measure_operators", "now"]
+__all__ = ["MeasuredCost", "measure_channel", "measure_operators", "now", "slowest"]
 
 _SIZES = (1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23)
 _BUSY = {1 << 19: 8, 1 << 21: 4}  # bytes of a message -> how many queue, beside computing
@@ -85,13 +85,13 @@ def measure_channel(
     """What an all-reduce of the group takes, alone, behind another, and beside computing."""
     if group.size() == 1:
         return Channel(0.0, 0.0)
-    alone = [_slowest(group, _alone(group, size, rounds, device), device) for size in sizes]
+    alone = [slowest(group, _alone(group, size, rounds, device), device) for size in sizes]
     slope, latency = np.polyfit(np.array(sizes, dtype=float), np.array(alone), 1)
     latency, per_byte = max(float(latency), alone[0] / 2), max(float(slope), 1e-12)
     if torch.device(device).type != "cpu":  # collectives of a GPU do not share its cores with ours
         several, _ = _queued(group, sizes[0], rounds, 8, None)
         return Channel(
-            latency, per_byte, sharing=Sharing(queued=max(0.0, _slowest(group, several, device) / 8 - alone[0]))
+            latency, per_byte, sharing=Sharing(queued=max(0.0, slowest(group, several, device) / 8 - alone[0]))
         )
     return Channel(latency, per_byte, sharing=_sharing(group, rounds, latency, per_byte))
 
@@ -101,12 +101,12 @@ def _sharing(group: dist.ProcessGroup, rounds: int, latency: float, per_byte: fl
     left, right = torch.randn(256, 256), torch.randn(256, 256)
     busy = {size: _queued(group, size, rounds, count, (left, right)) for size, count in _BUSY.items()}
     (small, first), (large, second) = [
-        (size, _slowest(group, seconds, "cpu") / _BUSY[size]) for size, (seconds, _) in busy.items()
+        (size, slowest(group, seconds, "cpu") / _BUSY[size]) for size, (seconds, _) in busy.items()
     ]
     slope = max((second - first) / (large - small), per_byte)
     rate = per_byte / slope
     queued = max(0.0, (first - slope * small) * rate - latency)
-    compute = -_slowest(group, -min(rate_of for _, rate_of in busy.values()), "cpu")
+    compute = -slowest(group, -min(rate_of for _, rate_of in busy.values()), "cpu")
     return Sharing(min(1.0, max(compute, 0.25)), rate, queued)
 
 
@@ -155,7 +155,8 @@ def _product_seconds(factors: tuple[Tensor, Tensor]) -> float:
     return float(np.median(spent))
 
 
-def _slowest(group: dist.ProcessGroup, seconds: float, device: torch.device | str) -> float:
+def slowest(group: dist.ProcessGroup, seconds: float, device: torch.device | str) -> float:
+    """The greatest of all ranks' figures."""
     found = torch.tensor([seconds], dtype=torch.float64, device=device)
     dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
     return float(found)
