@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from sleeping import let_kernels_sleep
+from sleeping import let_kernels_sleep, stand_apart
 from slow_links import pace, pin, run_ranks
 
 TARGETS = {"median": 0.03, "p95": 0.08, "tau": 0.9}
@@ -98,10 +98,9 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
     from network_models import build
     from torch.nn.parallel import DistributedDataParallel
 
-    from sennit.fuse.clock import Sharing
     from sennit.fuse.data_parallel_torch import DataParallel
     from sennit.fuse.model import Grouping, StepModel
-    from sennit.fuse.profile_torch import MeasuredCost
+    from sennit.fuse.profile_torch import MeasuredCost, measure_channel
     from sennit.fuse.tune_torch import Tuning, candidates, measured_model, timed_steps
     from sennit.ir.strategy import Strategy
 
@@ -130,7 +129,8 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
         step = measured_model(owner, inputs, Tuning())
     seconds = dict(step.cost.seconds)
     if arguments.sleep:  # the same on all ranks, and nothing shares a core
-        shared: list[Any] = [(seconds, replace(step.channel, sharing=Sharing(), update_per_byte=0.0))]
+        stand_apart()
+        shared: list[Any] = [(seconds, measure_channel(group, beside_computing=False))]
         dist.broadcast_object_list(shared, 0)
         seconds, channel = shared[0]
         step = StepModel(owner.graph, MeasuredCost(seconds), channel)

@@ -1,11 +1,14 @@
 """A step whose kernels sleep for the time that they were measured to take, while its buckets travel for real.
 
 On one core the network's threads and the model's take time from each other, and on a machine that does other work so does everything else. With sleeping kernels what is left is what the
-strategy decides: the network, the order of the buckets, the waits, and the driver. Times of such steps say "slept"; they are not times of training.
+strategy decides: the network, the order of the buckets, the waits, and the driver. Times of such steps say "slept"; they are not times of training. A thread that sleeps has to wake in time: where it is permitted, it is a real-time
+one (`stand_apart`), which takes nothing of note from others.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -46,6 +49,12 @@ def let_kernels_sleep(owner: Any, seconds: Mapping[str, float]) -> None:
     forward, backward = events(found[:count], needs), events(found[count:], {})
     owner._program.forward = lambda _, settle: _run(*forward, settle)
     owner._program.backward = lambda _, gradient, part: _run(*backward, lambda path: gradient(path, gradients[path]))
+
+
+def stand_apart() -> None:
+    """Let this thread wake on time on a machine that does other work."""
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
 
 def _run(events: Sequence[Event], rest: float, tell: Callable[[Any], None]) -> None:

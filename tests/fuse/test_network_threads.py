@@ -5,43 +5,55 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
-from sennit.fuse.network_threads import Preference, _short_slice, gloo_threads, network_first
+from sennit.fuse.network_threads import Preference, _sliced, gloo_threads, network_first, ordinary
+
+T = TypeVar("T")
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="scheduling classes are Linux's")
+
+
+def on_a_thread(work: Callable[[int], T]) -> T:
+    """What a thread of its own gives, for its number."""
+    told: list[T] = []
+    thread = threading.Thread(target=lambda: told.append(work(threading.get_native_id())))
+    thread.start()
+    thread.join()
+    return told[0]
 
 
 def test_without_gloo_nothing_is_asked() -> None:
     assert network_first(()) is Preference.NONE
 
 
-def test_threads_go_by_the_names_that_gloo_gives_them() -> None:
+def test_threads_of_python_are_not_gloos() -> None:
+    assert on_a_thread(lambda me: me not in gloo_threads())
     assert os.getpid() not in gloo_threads()
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="scheduling classes are Linux's")
-def test_a_thread_gets_what_is_told() -> None:
-    told: list[tuple[Preference, int]] = []
+def test_a_thread_gets_what_is_told_and_gives_it_back() -> None:
+    def work(me: int) -> tuple[Preference, int, int, int, int]:
+        granted = network_first([me])
+        got = os.sched_getscheduler(me), os.getpriority(os.PRIO_PROCESS, me)
+        ordinary([me])
+        return granted, *got, os.sched_getscheduler(me), os.getpriority(os.PRIO_PROCESS, me)
 
-    def sleeper() -> None:
-        me = threading.get_native_id()
-        told.append((network_first([me]), os.sched_getscheduler(me)))
-
-    thread = threading.Thread(target=sleeper)
-    thread.start()
-    thread.join()
-    ((preference, policy),) = told
-    assert policy == (os.SCHED_FIFO if preference is Preference.REAL_TIME else os.SCHED_OTHER)
+    granted, policy, nice, policy_after, nice_after = on_a_thread(work)
+    assert policy == (os.SCHED_FIFO if granted is Preference.REAL_TIME else os.SCHED_OTHER)
+    own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    assert (nice < own) == (granted is Preference.NICE_AND_SHORT)
+    assert (policy_after, nice_after) == (os.SCHED_OTHER, own)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="slices are Linux's")
-def test_a_slice_is_given_or_refused() -> None:
-    told: list[bool] = []
-    thread = threading.Thread(target=lambda: told.append(_short_slice(threading.get_native_id())))
-    thread.start()
-    thread.join()
-    release = tuple(int(part) for part in os.uname().release.split(".")[:2])
-    assert told == [release >= (6, 12)] or told == [False]
+def test_a_slice_is_read_back() -> None:
+    release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+    own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    given = on_a_thread(lambda me: _sliced(me, own))
+    assert given in ([True, False] if release >= (6, 12) else [False])
 
 
 def test_a_thread_that_is_gone_is_no_error() -> None:

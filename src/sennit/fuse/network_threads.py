@@ -9,10 +9,11 @@ core. The computing loses nothing by letting them go first: they sleep again at 
 | preference | needs | is |
 |---|---|---|
 | real time | CAP_SYS_NICE or a limit of `rtprio` | SCHED_FIFO at its lowest priority: before every ordinary thread |
-| short slice | Linux 6.12 | an ordinary thread with a slice of 0.1 ms: it may interrupt one with a longer slice that has run for its share |
+| nice and short | CAP_SYS_NICE or a limit of `nice`; Linux 6.12 | a greater share, and a slice of 0.1 ms: it may interrupt one with a longer slice |
+| short slice | Linux 6.12 | the slice alone |
 | none | | as before |
 
-Other systems and kernels that know neither are left as they are. It is asked once for each group; threads keep it until they end, or until `ordinary` takes it back.
+Some containers permit the second and not the first. Other systems and kernels that know none of them are left as they are. It is asked once for each group; threads keep it until they end, or until `ordinary` takes it back.
 """
 
 from __future__ import annotations
@@ -22,39 +23,57 @@ import os
 import platform
 import struct
 import sys
+import threading
+import time
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 
 __all__ = ["Preference", "gloo_threads", "network_first", "ordinary"]
 
+_TASKS = Path("/proc/self/task")
 _NAMES = frozenset({"gloo_tcp_loop", "pt_gloo_runloop"})
+_LOOKS = 20  # a thread that waits for sockets is seen running now and then
 # sched_setattr and sched_getattr, which neither Python nor the C library has names for
 _CALLS = {"x86_64": (314, 315), "aarch64": (274, 275)}
 _ATTRIBUTES = "=IIQiIQQQII"  # size, policy, flags, nice, priority, runtime, deadline, period, two limits of utilisation
 _SLICE = 100_000  # nanoseconds, the least that Linux takes
+_NICE = -15
 _ORDINARY = 0  # SCHED_OTHER
 
 
 class Preference(Enum):
     REAL_TIME = "real time"
+    NICE_AND_SHORT = "nice and short"
     SHORT_SLICE = "short slice"
     NONE = "none"
 
 
 def gloo_threads() -> tuple[int, ...]:
-    """The threads of this process that gloo's devices and process groups made."""
+    """The threads of this process that gloo's devices and process groups made. By name; the one that waits for sockets has none before torch 2.13, so a thread counts too that is not Python's, bears the name of
+    the process and waits for sockets."""
     if not sys.platform.startswith("linux"):
         return ()
-    found: list[int] = []
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            name = (task / "comm").read_text().strip()
-        except OSError:  # it ended meanwhile
-            continue
-        if name in _NAMES:
-            found.append(int(task.name))
+    names = {int(task.name): _read(task / "comm") for task in _TASKS.iterdir()}
+    found = {thread for thread, name in names.items() if name in _NAMES}
+    if found and "gloo_tcp_loop" not in names.values():
+        pythons = {thread.native_id for thread in threading.enumerate()}
+        unnamed = {thread for thread, name in names.items() if name == names.get(os.getpid()) and thread not in pythons}
+        for _ in range(_LOOKS):
+            found |= {
+                thread
+                for thread in unnamed
+                if "epoll" in (where := _read(_TASKS / str(thread) / "wchan")) or "ep_poll" in where
+            }
+            time.sleep(1e-3)
     return tuple(sorted(found))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:  # the thread ended meanwhile
+        return ""
 
 
 def network_first(threads: Iterable[int] | None = None) -> Preference:
@@ -64,7 +83,9 @@ def network_first(threads: Iterable[int] | None = None) -> Preference:
         return Preference.NONE
     if all(_real_time(thread) for thread in wanted):
         return Preference.REAL_TIME
-    return Preference.SHORT_SLICE if all(_short_slice(thread) for thread in wanted) else Preference.NONE
+    if all(_sliced(thread, _NICE) for thread in wanted):
+        return Preference.NICE_AND_SHORT
+    return Preference.SHORT_SLICE if all(_sliced(thread, _own_nice()) for thread in wanted) else Preference.NONE
 
 
 def ordinary(threads: Iterable[int] | None = None) -> None:
@@ -72,6 +93,12 @@ def ordinary(threads: Iterable[int] | None = None) -> None:
     if sys.platform.startswith("linux"):
         for thread in gloo_threads() if threads is None else threads:
             os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, thread, _own_nice())
+            _set(thread, _own_nice(), 0)
+
+
+def _own_nice() -> int:
+    return os.getpriority(os.PRIO_PROCESS, os.getpid())
 
 
 def _real_time(thread: int) -> bool:
@@ -84,15 +111,23 @@ def _real_time(thread: int) -> bool:
     return True
 
 
-def _short_slice(thread: int) -> bool:
+def _sliced(thread: int, nice: int) -> bool:
     """A kernel before 6.12 takes the call and gives no slice, so it is read back."""
+    calls = _CALLS.get(platform.machine())
+    if calls is None or not _set(thread, nice, _SLICE):
+        return False
+    given = ctypes.create_string_buffer(struct.calcsize(_ATTRIBUTES))
+    if ctypes.CDLL(None).syscall(calls[1], thread, given, len(given), 0):
+        return False
+    fields = struct.unpack(_ATTRIBUTES, given.raw)
+    return bool(fields[3] == nice and fields[5] == _SLICE)
+
+
+def _set(thread: int, nice: int, length: int) -> bool:
+    """An ordinary thread, this nice, with a slice of so many nanoseconds; 0 for the kernel's own."""
     calls = _CALLS.get(platform.machine())
     if calls is None or not sys.platform.startswith("linux"):
         return False
     size = struct.calcsize(_ATTRIBUTES)
-    wanted = struct.pack(_ATTRIBUTES, size, _ORDINARY, 0, 0, 0, _SLICE, 0, 0, 0, 0)
-    given = ctypes.create_string_buffer(size)
-    library = ctypes.CDLL(None)
-    if library.syscall(calls[0], thread, wanted, 0) or library.syscall(calls[1], thread, given, size, 0):
-        return False
-    return bool(struct.unpack(_ATTRIBUTES, given.raw)[5] == _SLICE)
+    wanted = struct.pack(_ATTRIBUTES, size, _ORDINARY, 0, nice, 0, length, 0, 0, 0, 0)
+    return bool(ctypes.CDLL(None).syscall(calls[0], thread, wanted, 0) == 0)

@@ -4,10 +4,9 @@
 on a GPU the time until the device is done. `MeasuredCost` then answers for groups of operators: a group that runs its operators as they are takes the sum of them; a group that is
 compiled is asked of an estimator.
 
-**Collectives.** All-reduces of several sizes run on the group itself, one at a time and queued behind each other. The least squares line through the slowest ranks' times gives
-latency and seconds per byte. Then several queue while this thread computes products: what a message takes longer there, and how much slower products are, is what the network's threads and ours
-take from each other (`Sharing`). On one core a message waits for the scheduler at each of its stages, so that small ones cost some milliseconds each, which nothing shows when the core is idle.
-All ranks end with the same figures.
+**Collectives.** All-reduces of several sizes run on the group itself, one at a time and queued behind each other; the line through the slowest ranks' times, by relative error, gives
+latency and seconds per byte. Then several queue while this thread computes products (`Sharing`): the line through those times says what a message takes longer there, and what this thread's processor time lacks to the
+time on the wall is what the network's threads took of its core: nothing, where they have another. All ranks end with the same figures.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from sennit.ir.strategy_check import Kernel
 __all__ = ["MeasuredCost", "measure_channel", "measure_operators", "now", "slowest"]
 
 _SIZES = (1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23)
-_BUSY = {1 << 19: 8, 1 << 21: 4}  # bytes of a message -> how many queue, beside computing
+_QUEUED = {1 << 19: 10, 1 << 21: 4, 1 << 23: 2}  # bytes of a message -> how many queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,34 +79,41 @@ def now(device: torch.device) -> float:
 
 
 def measure_channel(
-    group: dist.ProcessGroup, *, rounds: int = 5, sizes: Sequence[int] = _SIZES, device: torch.device | str = "cpu"
+    group: dist.ProcessGroup,
+    *,
+    rounds: int = 5,
+    sizes: Sequence[int] = _SIZES,
+    device: torch.device | str = "cpu",
+    beside_computing: bool = True,
 ) -> Channel:
-    """What an all-reduce of the group takes, alone, behind another, and beside computing."""
+    """What an all-reduce of the group takes: alone, behind another, and, on a CPU, beside computing."""
     if group.size() == 1:
         return Channel(0.0, 0.0)
     alone = [slowest(group, _alone(group, size, rounds, device), device) for size in sizes]
-    slope, latency = np.polyfit(np.array(sizes, dtype=float), np.array(alone), 1)
-    latency, per_byte = max(float(latency), alone[0] / 2), max(float(slope), 1e-12)
+    latency, per_byte = _line(sizes, alone)
+    latency, per_byte = max(latency, alone[0] / 2), max(per_byte, 1e-12)
     if torch.device(device).type != "cpu":  # collectives of a GPU do not share its cores with ours
-        several, _ = _queued(group, sizes[0], rounds, 8, None)
-        return Channel(
-            latency, per_byte, sharing=Sharing(queued=max(0.0, slowest(group, several, device) / 8 - alone[0]))
-        )
-    return Channel(latency, per_byte, sharing=_sharing(group, rounds, latency, per_byte))
+        several = slowest(group, _queued(group, sizes[0], rounds, 8, None, device)[0], device) / 8
+        return Channel(latency, per_byte, sharing=Sharing(queued=max(-latency, several - alone[0])))
+    return Channel(latency, per_byte, sharing=_sharing(group, rounds, latency, per_byte, beside=beside_computing))
 
 
-def _sharing(group: dist.ProcessGroup, rounds: int, latency: float, per_byte: float) -> Sharing:
-    """Queued messages of two sizes beside products: a line a + b x for each message. The clock carries (latency + queued + per_byte x) / channel_rate."""
-    left, right = torch.randn(256, 256), torch.randn(256, 256)
-    busy = {size: _queued(group, size, rounds, count, (left, right)) for size, count in _BUSY.items()}
-    (small, first), (large, second) = [
-        (size, slowest(group, seconds, "cpu") / _BUSY[size]) for size, (seconds, _) in busy.items()
-    ]
-    slope = max((second - first) / (large - small), per_byte)
-    rate = per_byte / slope
-    queued = max(0.0, (first - slope * small) * rate - latency)
-    compute = -slowest(group, -min(rate_of for _, rate_of in busy.values()), "cpu")
-    return Sharing(min(1.0, max(compute, 0.25)), rate, queued)
+def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """(at no bytes, per byte) of the line with the least squares of relative errors: a long message's noise is not a short one's latency."""
+    slope, start = np.polyfit(np.array(sizes, dtype=float), np.array(seconds), 1, w=1.0 / np.array(seconds))
+    return float(start), float(slope)
+
+
+def _sharing(group: dist.ProcessGroup, rounds: int, latency: float, per_byte: float, *, beside: bool) -> Sharing:
+    """Queued messages of several sizes: a line a + b x for each message. The clock carries (latency + queued + per_byte x) / channel_rate."""
+    factors = (torch.randn(256, 256), torch.randn(256, 256)) if beside else None
+    found = {size: _queued(group, size, rounds, count, factors) for size, count in _QUEUED.items()}
+    each = [slowest(group, seconds, "cpu") / _QUEUED[size] for size, (seconds, _) in found.items()]
+    start, slope = _line(list(_QUEUED), each)
+    rate = min(1.0, per_byte / max(slope, 1e-12)) if beside else 1.0
+    queued = max(-latency, start * rate - latency)
+    compute = -slowest(group, -float(np.median([rate_of for _, rate_of in found.values()])), "cpu")
+    return Sharing(min(1.0, max(compute, 0.25)) if beside else 1.0, rate, queued)
 
 
 def _alone(group: dist.ProcessGroup, size: int, rounds: int, device: torch.device | str) -> float:
@@ -122,37 +128,30 @@ def _alone(group: dist.ProcessGroup, size: int, rounds: int, device: torch.devic
 
 
 def _queued(
-    group: dist.ProcessGroup, size: int, rounds: int, count: int, factors: tuple[Tensor, Tensor] | None
+    group: dist.ProcessGroup,
+    size: int,
+    rounds: int,
+    count: int,
+    factors: tuple[Tensor, Tensor] | None,
+    device: torch.device | str = "cpu",
 ) -> tuple[float, float]:
-    """Seconds of `count` all-reduces behind each other, and the rate of computing beside them, if there are factors of a product."""
-    buffers = [torch.zeros(size // 4) for _ in range(count)]
+    """Seconds of `count` all-reduces behind each other; and, if there are factors of a product to compute beside them, the share of the time in which this thread had a core."""
+    buffers = [torch.zeros(size // 4, device=device) for _ in range(count)]
     spent: list[float] = []
-    rates: list[float] = []
-    unit = _product_seconds(factors) if factors is not None else 0.0
+    shares: list[float] = []
     for _ in range(rounds + 1):
         dist.barrier(group)
-        start = time.perf_counter()
+        start, own = time.perf_counter(), time.thread_time()
         works = [dist.all_reduce(buffer, group=group, async_op=True) for buffer in buffers]
-        done = 0
         assert works[-1] is not None
         while factors is not None and not works[-1].is_completed():
             torch.mm(*factors)
-            done += 1
+        shares.append((time.thread_time() - own) / (time.perf_counter() - start))
         for work in works:
             assert work is not None
             work.wait()
         spent.append(time.perf_counter() - start)
-        rates.append(done * unit / spent[-1])
-    return float(np.median(spent[1:])), float(np.median(rates[1:]))
-
-
-def _product_seconds(factors: tuple[Tensor, Tensor]) -> float:
-    spent: list[float] = []
-    for _ in range(30):
-        start = time.perf_counter()
-        torch.mm(*factors)
-        spent.append(time.perf_counter() - start)
-    return float(np.median(spent))
+    return float(np.median(spent[1:])), float(np.median(shares[1:]))
 
 
 def slowest(group: dist.ProcessGroup, seconds: float, device: torch.device | str) -> float:
