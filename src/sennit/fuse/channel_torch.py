@@ -5,7 +5,8 @@ issued in the order of the strategy: one that is ready out of turn waits for tho
 the wire is the order of the strategy on every rank, and no two ranks can wait for each other. Shares of a bucket that was reduced to shares are gathered when it is
 waited for: all ranks wait in the same order too.
 
-A part of a gradient lies in its bucket's buffer. `gradient(path)` gives the whole of it: a view of the buffer, or the parts put together where it is cut.
+A part of a gradient lies in its bucket's buffer. `gradient(path)` gives the whole of it: a view of the buffer, or, where it is cut, a tensor of its own. A bucket that holds one part of a cut gradient and nothing else lies in that
+tensor, so that nothing has to be put together; parts that share a bucket with others are copied.
 """
 
 from __future__ import annotations
@@ -91,20 +92,20 @@ class GradientChannel:
         group: dist.ProcessGroup,
     ) -> None:
         self.shapes, self.group, self.ranks = dict(shapes), group, group.size()
-        self.slots = [self._slot(bucket, device) for bucket in buckets]
         self.places: dict[str, list[tuple[int, int]]] = {}  # path -> (bucket, part), in the order of elements
         for number, bucket in enumerate(buckets):
             for place, part in enumerate(bucket.parts):
                 self.places.setdefault(part.path, []).append((number, place))
-        for where in self.places.values():
-            where.sort(key=lambda item: self._span(*item)[0])
-        # once: to cut views anew for each gradient costs more than the copy of a small one
-        self.pieces = {path: [self._piece(*place) for place in where] for path, where in self.places.items()}
         self.whole = {
             path: torch.empty(self.shapes[path][0], dtype=self.shapes[path][1], device=device)
             for path, where in self.places.items()
             if len(where) > 1
         }
+        self.slots = [self._slot(bucket, device) for bucket in buckets]
+        for where in self.places.values():
+            where.sort(key=lambda item: self._span(*item)[0])
+        # once: to cut views anew for each gradient costs more than the copy of a small one
+        self.pieces = {path: [self._piece(*place) for place in where] for path, where in self.places.items()}
         self.issued = 0  # how many of the buckets are under way or done
 
     def _slot(self, bucket: Bucket, device: torch.device) -> _Slot:
@@ -119,7 +120,12 @@ class GradientChannel:
         total = sum(sizes)
         if bucket.reduce is Reduce.REDUCE_SCATTER:
             total = -(-total // self.ranks) * self.ranks
-        return _Slot(bucket, torch.zeros(total, dtype=dtype, device=device), tuple(offsets), len(bucket.parts))
+        first = bucket.parts[0]
+        if len(bucket.parts) == 1 and first.path in self.whole and first.span is not None and total == sizes[0]:
+            buffer = self.whole[first.path].view(-1)[slice(*first.span)]
+        else:
+            buffer = torch.zeros(total, dtype=dtype, device=device)
+        return _Slot(bucket, buffer, tuple(offsets), len(bucket.parts))
 
     def _elements(self, path: str, span: tuple[int, int] | None) -> int:
         return self.shapes[path][0].numel() if span is None else span[1] - span[0]
@@ -206,5 +212,7 @@ class GradientChannel:
             return pieces[0].view
         whole = self.whole[path]
         for piece in pieces:
-            whole.view(-1)[piece.start : piece.stop].copy_(piece.view)
+            place = whole.view(-1)[piece.start : piece.stop]
+            if place.data_ptr() != piece.view.data_ptr():
+                place.copy_(piece.view)
         return whole

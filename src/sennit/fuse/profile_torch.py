@@ -4,16 +4,19 @@
 on a GPU the time until the device is done. `MeasuredCost` then answers for groups of operators: a group that runs its operators as they are takes the sum of them; a group that is
 compiled is asked of an estimator.
 
-**Collectives.** All-reduces of several sizes run on the group itself, one at a time and queued behind each other; the line through the slowest ranks' times, by relative error, gives
-latency and seconds per byte. Then several queue while this thread computes products (`Sharing`): the line through those times says what a message takes longer there, and what this thread's processor time lacks to the
-time on the wall is what the network's threads took of its core: nothing, where they have another. All ranks end with the same figures.
+**Collectives.** All-reduces run on the group itself: a small one alone gives the latency of an idle channel. Then one message, the same bytes in many messages behind each other, and twice the bytes in two:
+
+    what one more message costs = (many - one) / (count - 1)        seconds per byte = (two - one - that cost) / bytes
+
+Differences, because a link that is limited by a token bucket lets the first bytes of a stream pass at once. The same beside this thread computing products (`Sharing`) says what a message takes longer there, and what the thread's
+processor time lacks to the time on the wall is what the network's threads took of its core: nothing, where they have another. All ranks end with the same figures.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -29,8 +32,8 @@ from sennit.ir.strategy_check import Kernel
 
 __all__ = ["MeasuredCost", "measure_channel", "measure_operators", "now", "slowest"]
 
-_SIZES = (1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23)
-_QUEUED = {1 << 19: 10, 1 << 21: 4, 1 << 23: 2}  # bytes of a message -> how many queue
+_SMALL = 1 << 12
+_LARGE, _MANY = 1 << 23, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,41 +82,34 @@ def now(device: torch.device) -> float:
 
 
 def measure_channel(
-    group: dist.ProcessGroup,
-    *,
-    rounds: int = 5,
-    sizes: Sequence[int] = _SIZES,
-    device: torch.device | str = "cpu",
-    beside_computing: bool = True,
+    group: dist.ProcessGroup, *, rounds: int = 5, device: torch.device | str = "cpu", beside_computing: bool = True
 ) -> Channel:
     """What an all-reduce of the group takes: alone, behind another, and, on a CPU, beside computing."""
     if group.size() == 1:
         return Channel(0.0, 0.0)
-    alone = [slowest(group, _alone(group, size, rounds, device), device) for size in sizes]
-    latency, per_byte = _line(sizes, alone)
-    latency, per_byte = max(latency, alone[0] / 2), max(per_byte, 1e-12)
-    if torch.device(device).type != "cpu":  # collectives of a GPU do not share its cores with ours
-        several = slowest(group, _queued(group, sizes[0], rounds, 8, None, device)[0], device) / 8
-        return Channel(latency, per_byte, sharing=Sharing(queued=max(-latency, several - alone[0])))
-    return Channel(latency, per_byte, sharing=_sharing(group, rounds, latency, per_byte, beside=beside_computing))
+    latency = slowest(group, _alone(group, _SMALL, rounds, device), device)
+    each, per_byte, _ = _queues(group, rounds, None, device)
+    channel = Channel(latency, per_byte, sharing=Sharing(queued=each - latency))
+    # collectives of a GPU do not share its cores with ours
+    if torch.device(device).type != "cpu" or not beside_computing:
+        return channel
+    factors = torch.randn(256, 256), torch.randn(256, 256)
+    each, slope, share = _queues(group, rounds, factors, device)
+    rate = min(1.0, per_byte / slope)
+    # the clock carries (latency + queued + per_byte x) / channel_rate
+    return replace(channel, sharing=Sharing(min(1.0, max(share, 0.25)), rate, each * rate - latency))
 
 
-def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """(at no bytes, per byte) of the line with the least squares of relative errors: a long message's noise is not a short one's latency."""
-    slope, start = np.polyfit(np.array(sizes, dtype=float), np.array(seconds), 1, w=1.0 / np.array(seconds))
-    return float(start), float(slope)
-
-
-def _sharing(group: dist.ProcessGroup, rounds: int, latency: float, per_byte: float, *, beside: bool) -> Sharing:
-    """Queued messages of several sizes: a line a + b x for each message. The clock carries (latency + queued + per_byte x) / channel_rate."""
-    factors = (torch.randn(256, 256), torch.randn(256, 256)) if beside else None
-    found = {size: _queued(group, size, rounds, count, factors) for size, count in _QUEUED.items()}
-    each = [slowest(group, seconds, "cpu") / _QUEUED[size] for size, (seconds, _) in found.items()]
-    start, slope = _line(list(_QUEUED), each)
-    rate = min(1.0, per_byte / max(slope, 1e-12)) if beside else 1.0
-    queued = max(-latency, start * rate - latency)
-    compute = -slowest(group, -float(np.median([rate_of for _, rate_of in found.values()])), "cpu")
-    return Sharing(min(1.0, max(compute, 0.25)) if beside else 1.0, rate, queued)
+def _queues(
+    group: dist.ProcessGroup, rounds: int, factors: tuple[Tensor, Tensor] | None, device: torch.device | str
+) -> tuple[float, float, float]:
+    """Of messages that queue: what each of them costs, seconds per byte, and the share of the time in which this thread had a core."""
+    wanted = {"one": (_LARGE, 1), "many": (_LARGE // _MANY, _MANY), "two": (_LARGE, 2)}
+    found = {key: _queued(group, size, rounds, count, factors, device) for key, (size, count) in wanted.items()}
+    seconds = {key: slowest(group, spent, device) for key, (spent, _) in found.items()}
+    each = max(0.0, (seconds["many"] - seconds["one"]) / (_MANY - 1))
+    per_byte = max((seconds["two"] - seconds["one"] - each) / _LARGE, seconds["one"] / _LARGE / 2)
+    return each, per_byte, -slowest(group, -float(np.median([had for _, had in found.values()])), device)
 
 
 def _alone(group: dist.ProcessGroup, size: int, rounds: int, device: torch.device | str) -> float:
