@@ -26,7 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from sleeping import let_kernels_sleep, stand_apart
+from sleeping import let_kernels_sleep, shortened, stand_apart
 from slow_links import pace, pin, run_ranks
 
 APART = 0.02  # many strategies take the same time; their order is the machine's noise
@@ -135,6 +135,7 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
         dist.broadcast_object_list(shared, 0)
         seconds, channel = shared[0]
         step = StepModel(owner.graph, MeasuredCost(seconds), channel)
+        seconds = shortened(owner, inputs, seconds)
     # steps are timed without updates, so the clock's have none
     still = StepModel(owner.graph, step.cost, replace(step.channel, update_per_byte=0.0), step.in_rows)
     told: list[Any] = [[str(trial.strategy) for trial in candidates(step, Grouping(), across_steps=True)]]

@@ -1,6 +1,6 @@
 """Where a step's time goes: the clock's account beside the real one, strategy by strategy.
 
-    python benchmarks/fuse/where.py [--links namespaces | paced] [--rate 1gbit] [--models gpt conv] [--cores 1] [--batch 5] [--steps 8]
+    python benchmarks/fuse/where.py [--links namespaces | paced] [--rate 1gbit] [--models gpt conv] [--cores 1] [--batch 5] [--steps 8] [--sleep]
 
 For some strategies of tuning, ours in the step and across steps, one step of the steady state is taken apart: how long the model's thread computed and how long it waited, how long the channel carried something and how long it had nothing to
 carry. A bucket's end is noted by a callback of its collective. Medians over steps, of the first rank, each beside what the clock says from this machine's measurements. Steps are without updates.
@@ -22,6 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
+from sleeping import let_kernels_sleep, shortened, stand_apart
 from slow_links import pace, pin, run_ranks
 
 
@@ -33,7 +34,8 @@ def rank_main(arguments: argparse.Namespace) -> None:
     from sennit.fuse.channel_torch import serial_group
 
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    pin(rank, count, arguments.cores)
+    if not arguments.sleep:
+        pin(rank, count, arguments.cores)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     group = serial_group()
@@ -54,7 +56,8 @@ def account(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> 
     from network_models import build
 
     from sennit.fuse.data_parallel_torch import DataParallel
-    from sennit.fuse.model import Grouping
+    from sennit.fuse.model import Grouping, StepModel
+    from sennit.fuse.profile_torch import MeasuredCost, measure_channel
     from sennit.fuse.tune_torch import Tuning, candidates, measured_model
     from sennit.ir.strategy import Strategy
 
@@ -72,6 +75,12 @@ def account(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> 
     inputs = owner.signature.flatten(rows)
     with torch.no_grad():
         step = measured_model(owner, inputs, Tuning())
+    if arguments.sleep:  # the same on all ranks, and nothing shares a core
+        stand_apart()
+        shared: list[Any] = [(dict(step.cost.seconds), measure_channel(group, beside_computing=False))]
+        dist.broadcast_object_list(shared, 0)
+        step = StepModel(owner.graph, MeasuredCost(shared[0][0]), shared[0][1])
+        slept = shortened(owner, inputs, shared[0][0])
     told: list[Any] = [[str(trial.strategy) for trial in candidates(step, Grouping(), across_steps=True)]]
     dist.broadcast_object_list(told, 0)
     if rank == 0:
@@ -83,6 +92,8 @@ def account(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> 
     for text in told[0]:
         strategy = Strategy.parse(text)
         owner.use(strategy)
+        if arguments.sleep:
+            let_kernels_sleep(owner, slept)
         with torch.no_grad():
             real = measured(owner, inputs, arguments.steps)
         simulated = told_by_clock(step, strategy.buckets)
@@ -173,6 +184,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=5)
     parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--sleep", action="store_true", help="kernels sleep for their measured time")
     parser.add_argument("--ordinary", action="store_true")
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--json", type=Path)
