@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from sennit.fuse.network_threads import Preference, _sliced, gloo_threads, network_first, ordinary
+from sennit.fuse.network_threads import Preference, gloo_threads, is_granted, network_first, ordinary
 
 T = TypeVar("T")
 
@@ -51,8 +51,7 @@ def test_a_thread_gets_what_is_told_and_gives_it_back() -> None:
 
 def test_a_slice_is_read_back() -> None:
     release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
-    own = os.getpriority(os.PRIO_PROCESS, os.getpid())
-    given = on_a_thread(lambda me: _sliced(me, own))
+    given = on_a_thread(lambda me: is_granted(me, Preference.SHORT_SLICE))
     assert given in ([True, False] if release >= (6, 12) else [False])
 
 

@@ -29,7 +29,7 @@ from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 
-__all__ = ["Preference", "gloo_threads", "network_first", "ordinary"]
+__all__ = ["Preference", "gloo_threads", "is_granted", "network_first", "ordinary"]
 
 _TASKS = Path("/proc/self/task")
 _NAMES = frozenset({"gloo_tcp_loop", "pt_gloo_runloop"})
@@ -43,6 +43,8 @@ _ORDINARY = 0  # SCHED_OTHER
 
 
 class Preference(Enum):
+    """In the order in which they are asked for."""
+
     REAL_TIME = "real time"
     NICE_AND_SHORT = "nice and short"
     SHORT_SLICE = "short slice"
@@ -81,11 +83,20 @@ def network_first(threads: Iterable[int] | None = None) -> Preference:
     wanted = gloo_threads() if threads is None else tuple(threads)
     if not wanted:
         return Preference.NONE
-    if all(_real_time(thread) for thread in wanted):
-        return Preference.REAL_TIME
-    if all(_sliced(thread, _NICE) for thread in wanted):
-        return Preference.NICE_AND_SHORT
-    return Preference.SHORT_SLICE if all(_sliced(thread, _own_nice()) for thread in wanted) else Preference.NONE
+    return next(preference for preference in Preference if all(is_granted(thread, preference) for thread in wanted))
+
+
+def is_granted(thread: int, preference: Preference) -> bool:
+    """Ask for one thread; whether it has it now."""
+    match preference:
+        case Preference.REAL_TIME:
+            return _real_time(thread)
+        case Preference.NICE_AND_SHORT:
+            return _sliced(thread, _NICE)
+        case Preference.SHORT_SLICE:
+            return _sliced(thread, _own_nice())
+        case Preference.NONE:
+            return True
 
 
 def ordinary(threads: Iterable[int] | None = None) -> None:

@@ -30,7 +30,7 @@ from sennit.fuse.model import Channel
 from sennit.ir.graph import Graph, Role
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["MeasuredCost", "measure_channel", "measure_operators", "now", "slowest"]
+__all__ = ["MeasuredCost", "measure_channel", "measure_operators", "now", "queued", "slowest"]
 
 _SMALL = 1 << 12
 _LARGE, _MANY = 1 << 23, 16
@@ -105,7 +105,7 @@ def _queues(
 ) -> tuple[float, float, float]:
     """Of messages that queue: what each of them costs, seconds per byte, and the share of the time in which this thread had a core."""
     wanted = {"one": (_LARGE, 1), "many": (_LARGE // _MANY, _MANY), "two": (_LARGE, 2)}
-    found = {key: _queued(group, size, rounds, count, factors, device) for key, (size, count) in wanted.items()}
+    found = {key: queued(group, size, rounds, count, factors, device) for key, (size, count) in wanted.items()}
     seconds = {key: slowest(group, spent, device) for key, (spent, _) in found.items()}
     each = max(0.0, (seconds["many"] - seconds["one"]) / (_MANY - 1))
     per_byte = max((seconds["two"] - seconds["one"] - each) / _LARGE, seconds["one"] / _LARGE / 2)
@@ -123,7 +123,7 @@ def _alone(group: dist.ProcessGroup, size: int, rounds: int, device: torch.devic
     return float(np.median(spent[1:]))
 
 
-def _queued(
+def queued(
     group: dist.ProcessGroup,
     size: int,
     rounds: int,
