@@ -42,6 +42,7 @@ from sennit.capture.trace import capture_call
 from sennit.errors import RunError
 from sennit.fuse.channel_torch import GradientChannel, serial_group
 from sennit.fuse.draws_torch import with_torch_draws
+from sennit.fuse.first_rank_torch import broadcast, broadcast_together
 from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.network_threads import Preference
 from sennit.fuse.network_threads import network_first as prefer_network
@@ -90,7 +91,7 @@ class DataParallel(nn.Module):
         # buffers travel beside the gradients: in one queue they would wait for all that are on their way
         self._buffer_group = dist.new_group() if broadcast_buffers and any(True for _ in model.buffers()) else None
         self.preference = prefer_network() if network_first else Preference.NONE
-        self._broadcast((*model.parameters(), *model.buffers()), self.group)
+        broadcast((*model.parameters(), *model.buffers()), self.group)
         arguments, keywords = (sample, {}) if isinstance(sample, tuple) else ((), dict(sample))
         captured = capture_call(model, arguments, keywords)
         self.signature, self.constants = captured.signature, dict(captured.constants)
@@ -198,14 +199,6 @@ class DataParallel(nn.Module):
                 fix="build the same model with the same sample shapes, and pass the same strategy, on every rank",
             )
 
-    def _broadcast(self, tensors: tuple[Tensor, ...], group: dist.ProcessGroup) -> None:
-        """Every rank gets the values of the first."""
-        first = dist.get_global_rank(group, 0)
-        works = [dist.broadcast(tensor.detach(), first, group=group, async_op=True) for tensor in tensors]
-        for work in works:
-            if work is not None:
-                work.wait()
-
     def _flush_before_reads(self) -> None:
         """What reads parameters or the optimizer's state from outside sees them complete."""
         self.module.register_state_dict_pre_hook(lambda *_: self.flush())  # type: ignore[no-untyped-call]
@@ -221,7 +214,7 @@ class DataParallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for this rank's batch. Only the loss has a gradient."""
         if self._buffers_differ and self._buffer_group is not None:
-            self._broadcast(tuple(self.module.buffers()), self._buffer_group)
+            broadcast_together(tuple(self.module.buffers()), self._buffer_group)
         is_step = torch.is_grad_enabled() and self.module.training
         self._buffers_differ = is_step and self._synchronise
         if not is_step:
