@@ -77,7 +77,7 @@ def compare(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> 
     communicate = seconds_of(lambda flat: dist.all_reduce(flat, group=group), size)
     batch = arguments.batch or batch_for(name, rank, arguments.ratio * communicate)
     rows = build(name, rank, batch)[1]
-    variants, tried = make_variants(name, rank, batch, group, compiled=arguments.compiled)
+    variants, tried = make_variants(name, rank, batch, group, arguments)
     pace()  # groups for buffers were made
     times, processor = measure(variants, rows, arguments)
     return {
@@ -108,25 +108,20 @@ def seconds_of(collective: Any, size: int) -> float:
 
 
 def seconds_lost(group: Any, size: int) -> float:
-    """Seconds that a thread which computes loses to a collective on so many numbers beside it: what the network's threads, the kernel's part included, take of a core that they share."""
+    """Seconds of its core that a thread which computes loses to a collective on so many numbers beside it: time on the wall less processor time."""
     import torch
     import torch.distributed as dist
 
-    flat, factor, spent, unit = torch.zeros(size), torch.randn(192, 192), [], []
-    for _ in range(200):
-        start = time.perf_counter()
-        torch.mm(factor, factor)
-        unit.append(time.perf_counter() - start)
+    flat, factor, lost = torch.zeros(size), torch.randn(192, 192), []
     for _ in range(5):
         dist.barrier()
-        start, done = time.perf_counter(), 0
+        start, own = time.perf_counter(), time.thread_time()
         work = dist.all_reduce(flat, group=group, async_op=True)
         while not work.is_completed():
             torch.mm(factor, factor)
-            done += 1
+        lost.append((time.perf_counter() - start) - (time.thread_time() - own))
         work.wait()
-        spent.append(time.perf_counter() - start - done * statistics.median(unit))
-    return agreed(max(0.0, statistics.median(spent)))
+    return agreed(max(0.0, statistics.median(lost)))
 
 
 def agreed(seconds: float) -> float:
@@ -169,7 +164,7 @@ def batch_for(name: str, rank: int, seconds: float) -> int:
 
 
 def make_variants(
-    name: str, rank: int, batch: int, group: Any, *, compiled: bool
+    name: str, rank: int, batch: int, group: Any, arguments: argparse.Namespace
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, Any]]:
     """By title: what is called, and its optimizer. And what tuning tried, with simulated and measured seconds."""
     import torch
@@ -177,8 +172,10 @@ def make_variants(
     from torch.nn.parallel import DistributedDataParallel
 
     from sennit.fuse.data_parallel_torch import DataParallel
+    from sennit.fuse.tune_torch import Tuning
     from sennit.ir.strategy import Bucket, Part, Strategy
 
+    tuning = Tuning(turns=arguments.turns, steps=arguments.trial_steps)
     variants: dict[str, tuple[Any, Any]] = {}
     tried: dict[str, Any] = {}
 
@@ -194,7 +191,9 @@ def make_variants(
             ]
 
     def ours(**options: Any) -> Any:
-        return lambda model, optimizer, rows: DataParallel(model, optimizer, sample=rows, group=group, **options)
+        return lambda model, optimizer, rows: DataParallel(
+            model, optimizer, sample=rows, group=group, tuning=tuning, **options
+        )
 
     def apart(strategy: Strategy) -> Strategy:
         parts = [part for bucket in strategy.buckets for part in bucket.parts]
@@ -209,7 +208,7 @@ def make_variants(
     add("tensor only", ours(across_steps=False))
     add("across steps", ours())
     add("none", ours(strategy=apart(variants["tensor only"][0].strategy)))
-    if compiled:
+    if arguments.compiled:
         for cap in CAPS_FEW:
             add(
                 f"compiled DDP {cap} MB",
@@ -251,6 +250,9 @@ def measure(
                     processor[title].append(time.process_time() - used)
             if hasattr(model, "flush"):
                 model.flush()
+        if dist.get_rank() == 0:
+            medians = (f"{title} {1e3 * statistics.median(spent):.0f}" for title, spent in times.items() if spent)
+            print(f"  medians after round {turn + 1}, ms: {', '.join(medians)}", flush=True)
     return times, processor
 
 
@@ -303,6 +305,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--turns", type=int, default=4, help="turns of tuning's trials")
+    parser.add_argument("--trial-steps", type=int, default=3, help="steps of a trial in a turn")
     parser.add_argument("--cores", type=int, default=1, help="cores of a rank")
     parser.add_argument("--timeout", type=float, default=1500.0)
     parser.add_argument("--json", type=Path)
