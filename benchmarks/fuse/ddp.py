@@ -7,13 +7,14 @@ Each rank has one core (`slow_links.py`). A model's batch is chosen such that co
 | variant | is |
 |---|---|
 | DDP n MB | DistributedDataParallel with that bucket size |
+| DDP n MB, network first | the same with gloo's threads before the model's, as ours has them (`fuse/network_threads.py`): what of our gain is that alone |
 | no overlap | gradients summed in one collective after the backward pass |
 | none | ours with every gradient a bucket by itself, waits in the step |
 | tensor only | ours, buckets tuned, waits in the step |
 | across steps | ours, buckets tuned, waits where tuning puts them: the default of `DataParallel` |
 | DDP compiled, op only, joint, joint + across steps | the same with compiled kernels (`--compiled`, needs a C++ compiler) |
 
-Every round runs all of them in turn, some steps each, starting with another one; the first two steps of a turn are left out. Printed: median and least milliseconds a step, how many of them the rank's core was busy (where that is far below the median of computing, something else ran on the machine), the bounds by computing and communicating alone, and ours over the
+Every round runs all of them in turn, some steps each, starting with another one; the first two steps of a turn are left out. Printed: median and least milliseconds a step, how many of them the rank's core was busy (where that is far below the median of computing, something else ran on the machine), the bounds by computing and communicating alone (and for one core, where the network's own work adds to computing), and ours over the
 best DDP of the sweep, beside the targets. Times of compiled variants are compared with each other and with DDP compiled.
 """
 
@@ -34,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 from slow_links import pace, pin, run_ranks
 
 CAPS = (1, 5, 25, 100)  # MB
+CAPS_FEW = (1, 5)  # with the network's threads first, and compiled
 TARGETS = {"over the best DDP": 1.25, "of the full-overlap bound": 1.10}
 
 
@@ -43,14 +45,18 @@ def rank_main(arguments: argparse.Namespace) -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from sennit.fuse.channel_torch import serial_group
+    from sennit.fuse.network_threads import network_first
 
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    pin(rank, count)
+    pin(rank, count, arguments.cores)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     results: dict[str, Any] = {}
     group = serial_group()
     pace()
+    preference = network_first()
+    if rank == 0:
+        print(f"the network's threads first: {preference.value}; {arguments.cores} core(s) a rank")
     with sdpa_kernel(SDPBackend.MATH):  # the form that is captured
         for name in arguments.models:
             results[name] = compare(name, rank, group, arguments)
@@ -71,13 +77,15 @@ def compare(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> 
     communicate = seconds_of(lambda flat: dist.all_reduce(flat, group=group), size)
     batch = arguments.batch or batch_for(name, rank, arguments.ratio * communicate)
     rows = build(name, rank, batch)[1]
-    variants, tried = make_variants(name, rank, batch, group, compiled=arguments.compiled)
+    variants, tried = make_variants(name, rank, batch, group, arguments)
     pace()  # groups for buffers were made
     times, processor = measure(variants, rows, arguments)
     return {
         "megabytes": size * 4 / 1e6,
         "batch": batch,
+        "cores": arguments.cores,
         "communicate": communicate,
+        "network": seconds_lost(group, size),
         "compute": compute_alone(name, rank, batch),
         "times": times,
         "processor": processor,
@@ -97,6 +105,23 @@ def seconds_of(collective: Any, size: int) -> float:
         collective(flat)
         spent.append(time.perf_counter() - start)
     return agreed(statistics.median(spent[1:]))
+
+
+def seconds_lost(group: Any, size: int) -> float:
+    """Seconds of its core that a thread which computes loses to a collective on so many numbers beside it: time on the wall less processor time."""
+    import torch
+    import torch.distributed as dist
+
+    flat, factor, lost = torch.zeros(size), torch.randn(192, 192), []
+    for _ in range(5):
+        dist.barrier()
+        start, own = time.perf_counter(), time.thread_time()
+        work = dist.all_reduce(flat, group=group, async_op=True)
+        while not work.is_completed():
+            torch.mm(factor, factor)
+        lost.append((time.perf_counter() - start) - (time.thread_time() - own))
+        work.wait()
+    return agreed(max(0.0, statistics.median(lost)))
 
 
 def agreed(seconds: float) -> float:
@@ -125,14 +150,21 @@ def compute_alone(name: str, rank: int, batch: int, rounds: int = 5) -> float:
 
 
 def batch_for(name: str, rank: int, seconds: float) -> int:
-    """The batch with which a step's computing takes so long, by a line through two batches."""
+    """The batch with which a step's computing takes so long, by lines through pairs of batches."""
     small, large = 2, 8
     low, high = compute_alone(name, rank, small), compute_alone(name, rank, large)
-    return max(1, round(small + (seconds - low) * (large - small) / max(high - low, 1e-9)))
+    for _ in range(
+        2
+    ):  # small batches leave caches and vector units idle, so their line is checked at the batch that it gives
+        batch = max(1, round(small + (seconds - low) * (large - small) / max(high - low, 1e-9)))
+        if batch in (small, large):
+            break
+        small, low, large, high = small, low, batch, compute_alone(name, rank, batch)
+    return batch
 
 
 def make_variants(
-    name: str, rank: int, batch: int, group: Any, *, compiled: bool
+    name: str, rank: int, batch: int, group: Any, arguments: argparse.Namespace
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, Any]]:
     """By title: what is called, and its optimizer. And what tuning tried, with simulated and measured seconds."""
     import torch
@@ -140,8 +172,10 @@ def make_variants(
     from torch.nn.parallel import DistributedDataParallel
 
     from sennit.fuse.data_parallel_torch import DataParallel
+    from sennit.fuse.tune_torch import Tuning
     from sennit.ir.strategy import Bucket, Part, Strategy
 
+    tuning = Tuning(turns=arguments.turns, steps=arguments.trial_steps)
     variants: dict[str, tuple[Any, Any]] = {}
     tried: dict[str, Any] = {}
 
@@ -157,7 +191,9 @@ def make_variants(
             ]
 
     def ours(**options: Any) -> Any:
-        return lambda model, optimizer, rows: DataParallel(model, optimizer, sample=rows, group=group, **options)
+        return lambda model, optimizer, rows: DataParallel(
+            model, optimizer, sample=rows, group=group, tuning=tuning, **options
+        )
 
     def apart(strategy: Strategy) -> Strategy:
         parts = [part for bucket in strategy.buckets for part in bucket.parts]
@@ -166,12 +202,14 @@ def make_variants(
 
     for cap in CAPS:
         add(f"DDP {cap} MB", lambda model, _, __, cap=cap: DistributedDataParallel(model, bucket_cap_mb=cap))
+    for cap in CAPS_FEW:
+        variants[f"DDP {cap} MB, network first"] = variants[f"DDP {cap} MB"]
     add("no overlap", lambda model, _, __: model)
     add("tensor only", ours(across_steps=False))
     add("across steps", ours())
     add("none", ours(strategy=apart(variants["tensor only"][0].strategy)))
-    if compiled:
-        for cap in CAPS:
+    if arguments.compiled:
+        for cap in CAPS_FEW:
             add(
                 f"compiled DDP {cap} MB",
                 lambda model, _, __, cap=cap: torch.compile(DistributedDataParallel(model, bucket_cap_mb=cap)),
@@ -188,6 +226,8 @@ def measure(
     """Seconds of steps by variant: on the wall, and of this rank's core, the network's threads included."""
     import torch.distributed as dist
 
+    from sennit.fuse.network_threads import network_first, ordinary
+
     times: dict[str, list[float]] = {title: [] for title in variants}
     processor: dict[str, list[float]] = {title: [] for title in variants}
     for turn in range(arguments.rounds):
@@ -195,6 +235,8 @@ def measure(
         order = order[turn % len(order) :] + order[: turn % len(order)]
         for title in order:
             model, optimizer = variants[title]
+            is_theirs = "DDP" in title or title == "no overlap"
+            (ordinary if is_theirs and "first" not in title else network_first)()
             dist.barrier()
             for step in range(arguments.steps):
                 start, used = time.perf_counter(), time.process_time()
@@ -208,6 +250,9 @@ def measure(
                     processor[title].append(time.process_time() - used)
             if hasattr(model, "flush"):
                 model.flush()
+        if dist.get_rank() == 0:
+            medians = (f"{title} {1e3 * statistics.median(spent):.0f}" for title, spent in times.items() if spent)
+            print(f"  medians after round {turn + 1}, ms: {', '.join(medians)}", flush=True)
     return times, processor
 
 
@@ -225,17 +270,19 @@ def reduce_after(model: Any) -> None:
 
 def report(name: str, found: dict[str, Any]) -> None:
     medians = {title: statistics.median(values) for title, values in found["times"].items()}
-    sweep = {title: value for title, value in medians.items() if title.startswith("DDP")}
+    sweep = {title: value for title, value in medians.items() if title.startswith("DDP") and "first" not in title}
     best = min(sweep, key=sweep.__getitem__)
     bound = max(found["compute"], found["communicate"])
+    shared = max(found["compute"] + found["network"], found["communicate"])
     print(
-        f"\n{name}: {found['megabytes']:.0f} MB of gradients, batch {found['batch']}; computing alone {1e3 * found['compute']:.0f} ms, "
-        f"communicating alone {1e3 * found['communicate']:.0f} ms, full-overlap bound {1e3 * bound:.0f} ms"
+        f"\n{name}: {found['megabytes']:.0f} MB of gradients, batch {found['batch']}, {found['cores']} core(s) a rank; computing alone {1e3 * found['compute']:.0f} ms, "
+        f"communicating alone {1e3 * found['communicate']:.0f} ms, of which {1e3 * found['network']:.0f} ms of a core that computes beside it; "
+        f"full-overlap bound {1e3 * bound:.0f} ms, on one core {1e3 * shared:.0f} ms"
     )
     for title, value in sorted(medians.items(), key=lambda item: item[1]):
         least, used = min(found["times"][title]), statistics.median(found["processor"][title])
         print(
-            f"  {title:22s} {1e3 * value:8.1f} ms median {1e3 * least:8.1f} least {1e3 * used:7.1f} of the core  {medians[best] / value:5.2f} x {best}  {value / bound:5.2f} of the bound"
+            f"  {title:24s} {1e3 * value:8.1f} ms median {1e3 * least:8.1f} least {1e3 * used:7.1f} of the core  {medians[best] / value:5.2f} x {best}  {value / bound:5.2f} of the bound"
         )
     ours = medians["across steps"]
     print(f"  target {TARGETS['over the best DDP']:.2f} x the best DDP: {medians[best] / ours:.2f}")
@@ -258,6 +305,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--turns", type=int, default=4, help="turns of tuning's trials")
+    parser.add_argument("--trial-steps", type=int, default=3, help="steps of a trial in a turn")
+    parser.add_argument("--cores", type=int, default=1, help="cores of a rank")
     parser.add_argument("--timeout", type=float, default=1500.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -1,11 +1,14 @@
 """A step whose kernels sleep for the time that they were measured to take, while its buckets travel for real.
 
 On one core the network's threads and the model's take time from each other, and on a machine that does other work so does everything else. With sleeping kernels what is left is what the
-strategy decides: the network, the order of the buckets, the waits, and the driver. Times of such steps say "slept"; they are not times of training.
+strategy decides: the network, the order of the buckets, the waits, and the driver. Times of such steps say "slept"; they are not times of training. A thread that sleeps has to wake in time: where it is permitted, it is a real-time
+one (`stand_apart`), which takes nothing of note from others.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,7 +48,32 @@ def let_kernels_sleep(owner: Any, seconds: Mapping[str, float]) -> None:
 
     forward, backward = events(found[:count], needs), events(found[count:], {})
     owner._program.forward = lambda _, settle: _run(*forward, settle)
-    owner._program.backward = lambda _, gradient: _run(*backward, lambda path: gradient(path, gradients[path]))
+    owner._program.backward = lambda _, gradient, part: _run(*backward, lambda path: gradient(path, gradients[path]))
+
+
+def stand_apart() -> None:
+    """Let this thread wake on time on a machine that does other work."""
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+
+
+def shortened(owner: Any, inputs: Any, seconds: Mapping[str, float]) -> dict[str, float]:
+    """The times of the kernels less what the driver takes beside them (copies of gradients, Python): a step that sleeps them and drives for real takes as long as one that computes."""
+    import torch
+
+    from sennit.fuse.tune_torch import drop_gradients
+
+    let_kernels_sleep(owner, dict.fromkeys(seconds, 0.0))
+    spent: list[float] = []
+    with owner.no_sync(), torch.no_grad():
+        for _ in range(5):
+            start = time.perf_counter()
+            owner.run_backward(owner.run_forward(inputs), torch.ones(()))
+            spent.append(time.perf_counter() - start)
+            drop_gradients(owner)
+    owner.use(owner.strategy)
+    whole = sum(seconds.values())
+    return {name: length * max(0.0, 1.0 - min(spent) / whole) for name, length in seconds.items()}
 
 
 def _run(events: Sequence[Event], rest: float, tell: Callable[[Any], None]) -> None:

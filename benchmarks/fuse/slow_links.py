@@ -25,7 +25,7 @@ def run_ranks(count: int, way: str, rate: str, out: Path, timeout: float) -> Non
     """Run this script again as `count` ranks with the same arguments, and wait for them."""
     variables = {
         "WORLD_SIZE": str(count),
-        "MASTER_PORT": "29511",
+        "MASTER_PORT": str(_free_port()),
         "OMP_NUM_THREADS": "1",
         "SENNIT_BENCH_OUT": str(out),
         "SENNIT_BENCH_PACE": rate if way == "paced" else "",
@@ -49,15 +49,22 @@ def run_ranks(count: int, way: str, rate: str, out: Path, timeout: float) -> Non
             process.kill()
 
 
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def _wait(ranks: list[subprocess.Popen[bytes]], timeout: float) -> None:
     if any(process.wait(timeout) for process in ranks):
         raise SystemExit("a rank failed")
 
 
-def pin(rank: int, ranks: int) -> None:
-    """One core for this rank, far from those of the others: neighbours may be two threads of one core."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank * max(1, len(cores) // ranks) % len(cores)]})
+def pin(rank: int, ranks: int, cores: int = 1) -> None:
+    """So many cores for this rank, far from those of the others: neighbours may be two threads of one core."""
+    allowed = sorted(os.sched_getaffinity(0))
+    apart = max(1, len(allowed) // (ranks * cores))
+    os.sched_setaffinity(0, {allowed[(rank * cores + core) * apart % len(allowed)] for core in range(cores)})
 
 
 def pace() -> int:

@@ -15,6 +15,7 @@ from sennit.cluster import load
 from sennit.demo.gpt import GPT, GPTConfig, random_batch
 from sennit.errors import RunError
 from sennit.fuse.data_parallel_torch import DataParallel
+from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.kernel_cost import Roofline
 from sennit.fuse.model import Channel, Grouping, StepModel
 from sennit.fuse.moves import Limits, fused_greedily, random_move
@@ -34,7 +35,7 @@ def batches(rank: int, count: int = STEPS) -> list[tuple[Tensor, Tensor]]:
 
 
 def step_model() -> StepModel:
-    graph = capture(build(), random_batch(CONFIG, 4))
+    graph = gradients_first(capture(build(), random_batch(CONFIG, 4)))
     return StepModel(graph, Roofline.of(graph, load("dgx-a100").device), Channel(5e-6, 1e-9))
 
 

@@ -84,9 +84,10 @@ def test_frozen_and_unused_parameters(ranks: GlooRanks) -> None:
 def test_what_cannot_be_is_refused(ranks: GlooRanks) -> None:
     from ddp_cases_for_tests import refused
 
-    for mode, no_optimizer, types in ranks.call(refused):
+    for mode, no_optimizer, algorithm, types in ranks.call(refused):
         assert mode == "BatchNorm2d is in evaluation mode and was not when the model was captured"
         assert no_optimizer.endswith("and there is no optimizer to do the updates there")
+        assert algorithm.startswith("1 buckets of the strategy name an algorithm ('ring')")
         assert types.startswith("a bucket mixes element types: hidden.weight is torch.float32, head.weight")
 
 

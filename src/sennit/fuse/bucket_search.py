@@ -22,6 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from sennit.fuse.buckets import Gradient, by_size, earliest_end
 from sennit.fuse.clock import steady_state
@@ -128,15 +129,27 @@ def _across(model: StepModel, gradients: Sequence[Gradient], size: int, *, split
     held = 0
     for item in gradients:
         pieces = max(1, round(item.bytes / size)) if splits and item.bytes > 1.5 * size else 1
-        count = model.elements[item.path]
-        for piece in range(pieces):
-            span = (count * piece // pieces, count * (piece + 1) // pieces) if pieces > 1 else None
+        for span in _spans(model, item.path, pieces):
             parts.append(Part(item.path, span))
             held += item.bytes // pieces
             if held >= size:
                 found.append(Bucket(tuple(parts), WaitAt.NEXT))
                 parts, held = [], 0
     return (*found, Bucket(tuple(parts), WaitAt.NEXT)) if parts else tuple(found)
+
+
+def _spans(model: StepModel, path: str, pieces: int) -> list[tuple[int, int] | None]:
+    """A gradient in so many pieces, or fewer where rows are long: one that is made by rows is cut between them."""
+    if pieces == 1:
+        return [None]
+    count = model.elements[path]
+    cuts = sorted({0, *(_cut_at(model, path, count * piece // pieces) for piece in range(1, pieces)), count})
+    return list(pairwise(cuts)) if len(cuts) > 2 else [None]
+
+
+def _cut_at(model: StepModel, path: str, element: int) -> int:
+    rows = model.in_rows.get(path)
+    return element if rows is None else rows.aligned(element)
 
 
 # ---- refining --------------------------------------------------------------------------------------------------------
@@ -202,7 +215,9 @@ def _pieces(model: StepModel, bucket: Bucket, *, splits: bool) -> Iterator[tuple
     part = bucket.parts[largest]
     start, stop = part.span or (0, model.elements[part.path])
     if stop - start > 1:
-        middle = (start + stop) // 2
+        middle = _cut_at(model, part.path, (start + stop) // 2)
+        if not start < middle < stop:
+            return
         halves = replace(part, span=(start, middle)), replace(part, span=(middle, stop))
         yield (*bucket.parts[:largest], halves[0]), (halves[1], *bucket.parts[largest + 1 :])
 

@@ -5,7 +5,8 @@ issued in the order of the strategy: one that is ready out of turn waits for tho
 the wire is the order of the strategy on every rank, and no two ranks can wait for each other. Shares of a bucket that was reduced to shares are gathered when it is
 waited for: all ranks wait in the same order too.
 
-A part of a gradient lies in its bucket's buffer. `gradient(path)` gives the whole of it: a view of the buffer, or the parts put together where it is cut.
+A part of a gradient lies in its bucket's buffer. `gradient(path)` gives the whole of it: a view of the buffer, or, where it is cut, a tensor of its own. A bucket that holds one part of a cut gradient and nothing else lies in that
+tensor, so that nothing has to be put together; parts that share a bucket with others are copied.
 """
 
 from __future__ import annotations
@@ -69,14 +70,15 @@ class _Slot:
     share: Tensor | None = None  # this rank's part of a bucket that is reduced to shares
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Piece:
-    """The elements `start` to `stop` of a gradient, where they lie in a bucket's buffer: in the gradient's shape where it is whole, else flat."""
+    """The elements `start` to `stop` of a gradient, where they lie in a bucket's buffer: in the gradient's shape where it is whole, else flat. `missing` of them have not come."""
 
     slot: _Slot
     start: int
     stop: int
     view: Tensor
+    missing: int
 
 
 class GradientChannel:
@@ -90,20 +92,20 @@ class GradientChannel:
         group: dist.ProcessGroup,
     ) -> None:
         self.shapes, self.group, self.ranks = dict(shapes), group, group.size()
-        self.slots = [self._slot(bucket, device) for bucket in buckets]
         self.places: dict[str, list[tuple[int, int]]] = {}  # path -> (bucket, part), in the order of elements
         for number, bucket in enumerate(buckets):
             for place, part in enumerate(bucket.parts):
                 self.places.setdefault(part.path, []).append((number, place))
-        for where in self.places.values():
-            where.sort(key=lambda item: self._span(*item)[0])
-        # once: to cut views anew for each gradient costs more than the copy of a small one
-        self.pieces = {path: [self._piece(*place) for place in where] for path, where in self.places.items()}
         self.whole = {
             path: torch.empty(self.shapes[path][0], dtype=self.shapes[path][1], device=device)
             for path, where in self.places.items()
             if len(where) > 1
         }
+        self.slots = [self._slot(bucket, device) for bucket in buckets]
+        for where in self.places.values():
+            where.sort(key=lambda item: self._span(*item)[0])
+        # once: to cut views anew for each gradient costs more than the copy of a small one
+        self.pieces = {path: [self._piece(*place) for place in where] for path, where in self.places.items()}
         self.issued = 0  # how many of the buckets are under way or done
 
     def _slot(self, bucket: Bucket, device: torch.device) -> _Slot:
@@ -118,7 +120,12 @@ class GradientChannel:
         total = sum(sizes)
         if bucket.reduce is Reduce.REDUCE_SCATTER:
             total = -(-total // self.ranks) * self.ranks
-        return _Slot(bucket, torch.zeros(total, dtype=dtype, device=device), tuple(offsets), len(bucket.parts))
+        first = bucket.parts[0]
+        if len(bucket.parts) == 1 and first.path in self.whole and first.span is not None and total == sizes[0]:
+            buffer = self.whole[first.path].view(-1)[slice(*first.span)]
+        else:
+            buffer = torch.zeros(total, dtype=dtype, device=device)
+        return _Slot(bucket, buffer, tuple(offsets), len(bucket.parts))
 
     def _elements(self, path: str, span: tuple[int, int] | None) -> int:
         return self.shapes[path][0].numel() if span is None else span[1] - span[0]
@@ -132,7 +139,8 @@ class GradientChannel:
         start, stop = self._span(number, place)
         view = slot.buffer[slot.offsets[place] : slot.offsets[place] + stop - start]
         path = slot.bucket.parts[place].path
-        return _Piece(slot, start, stop, view.view(self.shapes[path][0]) if len(self.places[path]) == 1 else view)
+        whole = len(self.places[path]) == 1
+        return _Piece(slot, start, stop, view.view(self.shapes[path][0]) if whole else view, stop - start)
 
     # ---- a step ----------------------------------------------------------------------------------------------------------
 
@@ -141,6 +149,9 @@ class GradientChannel:
         for slot in self.slots:
             assert slot.work is None, "a bucket of the step before is still under way"
             slot.missing = len(slot.bucket.parts)
+        for pieces in self.pieces.values():
+            for piece in pieces:
+                piece.missing = piece.stop - piece.start
         self.issued = 0
 
     def put(self, path: str, gradient: Tensor) -> None:
@@ -151,6 +162,23 @@ class GradientChannel:
         for piece, part in zip(pieces, parts, strict=True):
             torch.mul(part, 1.0 / self.ranks, out=piece.view)
             piece.slot.missing -= 1
+        self._send()
+
+    def put_part(self, path: str, start: int, part: Tensor) -> None:
+        """The elements of a gradient from `start` on are there. It lies flat in memory, and its parts may come in any order."""
+        flat = part.reshape(-1)
+        stop = start + flat.numel()
+        for piece in self.pieces[path]:
+            low, high = max(start, piece.start), min(stop, piece.stop)
+            if low < high:
+                target = piece.view.view(-1)[low - piece.start : high - piece.start]
+                torch.mul(flat[low - start : high - start], 1.0 / self.ranks, out=target)
+                piece.missing -= high - low
+                piece.slot.missing -= not piece.missing
+        self._send()
+
+    def _send(self) -> None:
+        """Off with the buckets that are full and next."""
         while self.issued < len(self.slots) and self.slots[self.issued].missing == 0:
             self._issue(self.slots[self.issued])
             self.issued += 1
@@ -184,5 +212,7 @@ class GradientChannel:
             return pieces[0].view
         whole = self.whole[path]
         for piece in pieces:
-            whole.view(-1)[piece.start : piece.stop].copy_(piece.view)
+            place = whole.view(-1)[piece.start : piece.stop]
+            if place.data_ptr() != piece.view.data_ptr():
+                place.copy_(piece.view)
         return whole

@@ -4,7 +4,7 @@
 takes the buckets in the order in which they are listed, as ranks that must agree on an order do; or, with `by_priority`, the one with the least priority
 number among those ready, then the one that was ready first: what a channel would do that could choose. `StepTime.order` says in which order that was,
 and listing the buckets so makes the choice one that ranks can follow. Bucket b occupies it for `seconds[b]`, and
-`queued` more where it was ready before the channel was free: messages that queue cost more than a fixed latency. Before kernel `needed[b]` of the
+`queued` more (or less) where it was ready before the channel was free: what a message that queues costs is not an idle channel's latency. Before kernel `needed[b]` of the
 *next* step, or at the end of this one where `needed[b]` is None, the compute stream waits for bucket b and updates its parameters, which takes `update[b]`. A bucket that was reduced to
 shares is gathered there: the gather takes `gather[b]`, after all that the channel was given before.
 
@@ -54,7 +54,7 @@ class BucketTime:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Rates while both are busy, and seconds that a bucket which had to queue takes longer."""
+    """Rates while both are busy, and seconds that a bucket which had to queue takes longer, or less long where it is below 0."""
 
     compute_rate: float = 1.0
     channel_rate: float = 1.0
@@ -197,7 +197,7 @@ class _Run:
         if self.carrying is None and self.ready and (self.timing.by_priority or self.ready[0][2] == self._next()):
             _, since, number = heapq.heappop(self.ready)
             late = self.sharing.queued if since < self.now else 0.0
-            self.carrying, self.left = number, self.timing.buckets[number].seconds + late
+            self.carrying, self.left = number, max(0.0, self.timing.buckets[number].seconds + late)
             self.since = self.now
             self.taken.append(number)
 

@@ -17,6 +17,7 @@ import torch
 from sennit.cluster import Device
 from sennit.cost import OperatorCosts, load_profile
 from sennit.fuse.draws_torch import with_torch_draws
+from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.kernel_cost import Estimate, KernelCost, Roofline, Staged
 from sennit.fuse.known_cost import KnownCost
 from sennit.fuse.signature import signature
@@ -54,8 +55,9 @@ class Chosen:
 
 
 def data_parallel_graph(graph: Graph, device: Device) -> Graph:
-    """The graph as `DataParallel` runs it, with torch's own random numbers: a strategy for it is one for that."""
-    return with_torch_draws(graph, torch.device("cpu" if device.kind.startswith("CPU") else "cuda"))
+    """The graph as `DataParallel` runs it, with torch's own random numbers and gradients as early as can be: a strategy for it is one for that."""
+    drawn = with_torch_draws(graph, torch.device("cpu" if device.kind.startswith("CPU") else "cuda"))
+    return gradients_first(drawn)
 
 
 def choose_cost(graph: Graph, device: Device, measured: Mapping[str, float] | None = None) -> Chosen:

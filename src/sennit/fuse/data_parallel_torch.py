@@ -42,6 +42,10 @@ from sennit.capture.trace import capture_call
 from sennit.errors import RunError
 from sennit.fuse.channel_torch import GradientChannel, serial_group
 from sennit.fuse.draws_torch import with_torch_draws
+from sennit.fuse.first_rank_torch import broadcast, broadcast_together
+from sennit.fuse.gradient_order import gradients_first
+from sennit.fuse.network_threads import Preference
+from sennit.fuse.network_threads import network_first as prefer_network
 from sennit.fuse.program_torch import StepProgram
 from sennit.fuse.tune_torch import Trial, Tuning, tune
 from sennit.fuse.update_torch import DeferredStep
@@ -67,11 +71,12 @@ class DataParallel(nn.Module):
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
         group: dist.ProcessGroup | None = None,
+        network_first: bool = True,
         tuning: Tuning | None = None,
     ) -> None:
         """`sample` is a batch like those to come: arguments, or keywords by name. Without a strategy, this machine and this group are measured and one is searched
         for, with waits in the next step unless `across_steps` is false or there is no optimizer; `tuning` says how long to look. `group` must run its collectives in the order in
-        which they are issued (`serial_group`)."""
+        which they are issued (`serial_group`). `network_first` lets gloo's threads run before those that compute (`network_threads.py`)."""
         super().__init__()
         if not dist.is_initialized():
             raise RunError(
@@ -85,15 +90,18 @@ class DataParallel(nn.Module):
         self.group = group or serial_group(device=self.device)
         # buffers travel beside the gradients: in one queue they would wait for all that are on their way
         self._buffer_group = dist.new_group() if broadcast_buffers and any(True for _ in model.buffers()) else None
-        self._broadcast((*model.parameters(), *model.buffers()), self.group)
+        self.preference = prefer_network() if network_first else Preference.NONE
+        broadcast((*model.parameters(), *model.buffers()), self.group)
         arguments, keywords = (sample, {}) if isinstance(sample, tuple) else ((), dict(sample))
         captured = capture_call(model, arguments, keywords)
         self.signature, self.constants = captured.signature, dict(captured.constants)
-        self.graph = with_torch_draws(captured.graph, self.device)
+        self.graph = gradients_first(with_torch_draws(captured.graph, self.device))
         self.trained = self._with_gradients(find_unused=find_unused_parameters)
         self._modes = [(module, module.training) for module in model.modules()]
         self._loss_key, self._results, self._new_buffers = self._outputs()
         self._step: DeferredStep | None = DeferredStep(optimizer) if optimizer is not None else None
+        # gradients of which some rows have come: what belongs to all of them, and how many elements are missing
+        self._kept: dict[str, tuple[Tensor | None, int]] = {}
         self._owed: dict[int, bool] = {}  # buckets of the last backward pass that were not waited for yet
         self._synchronise = True
         self._buffers_differ = False
@@ -125,6 +133,11 @@ class DataParallel(nn.Module):
             raise RunError(
                 f"{len(late)} buckets of the strategy wait in the next step, and there is no optimizer to do the updates there",
                 fix="pass the optimizer, or a strategy whose buckets all have wait=step",
+            )
+        if named := [bucket.algorithm for bucket in strategy.buckets if bucket.algorithm is not None]:
+            raise RunError(
+                f"{len(named)} buckets of the strategy name an algorithm ({named[0]!r}), and a process group of torch chooses its own",
+                fix="leave `by` out of the strategy; a described cluster's times are those of its fastest algorithm without it",
             )
         self._program = StepProgram(
             self.graph, strategy, self.device, artifacts=self._artifacts if compile_kernels else None
@@ -186,14 +199,6 @@ class DataParallel(nn.Module):
                 fix="build the same model with the same sample shapes, and pass the same strategy, on every rank",
             )
 
-    def _broadcast(self, tensors: tuple[Tensor, ...], group: dist.ProcessGroup) -> None:
-        """Every rank gets the values of the first."""
-        first = dist.get_global_rank(group, 0)
-        works = [dist.broadcast(tensor.detach(), first, group=group, async_op=True) for tensor in tensors]
-        for work in works:
-            if work is not None:
-                work.wait()
-
     def _flush_before_reads(self) -> None:
         """What reads parameters or the optimizer's state from outside sees them complete."""
         self.module.register_state_dict_pre_hook(lambda *_: self.flush())  # type: ignore[no-untyped-call]
@@ -209,7 +214,7 @@ class DataParallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for this rank's batch. Only the loss has a gradient."""
         if self._buffers_differ and self._buffer_group is not None:
-            self._broadcast(tuple(self.module.buffers()), self._buffer_group)
+            broadcast_together(tuple(self.module.buffers()), self._buffer_group)
         is_step = torch.is_grad_enabled() and self.module.training
         self._buffers_differ = is_step and self._synchronise
         if not is_step:
@@ -252,7 +257,10 @@ class DataParallel(nn.Module):
         values[self._program.tangent] = upstream
         if self._synchronise:
             self._channel.begin()
-        self._program.backward(values, self._take if self._synchronise else self._keep)
+        if self._synchronise:
+            self._program.backward(values, self._take, self._take_part)
+        else:
+            self._program.backward(values, self._keep, self._keep_part)
         values.clear()
         if self._synchronise:
             self._owed = dict.fromkeys(range(len(self.strategy.buckets)), True)
@@ -266,6 +274,28 @@ class DataParallel(nn.Module):
             gradient = parameter.grad + gradient
             parameter.grad = None
         self._channel.put(path, gradient)
+
+    def _take_part(self, path: str, start: int, part: Tensor) -> None:
+        """Rows of a gradient are there, to be sent."""
+        parameter = self.trained[path]
+        before, left = self._kept.pop(path, (parameter.grad, parameter.numel()))
+        parameter.grad = None
+        if left > part.numel():
+            self._kept[path] = before, left - part.numel()
+        if before is not None:
+            part = before.reshape(-1)[start : start + part.numel()].view_as(part) + part
+        self._channel.put_part(path, start, part)
+
+    def _keep_part(self, path: str, start: int, part: Tensor) -> None:
+        """Rows of a gradient are there, and stay on this rank."""
+        parameter = self.trained[path]
+        whole, left = self._kept.pop(path, (None, parameter.numel()))
+        whole = torch.empty_like(parameter) if whole is None else whole
+        whole.view(-1)[start : start + part.numel()] = part.reshape(-1)
+        if left > part.numel():
+            self._kept[path] = whole, left - part.numel()
+        else:
+            self._keep(path, whole)
 
     def _keep(self, path: str, gradient: Tensor) -> None:
         """A gradient is there, and stays on this rank."""

@@ -7,7 +7,7 @@ sets of numbers, so that they are compared and remembered fast; `strategy` turns
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -17,6 +17,7 @@ from sennit.fuse.clock import BucketTime, StepTime, Timing, steady_state
 from sennit.fuse.kernel_cost import Estimate, KernelCost
 from sennit.fuse.known_cost import ManyKernels, Question
 from sennit.fuse.operator_class import Class, classify
+from sennit.fuse.row_blocks import RowProduct, cut_spans, ready_fractions
 from sennit.ir.graph import Graph, Op, OutputKind, Role
 from sennit.ir.strategy import Bucket, Group, Reduce, Strategy, WaitAt
 from sennit.ir.strategy_check import Kernel
@@ -41,8 +42,12 @@ class Grouping:
 class StepModel:
     """The graph in numbers, with a memory of what kernels cost."""
 
-    def __init__(self, graph: Graph, cost: KernelCost, channel: Channel) -> None:
+    def __init__(
+        self, graph: Graph, cost: KernelCost, channel: Channel, in_rows: Mapping[str, RowProduct] | None = None
+    ) -> None:
+        """`in_rows` are gradients that are made block by block of rows where they are cut (`row_blocks.py`)."""
         self.graph, self.cost, self.channel = graph, cost, channel
+        self.in_rows = dict(in_rows or {})
         self.ops: tuple[Op, ...] = graph.ops
         number = {value.name: place for place, op in enumerate(graph.ops) for value in op.results}
         self.reads: list[tuple[int, ...]] = [
@@ -221,17 +226,21 @@ class KernelOrder:
                 place_of[place] = index
         self.maker = {path: place_of[place] for path, place, _ in model.gradients}
         self.use = {path: place_of[place] for path, place in model.first_use.items()}
+        numbers = {op.name: place for place, op in enumerate(model.ops)} if model.in_rows else {}
+        products = {path: place_of[numbers[rows.product]] for path, rows in model.in_rows.items()}
+        # a product in a group is one kernel with it
+        self.product = {path: kernel for path, kernel in products.items() if len(order[kernel]) == 1}
         self.until = list(accumulate(seconds, initial=0.0))  # seconds of the kernels before each
 
     def timing(self, buckets: Sequence[Bucket], *, by_priority: bool = False, also: Sequence[int] = ()) -> Timing:
         """With `by_priority` the channel chooses: what is needed first in the next step goes first, after what this step waits for. Kernels are also kept apart before those `also` names."""
         model, channel = self.model, self.model.channel
-        ready = [max(self.maker[part.path] for part in bucket.parts) + 1 for bucket in buckets]
+        ready = self._ready(buckets)
         needed = [
             min(self.use[part.path] for part in bucket.parts) if bucket.wait is WaitAt.NEXT else None
             for bucket in buckets
         ]
-        bounds = sorted({*ready, *also, *(place for place in needed if place), len(self.seconds)})
+        bounds: list[float] = sorted({*ready, *also, *(place for place in needed if place), len(self.seconds)})
         segment = {bound: index for index, bound in enumerate(bounds)}
         times: list[BucketTime] = []
         for bucket, end, need in zip(buckets, ready, needed, strict=True):
@@ -251,5 +260,23 @@ class KernelOrder:
                     gather=gather,
                 )
             )
-        lengths = [self.until[end] - self.until[start] for start, end in pairwise([0, *bounds])]
+        lengths = [self._seconds_until(end) - self._seconds_until(start) for start, end in pairwise([0, *bounds])]
         return Timing(tuple(lengths), tuple(times), by_priority)
+
+    def _ready(self, buckets: Sequence[Bucket]) -> list[float]:
+        """After how many kernels each bucket is full; 3.5 where that is halfway through the fourth."""
+        spans = {path: found for path, found in cut_spans(buckets).items() if path in self.product}
+        done = {path: ready_fractions(found) for path, found in spans.items()}
+        return [
+            max(
+                self.product[part.path] + done[part.path][part.span]
+                if part.path in done and part.span is not None
+                else self.maker[part.path] + 1.0
+                for part in bucket.parts
+            )
+            for bucket in buckets
+        ]
+
+    def _seconds_until(self, kernels: float) -> float:
+        whole = int(kernels)
+        return self.until[whole] + ((kernels - whole) * self.seconds[whole] if kernels > whole else 0.0)

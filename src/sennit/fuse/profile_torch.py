@@ -4,17 +4,19 @@
 on a GPU the time until the device is done. `MeasuredCost` then answers for groups of operators: a group that runs its operators as they are takes the sum of them; a group that is
 compiled is asked of an estimator.
 
-**Collectives.** All-reduces of several sizes run on the group itself, one at a time and queued behind each other. The least squares line through the slowest ranks' times gives
-latency and seconds per byte. Then several queue while this thread computes products: what a message takes longer there, and how much slower products are, is what the network's threads and ours
-take from each other (`Sharing`). On one core a message waits for the scheduler at each of its stages, so that small ones cost some milliseconds each, which nothing shows when the core is idle.
-All ranks end with the same figures.
+**Collectives.** All-reduces run on the group itself: a small one alone gives the latency of an idle channel. Then one message, the same bytes in many messages behind each other, and twice the bytes in two:
+
+    what one more message costs = (many - one) / (count - 1)        seconds per byte = (two - one - that cost) / bytes
+
+Differences, because a link that is limited by a token bucket lets the first bytes of a stream pass at once. The same beside this thread computing products (`Sharing`) says what a message takes longer there, and what the thread's
+processor time lacks to the time on the wall is what the network's threads took of its core: nothing, where they have another. All ranks end with the same figures.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -28,10 +30,10 @@ from sennit.fuse.model import Channel
 from sennit.ir.graph import Graph, Role
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["MeasuredCost", "measure_channel", "measure_operators", "now"]
+__all__ = ["MeasuredCost", "measure_channel", "measure_operators", "now", "queued", "slowest"]
 
-_SIZES = (1 << 12, 1 << 16, 1 << 19, 1 << 21, 1 << 23)
-_BUSY = {1 << 19: 8, 1 << 21: 4}  # bytes of a message -> how many queue, beside computing
+_SMALL = 1 << 12
+_LARGE, _MANY = 1 << 23, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,34 +82,34 @@ def now(device: torch.device) -> float:
 
 
 def measure_channel(
-    group: dist.ProcessGroup, *, rounds: int = 5, sizes: Sequence[int] = _SIZES, device: torch.device | str = "cpu"
+    group: dist.ProcessGroup, *, rounds: int = 5, device: torch.device | str = "cpu", beside_computing: bool = True
 ) -> Channel:
-    """What an all-reduce of the group takes, alone, behind another, and beside computing."""
+    """What an all-reduce of the group takes: alone, behind another, and, on a CPU, beside computing."""
     if group.size() == 1:
         return Channel(0.0, 0.0)
-    alone = [_slowest(group, _alone(group, size, rounds, device), device) for size in sizes]
-    slope, latency = np.polyfit(np.array(sizes, dtype=float), np.array(alone), 1)
-    latency, per_byte = max(float(latency), alone[0] / 2), max(float(slope), 1e-12)
-    if torch.device(device).type != "cpu":  # collectives of a GPU do not share its cores with ours
-        several, _ = _queued(group, sizes[0], rounds, 8, None)
-        return Channel(
-            latency, per_byte, sharing=Sharing(queued=max(0.0, _slowest(group, several, device) / 8 - alone[0]))
-        )
-    return Channel(latency, per_byte, sharing=_sharing(group, rounds, latency, per_byte))
+    latency = slowest(group, _alone(group, _SMALL, rounds, device), device)
+    each, per_byte, _ = _queues(group, rounds, None, device)
+    channel = Channel(latency, per_byte, sharing=Sharing(queued=each - latency))
+    # collectives of a GPU do not share its cores with ours
+    if torch.device(device).type != "cpu" or not beside_computing:
+        return channel
+    factors = torch.randn(256, 256), torch.randn(256, 256)
+    each, slope, share = _queues(group, rounds, factors, device)
+    rate = min(1.0, per_byte / slope)
+    # the clock carries (latency + queued + per_byte x) / channel_rate
+    return replace(channel, sharing=Sharing(min(1.0, max(share, 0.25)), rate, each * rate - latency))
 
 
-def _sharing(group: dist.ProcessGroup, rounds: int, latency: float, per_byte: float) -> Sharing:
-    """Queued messages of two sizes beside products: a line a + b x for each message. The clock carries (latency + queued + per_byte x) / channel_rate."""
-    left, right = torch.randn(256, 256), torch.randn(256, 256)
-    busy = {size: _queued(group, size, rounds, count, (left, right)) for size, count in _BUSY.items()}
-    (small, first), (large, second) = [
-        (size, _slowest(group, seconds, "cpu") / _BUSY[size]) for size, (seconds, _) in busy.items()
-    ]
-    slope = max((second - first) / (large - small), per_byte)
-    rate = per_byte / slope
-    queued = max(0.0, (first - slope * small) * rate - latency)
-    compute = -_slowest(group, -min(rate_of for _, rate_of in busy.values()), "cpu")
-    return Sharing(min(1.0, max(compute, 0.25)), rate, queued)
+def _queues(
+    group: dist.ProcessGroup, rounds: int, factors: tuple[Tensor, Tensor] | None, device: torch.device | str
+) -> tuple[float, float, float]:
+    """Of messages that queue: what each of them costs, seconds per byte, and the share of the time in which this thread had a core."""
+    wanted = {"one": (_LARGE, 1), "many": (_LARGE // _MANY, _MANY), "two": (_LARGE, 2)}
+    found = {key: queued(group, size, rounds, count, factors, device) for key, (size, count) in wanted.items()}
+    seconds = {key: slowest(group, spent, device) for key, (spent, _) in found.items()}
+    each = max(0.0, (seconds["many"] - seconds["one"]) / (_MANY - 1))
+    per_byte = max((seconds["two"] - seconds["one"] - each) / _LARGE, seconds["one"] / _LARGE / 2)
+    return each, per_byte, -slowest(group, -float(np.median([had for _, had in found.values()])), device)
 
 
 def _alone(group: dist.ProcessGroup, size: int, rounds: int, device: torch.device | str) -> float:
@@ -121,41 +123,35 @@ def _alone(group: dist.ProcessGroup, size: int, rounds: int, device: torch.devic
     return float(np.median(spent[1:]))
 
 
-def _queued(
-    group: dist.ProcessGroup, size: int, rounds: int, count: int, factors: tuple[Tensor, Tensor] | None
+def queued(
+    group: dist.ProcessGroup,
+    size: int,
+    rounds: int,
+    count: int,
+    factors: tuple[Tensor, Tensor] | None,
+    device: torch.device | str = "cpu",
 ) -> tuple[float, float]:
-    """Seconds of `count` all-reduces behind each other, and the rate of computing beside them, if there are factors of a product."""
-    buffers = [torch.zeros(size // 4) for _ in range(count)]
+    """Seconds of `count` all-reduces behind each other; and, if there are factors of a product to compute beside them, the share of the time in which this thread had a core."""
+    buffers = [torch.zeros(size // 4, device=device) for _ in range(count)]
     spent: list[float] = []
-    rates: list[float] = []
-    unit = _product_seconds(factors) if factors is not None else 0.0
+    shares: list[float] = []
     for _ in range(rounds + 1):
         dist.barrier(group)
-        start = time.perf_counter()
+        start, own = time.perf_counter(), time.thread_time()
         works = [dist.all_reduce(buffer, group=group, async_op=True) for buffer in buffers]
-        done = 0
         assert works[-1] is not None
         while factors is not None and not works[-1].is_completed():
             torch.mm(*factors)
-            done += 1
+        shares.append((time.thread_time() - own) / (time.perf_counter() - start))
         for work in works:
             assert work is not None
             work.wait()
         spent.append(time.perf_counter() - start)
-        rates.append(done * unit / spent[-1])
-    return float(np.median(spent[1:])), float(np.median(rates[1:]))
+    return float(np.median(spent[1:])), float(np.median(shares[1:]))
 
 
-def _product_seconds(factors: tuple[Tensor, Tensor]) -> float:
-    spent: list[float] = []
-    for _ in range(30):
-        start = time.perf_counter()
-        torch.mm(*factors)
-        spent.append(time.perf_counter() - start)
-    return float(np.median(spent))
-
-
-def _slowest(group: dist.ProcessGroup, seconds: float, device: torch.device | str) -> float:
+def slowest(group: dist.ProcessGroup, seconds: float, device: torch.device | str) -> float:
+    """The greatest of all ranks' figures."""
     found = torch.tensor([seconds], dtype=torch.float64, device=device)
     dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
     return float(found)

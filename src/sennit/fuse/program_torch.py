@@ -9,7 +9,10 @@
 
 `values` holds tensors by the names of the graph: at first its inputs, then what one pass leaves to the other or to the caller. Everything else is a local variable, and each goes with a `del`
 after its last use: memory is freed where it can be. `settle(b)` stands before the first kernel that reads a parameter of bucket b, where b is waited for in the next
-step; `gradient(path, tensor)` follows the kernel that makes it.
+step; `gradient(path, tensor)` follows the kernel that makes it. A gradient that the strategy cuts, and that a product makes, is computed and handed on block by block of rows:
+
+        for start, block in rows_head_weight(a5, a6):
+            part('head.weight', start, block)
 
 A step of a small model runs thousands of operators of some microseconds each. Straight code costs less beside them than a loop over kernels with a dictionary of values
 would, and it can be read: `StepProgram.source` is what runs.
@@ -18,7 +21,7 @@ would, and it can be read: `StepProgram.source` is what runs.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, nan
 from typing import Any
@@ -38,15 +41,17 @@ from sennit.fuse.kernel_torch import (
     target_of,
     wanted_results,
 )
+from sennit.fuse.row_blocks import RowProduct, blocks, cut_spans, row_products
 from sennit.ir.dtype import DType
 from sennit.ir.graph import Arg, Graph, Op, OutputKind, Phase, Ref, Role
 from sennit.ir.strategy import Strategy, WaitAt
 from sennit.ir.strategy_check import Kernel, kernels
 
-__all__ = ["StepProgram", "first_needs"]
+__all__ = ["RowBlocks", "StepProgram", "first_needs"]
 
 Settle = Callable[[int], None]
 TakeGradient = Callable[[str, Tensor], None]
+TakePart = Callable[[str, int, Tensor], None]  # path, first element, a block of rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +122,19 @@ class StepProgram:
         self._namespace: dict[str, Any] = {"torch": torch, "inf": inf, "nan": nan, "device": device}
         self._artifacts = artifacts
         needs = first_needs(found[:count], graph, strategy)
+        self._in_rows = self._products_in_rows(found) if device.type == "cpu" else {}
         self._returned = {output.name for output in graph.outputs if output.kind is not OutputKind.GRADIENT}
         later = {name for kernel in found[count:] for name in kernel.reads}
         forward = self._written(found[:count], frozenset(later | self._returned), needs)
         backward = self._written(found[count:], frozenset(), {})
         self.source = "\n\n".join(
-            (forward.source("def forward(values, settle):"), backward.source("def backward(values, gradient):"))
+            (forward.source("def forward(values, settle):"), backward.source("def backward(values, gradient, part):"))
         )
         name = f"<sennit.DataParallel of {graph.name}: {strategy.name}>"
         exec(compile(self.source, name, "exec"), self._namespace)
         linecache.cache[name] = (len(self.source), None, self.source.splitlines(keepends=True), name)
         self.forward: Callable[[dict[str, Tensor], Settle], None] = self._namespace["forward"]
-        self.backward: Callable[[dict[str, Tensor], TakeGradient], None] = self._namespace["backward"]
+        self.backward: Callable[[dict[str, Tensor], TakeGradient, TakePart], None] = self._namespace["backward"]
 
     @staticmethod
     def _refuse_reordered_draws(found: Sequence[Kernel]) -> None:
@@ -143,6 +149,18 @@ class StepProgram:
                 fix="leave operators that draw random numbers out of the strategy's groups",
             )
 
+    def _products_in_rows(self, found: Sequence[Kernel]) -> dict[str, tuple[str, RowProduct] | None]:
+        """By operator: products that are computed in blocks, with the parameter, and None for the views behind them. A product with a kernel of its own, that is: a compiled one is whole."""
+        alone = {kernel.body[0].name for kernel in found if len(kernel.body) == 1}
+        products = row_products(self.graph)
+        made: dict[str, tuple[str, RowProduct] | None] = {}
+        for path in cut_spans(self.strategy.buckets):
+            product = products.get(path)
+            if product is not None and alone.issuperset((product.product, *product.views)):
+                made[product.product] = (path, product)
+                made.update(dict.fromkeys(product.views))
+        return made
+
     def _written(self, found: Sequence[Kernel], stays: frozenset[str], needs: Mapping[int, Sequence[int]]) -> _Pass:
         writing = _Pass(stays)
         read_at: dict[str, set[int]] = {}
@@ -152,6 +170,9 @@ class StepProgram:
         for place, kernel in enumerate(found):
             for bucket in needs.get(place, ()):
                 writing.add(f"settle({bucket})")
+            if kernel.body[0].name in self._in_rows:
+                self._write_rows(writing, self._in_rows[kernel.body[0].name])
+                continue
             made = [value.name for op in kernel.ops for value in op.results]
             given = [name for name in made if name in stays or name in self._gradients]
             written = frozenset(name for name in made if read_at.get(name, set()) - {place}) | frozenset(given)
@@ -190,6 +211,17 @@ class StepProgram:
             del writing.env[name]
         writing.env.update(outer)
 
+    def _write_rows(self, writing: _Pass, what: tuple[str, RowProduct] | None) -> None:
+        if what is None:  # a view behind such a product
+            return
+        path, product = what
+        name = f"rows_{path.replace('.', '_')}"
+        spans = cut_spans(self.strategy.buckets)[path]
+        self._namespace[name] = RowBlocks(blocks(spans, product), product.width)
+        left, right = writing.read(product.left), writing.read(product.right)
+        text = f"for start, block in {name}({left}, {right}): part({path!r}, start, block)"
+        writing.add(text, reads=(left, right))
+
     def _write_compiled(self, writing: _Pass, kernel: Kernel, written: frozenset[str]) -> None:
         assert self._artifacts is not None
         module, reads, writes = kernel_module(kernel, written, self.device)
@@ -207,6 +239,24 @@ class StepProgram:
         if name not in self._namespace:
             self._namespace[name] = target_of(op)
         return name
+
+
+@dataclass(slots=True)
+class RowBlocks:
+    """left @ right in blocks of rows, each with its first element's place. The first call computes the product whole as well: where the bits differ, it is whole from then on."""
+
+    rows: tuple[tuple[int, int], ...]
+    width: int
+    is_same: bool | None = None
+
+    def __call__(self, left: Tensor, right: Tensor) -> Iterator[tuple[int, Tensor]]:
+        if self.is_same is None:
+            whole = torch.mm(left, right)
+            self.is_same = all(
+                torch.equal(torch.mm(left[start:stop], right), whole[start:stop]) for start, stop in self.rows
+            )
+        for start, stop in self.rows if self.is_same else ((0, left.shape[0]),):
+            yield start * self.width, torch.mm(left[start:stop], right)
 
 
 def _made(ops: Sequence[Op]) -> set[str]:

@@ -1,7 +1,7 @@
 """A strategy for the machine at hand: measured, searched for, and the best few tried.
 
     1. measure every operator of the step and the step without communication, the group's collectives alone and beside computing, and the optimizer's update
-    2. where kernels are compiled: fuse greedily, compile and time each group that is unlike the others, keep those that are faster than their operators
+    2. where kernels are compiled: time groups compiled and as they are, and keep what is faster (`compiled_groups_torch.py`)
     3. search by the clock, with several bucket sizes: some of the strategies that come out wait across steps, some do not
     4. run them for some steps each, in turns; after every turn the slower half goes; the least median of the slowest rank wins
 
@@ -27,19 +27,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sennit.fuse.buckets import by_size
-from sennit.fuse.kernel_torch import compile_kernel, kernel_module, sample_inputs, signature
+from sennit.fuse.compiled_groups_torch import compiled_groups
 from sennit.fuse.model import Grouping, StepModel
-from sennit.fuse.moves import Limits, fused_greedily
-from sennit.fuse.profile_torch import MeasuredCost, measure_channel, measure_operators, now
+from sennit.fuse.profile_torch import measure_channel, measure_operators, now, slowest
+from sennit.fuse.row_blocks import row_products
 from sennit.fuse.search import SearchOptions, refine_buckets, solve_buckets
-from sennit.ir.dtype import TensorType
 from sennit.ir.strategy import Bucket, Part, Strategy
-from sennit.ir.strategy_check import Kernel
 
 if TYPE_CHECKING:
     from sennit.fuse.data_parallel_torch import DataParallel
 
-__all__ = ["Trial", "Tuning", "candidates", "measured_model", "timed_steps", "tune"]
+__all__ = ["Trial", "Tuning", "candidates", "drop_gradients", "measured_model", "timed_steps", "tune"]
 
 _MEBI = 1 << 20
 
@@ -52,6 +50,7 @@ class Tuning:
     steps: int = 3
     sizes: tuple[int, ...] = (_MEBI, 2 * _MEBI, 4 * _MEBI, 8 * _MEBI)
     sample_bytes: int = 16 * _MEBI  # parameters whose update is timed, at most
+    compilations: int = 48  # structures of groups that are compiled and timed, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def tune(
     tuning = tuning or Tuning()
     with _untouched(owner):
         model = measured_model(owner, inputs, tuning)
-        grouping = _faster_groups(owner, model) if compile_kernels else Grouping()
+        grouping = compiled_groups(owner, model, tuning.compilations) if compile_kernels else Grouping()
         found: list[Any] = [None]
         if owner.group.rank() == 0:
             trials = candidates(model, grouping, across_steps=across_steps, sizes=tuning.sizes)
@@ -88,11 +87,13 @@ def tune(
 def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tuning) -> StepModel:
     """The step as the clock sees it, on this machine and this group. Operators are timed one by one; what the step takes beyond their sum is spread over them."""
     cost = measure_operators(owner.graph, owner.module, {**inputs, **owner.constants})
-    whole, parts = _compute_alone(owner, inputs), sum(cost.seconds.values())
+    # the slowest rank's: the others wait for it
+    whole, parts = slowest(owner.group, _compute_alone(owner, inputs), owner.device), sum(cost.seconds.values())
     scaled = {name: seconds * whole / parts for name, seconds in cost.seconds.items()}
     channel = measure_channel(owner.group, device=owner.device)
     update = _update_per_byte(owner.optimizer, tuning.sample_bytes) if owner.optimizer is not None else 0.0
-    return StepModel(owner.graph, replace(cost, seconds=scaled), replace(channel, update_per_byte=update))
+    in_rows = row_products(owner.graph) if owner.device.type == "cpu" else {}
+    return StepModel(owner.graph, replace(cost, seconds=scaled), replace(channel, update_per_byte=update), in_rows)
 
 
 def _compute_alone(owner: DataParallel, inputs: Mapping[str, Tensor]) -> float:
@@ -105,7 +106,7 @@ def _compute_alone(owner: DataParallel, inputs: Mapping[str, Tensor]) -> float:
             start = now(owner.device)
             owner.run_backward(owner.run_forward(inputs), torch.ones((), device=owner.device))
             spent.append(now(owner.device) - start)
-            _drop_gradients(owner)
+            drop_gradients(owner)
     return min(spent)
 
 
@@ -114,53 +115,6 @@ def _of_one_type(owner: DataParallel, bucket: Bucket) -> tuple[Bucket, ...]:
     for part in bucket.parts:
         by_type.setdefault(owner.trained[part.path].dtype, []).append(part)
     return tuple(replace(bucket, parts=tuple(parts)) for parts in by_type.values())
-
-
-def _faster_groups(owner: DataParallel, model: StepModel) -> Grouping:
-    """Of the groups of greedy fusion, those that run faster compiled than operator by operator; the first rank's measurements decide."""
-    types = owner.graph.types()
-    by_signature: dict[str, float] = {}
-    faster: list[list[int]] = []
-    known: dict[frozenset[str], float] = {}
-    if owner.group.rank() == 0:
-        for group in sorted(fused_greedily(model, Limits()).groups, key=min):
-            kernel, written = model_kernel(model, group)
-            key = signature(kernel, written, types)
-            if key not in by_signature:
-                by_signature[key] = _compiled_seconds(kernel, written, types, owner.device)
-            if by_signature[key] < sum(model.estimate(frozenset((place,))).seconds for place in group):
-                faster.append(sorted(group))
-                known[frozenset(op.name for op in kernel.body)] = by_signature[key]
-    told: list[Any] = [faster]
-    dist.broadcast_object_list(told, dist.get_global_rank(owner.group, 0), group=owner.group)
-    assert isinstance(model.cost, MeasuredCost)
-    model.cost.known.update(known)
-    return Grouping(frozenset(frozenset(group) for group in told[0]))
-
-
-def model_kernel(model: StepModel, group: frozenset[int]) -> tuple[Kernel, frozenset[str]]:
-    """A group as a kernel, and what something outside of it reads."""
-    written = frozenset(
-        value.name
-        for place in group
-        if place in model.outputs or any(reader not in group for reader in model.readers[place])
-        for value in model.ops[place].results
-    )
-    return Kernel(tuple(model.ops[place] for place in sorted(group))), written
-
-
-def _compiled_seconds(
-    kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType], device: torch.device
-) -> float:
-    module, reads, _ = kernel_module(kernel, written, device)
-    inputs = sample_inputs(reads, types, device)
-    run = compile_kernel(module, inputs)
-    spent: list[float] = []
-    for _ in range(6):
-        start = now(device)
-        run(*inputs)
-        spent.append(now(device) - start)
-    return min(spent)
 
 
 def candidates(
@@ -217,18 +171,18 @@ def timed_steps(owner: DataParallel, inputs: Mapping[str, Tensor], count: int) -
     for _ in range(count + 1):
         start = time.perf_counter()
         values = owner.run_forward(inputs)
-        _drop_gradients(owner)  # no optimizer takes those that have just arrived
+        drop_gradients(owner)  # no optimizer takes those that have just arrived
         owner.run_backward(values, torch.ones((), device=owner.device))
         spent.append(time.perf_counter() - start)
     owner.flush()
-    _drop_gradients(owner)
+    drop_gradients(owner)
     seconds = torch.tensor(spent[1:], dtype=torch.float64, device=owner.device)
     dist.all_reduce(seconds, dist.ReduceOp.MAX, group=owner.group)
     found: list[float] = seconds.tolist()
     return found
 
 
-def _drop_gradients(owner: DataParallel) -> None:
+def drop_gradients(owner: DataParallel) -> None:
     for parameter in owner.trained.values():
         parameter.grad = None
 
@@ -239,7 +193,7 @@ def _untouched(owner: DataParallel) -> Iterator[None]:
     held = [(parameter, parameter.grad) for parameter in owner.trained.values()]
     devices = [owner.device] if owner.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad():
-        _drop_gradients(owner)
+        drop_gradients(owner)
         yield
     for parameter, gradient in held:
         parameter.grad = gradient

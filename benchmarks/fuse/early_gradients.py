@@ -1,0 +1,97 @@
+"""What the order of a step's operators is worth, by the clock: as it was captured, with gradients first, and with products in blocks of rows.
+
+    python benchmarks/fuse/early_gradients.py [--models gpt conv bert lstm] [--ratio 0.7] [--per-byte 8.38e-9] [--latency 2e-4]
+
+Operators are measured here, one by one, on one thread, by processor time; the channel is the one of the options (defaults: two gloo ranks at 1 Gbit/s). Then each order is searched for buckets, in the step and across steps. Batches are such that computing
+takes `--ratio` of communicating. Printed, in milliseconds: the time from the last first use of a parameter to the first gradient, in which nothing can travel; the structural bound; the best step found. All of it is simulated but the operators.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+
+def main() -> None:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", default=["gpt", "conv", "bert", "lstm"])
+    parser.add_argument("--ratio", type=float, default=0.7)
+    parser.add_argument("--per-byte", type=float, default=8.38e-9)
+    parser.add_argument("--latency", type=float, default=2e-4)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with sdpa_kernel(SDPBackend.MATH):
+        for name in arguments.models:
+            study(name, arguments)
+
+
+def study(name: str, arguments: argparse.Namespace) -> None:
+    from sennit.fuse.gradient_order import gradients_first
+    from sennit.fuse.row_blocks import row_products
+
+    small, large = 2, 8
+    (low, _, bytes_of), (high, _, _) = measured(name, small), measured(name, large)
+    wanted = arguments.ratio * arguments.per_byte * bytes_of
+    batch = max(1, round(small + (wanted - low) * (large - small) / max(high - low, 1e-9)))
+    compute, (graph, cost), _ = measured(name, batch)
+    print(
+        f"{name}, batch {batch}: computing {1e3 * compute:.0f} ms, communicating {1e3 * arguments.per_byte * bytes_of:.0f} ms"
+    )
+    early = gradients_first(graph)
+    orders: dict[str, tuple[Any, Any]] = {
+        "as captured": (graph, {}),
+        "gradients first": (early, {}),
+        "and in blocks of rows": (early, row_products(early)),
+    }
+    for title, (ordered, in_rows) in orders.items():
+        gap, bound, in_step, across = simulated(ordered, cost, in_rows, arguments)
+        print(
+            f"  {title:22s} nothing travels for {1e3 * gap:5.1f}, structural bound {1e3 * bound:6.1f}, best in the step {1e3 * in_step:6.1f}, across steps {1e3 * across:6.1f}",
+            flush=True,
+        )
+
+
+def measured(name: str, batch: int) -> tuple[float, tuple[Any, Any], int]:
+    """Seconds of all operators, the graph with each one's, and the bytes of all gradients."""
+    import torch
+    from network_models import build
+
+    from sennit.capture.trace import capture_call
+    from sennit.fuse.draws_torch import with_torch_draws
+    from sennit.fuse.profile_torch import measure_operators
+
+    model, rows = build(name, 0, batch)
+    captured = capture_call(model, rows, {})
+    graph = with_torch_draws(captured.graph, torch.device("cpu"))
+    with torch.no_grad():
+        cost = measure_operators(graph, model, {**captured.signature.flatten(rows), **dict(captured.constants)})
+    return sum(cost.seconds.values()), (graph, cost), sum(p.nbytes for p in model.parameters())
+
+
+def simulated(graph: Any, cost: Any, in_rows: Any, arguments: argparse.Namespace) -> tuple[float, float, float, float]:
+    from sennit.fuse.bounds import structural
+    from sennit.fuse.model import Channel, Grouping, KernelOrder, StepModel
+    from sennit.fuse.tune_torch import candidates
+
+    model = StepModel(graph, cost, Channel(arguments.latency, arguments.per_byte), in_rows)
+    order = model.order(Grouping())
+    assert order is not None
+    seconds = model.kernel_seconds(order, Grouping())
+    kernels = KernelOrder(model, order, seconds)
+    last, first = max(kernels.use.values()), min(kernels.maker.values())
+    best = {
+        across: min(trial.simulated for trial in candidates(model, Grouping(), across_steps=across))
+        for across in (False, True)
+    }
+    return sum(seconds[last : first + 1]), structural(kernels), best[False], best[True]
+
+
+if __name__ == "__main__":
+    main()

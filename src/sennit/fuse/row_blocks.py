@@ -1,0 +1,108 @@
+"""Gradients that a matrix product makes, block by block of rows.
+
+The first gradient of a step is often a large product: the head of a language model. Nothing travels until it is done. Each row of a product is made by itself, so where a strategy cuts the gradient over several buckets,
+the product is computed in blocks of rows, and a bucket leaves with its block:
+
+    dw = dy.T @ x          for start, stop in blocks:    dw[start:stop] = dy.T[start:stop] @ x
+
+`row_products` finds the gradients of a graph that are made so: `mm`, then views that give its rows in order. `blocks` turns the spans of a strategy into rows: a span that ends inside a row gets the whole of it in
+its block. Which element of a row is summed in which order is the library's choice and might depend on how many rows there are; whoever runs blocks compares the bits (`program_torch.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sennit.ir.graph import Graph, Op, OutputKind, Phase, Ref
+from sennit.ir.strategy import Bucket
+
+__all__ = ["RowProduct", "blocks", "cut_spans", "ready_fractions", "row_products"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowProduct:
+    """`product` is the operator %product = left @ right; `views` the operators behind it, the last of which gives the gradient; it has `rows` rows of `width` elements."""
+
+    product: str
+    left: str
+    right: str
+    views: tuple[str, ...]
+    rows: int
+    width: int
+
+    def aligned(self, element: int) -> int:
+        """The end of a row that is nearest to this element, inside the gradient."""
+        return min(self.rows - 1, max(1, round(element / self.width))) * self.width if self.rows > 1 else element
+
+
+def row_products(graph: Graph) -> dict[str, RowProduct]:
+    """By parameter, the gradients that are products which may be cut into rows."""
+    producers, types = graph.producers(), graph.types()
+    readers: dict[str, int] = {}
+    for op in graph.ops:
+        for name in op.reads:
+            readers[name] = readers.get(name, 0) + 1
+    for output in graph.outputs:
+        readers[output.name] = readers.get(output.name, 0) + 1
+    found: dict[str, RowProduct] = {}
+    for output in graph.outputs:
+        if output.kind is not OutputKind.GRADIENT:
+            continue
+        made: Op | None = producers.get(output.name)
+        views: list[str] = []
+        turned = False
+        while made is not None and readers[made.name] == 1 and (turns := _turns(made)) is not None:
+            views.append(made.name)
+            turned ^= turns
+            made = producers.get(made.reads[0])
+        if made is None or turned or made.kind != "aten.mm.default" or readers[made.name] != 1:
+            continue
+        match made.args:
+            case (Ref(left), Ref(right)) if made.phase is Phase.BACKWARD and not made.kwargs:
+                rows, width = types[made.name].shape
+                found[output.path] = RowProduct(made.name, left, right, tuple(reversed(views)), rows, width)
+    return found
+
+
+def _turns(op: Op) -> bool | None:
+    """Whether this view exchanges rows and columns; None for what is no such view."""
+    match op.kind, op.args:
+        case "aten.permute.default", (_, (1, 0)):
+            return True
+        case "aten.permute.default", (_, (0, 1)):
+            return False
+        case "aten.t.default", _:
+            return True
+        case _:
+            return None
+
+
+def cut_spans(buckets: Sequence[Bucket]) -> dict[str, list[tuple[int, int]]]:
+    """Of each gradient that is cut, its spans in the order in which their buckets travel."""
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for bucket in buckets:
+        for part in bucket.parts:
+            if part.span is not None:
+                spans.setdefault(part.path, []).append(part.span)
+    return {path: found for path, found in spans.items() if len(found) > 1}
+
+
+def blocks(spans: Sequence[tuple[int, int]], product: RowProduct) -> tuple[tuple[int, int], ...]:
+    """(first row, row behind the last) of each block, in the order of the spans. Blocks tile the rows."""
+    ends = {0: 0}
+    for _, stop in spans:
+        ends[stop] = -(-stop // product.width)
+    made = [(ends[start], ends[stop]) for start, stop in spans]
+    return tuple((start, stop) for start, stop in made if stop > start)
+
+
+def ready_fractions(spans: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], float]:
+    """How much of the product is done when a span of it is there."""
+    total = sum(stop - start for start, stop in spans)
+    done = 0
+    found: dict[tuple[int, int], float] = {}
+    for start, stop in spans:
+        done += stop - start
+        found[(start, stop)] = done / total
+    return found

@@ -1,0 +1,92 @@
+"""Products in blocks of rows: the blocks tile the rows, and what is found in a graph is a product whose rows are the gradient's."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sennit.capture import capture
+from sennit.demo.gpt import GPT, GPTConfig, random_batch
+from sennit.fuse.bounds import structural
+from sennit.fuse.bucket_search import judged, solve_buckets
+from sennit.fuse.clock import Sharing
+from sennit.fuse.gradient_order import gradients_first
+from sennit.fuse.model import Channel, Grouping, KernelOrder, StepModel
+from sennit.fuse.profile_torch import MeasuredCost
+from sennit.fuse.program_torch import RowBlocks, StepProgram
+from sennit.fuse.row_blocks import RowProduct, blocks, ready_fractions, row_products
+from sennit.fuse.search_options import SearchOptions
+from sennit.ir.graph import Graph
+from sennit.ir.strategy import Bucket, Part, Strategy
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    config = GPTConfig(vocabulary=16, context=8, width=8, heads=2, layers=2, tie_embeddings=False)
+    return gradients_first(capture(GPT(config), random_batch(config, 2, seed=0)))
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> tuple[RowProduct, list[tuple[int, int]]]:
+    rows, width = draw(st.integers(1, 12)), draw(st.integers(1, 6))
+    inside = draw(st.sets(st.integers(1, max(1, rows * width - 1)), max_size=5))
+    ends = sorted({0, *(cut for cut in inside if cut < rows * width), rows * width})
+    return RowProduct("mm", "left", "right", (), rows, width), draw(st.permutations(list(pairwise(ends))))
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(cuts())
+def test_blocks_tile_the_rows_and_give_the_product(case: tuple[RowProduct, list[tuple[int, int]]]) -> None:
+    product, spans = case
+    found = blocks(spans, product)
+    assert sorted(row for start, stop in found for row in range(start, stop)) == list(range(product.rows))
+    left, right = torch.randn(5, product.rows).T, torch.randn(5, product.width)
+    made = RowBlocks(found, product.width)
+    whole = torch.full((product.rows * product.width,), torch.nan)
+    for start, block in made(left, right):
+        whole[start : start + block.numel()] = block.reshape(-1)
+    assert torch.equal(whole.view(product.rows, product.width), torch.mm(left, right))
+    assert max(ready_fractions(spans).values()) == 1.0
+
+
+def test_products_that_make_gradients_are_found(graph: Graph) -> None:
+    found = row_products(graph)
+    types = graph.types()
+    assert {"head.weight", "blocks.0.up.weight", "blocks.1.attention.qkv.weight"} <= set(found)
+    assert not any("norm" in path or "embed" in path or path.endswith("bias") for path in found)
+    for output in graph.outputs:
+        if (product := found.get(output.path)) is not None:
+            assert types[output.name].shape == (product.rows, product.width)
+
+
+def test_a_cut_product_is_written_in_blocks_and_its_views_are_not(graph: Graph) -> None:
+    count = row_products(graph)["head.weight"].rows * row_products(graph)["head.weight"].width
+    head = [Bucket((Part("head.weight", span),)) for span in ((0, count // 2), (count // 2, count))]
+    others = [output.path for output in graph.outputs if output.path not in ("", "head.weight")]
+    strategy = Strategy("cut", (), (*head, Bucket(tuple(map(Part, others)))))
+    source = StepProgram(graph, strategy, torch.device("cpu")).source
+    assert source.count("in rows_head_weight(") == 1
+    assert "gradient('head.weight'" not in source
+    assert source.count("gradient(") == len(others)
+
+
+def test_the_clock_lets_a_bucket_leave_with_its_block(graph: Graph) -> None:
+    cost = MeasuredCost({op.name: 1.0 if op.kind == "aten.mm.default" else 1e-3 for op in graph.ops})
+    channel = Channel(1e-3, 0.01, sharing=Sharing())
+    whole, rows = (StepModel(graph, cost, channel, found) for found in ({}, row_products(graph)))
+    for across in (False, True):
+        times = []
+        for model in (whole, rows):
+            order = model.order(Grouping())
+            assert order is not None
+            seconds = model.kernel_seconds(order, Grouping())
+            buckets, length = solve_buckets(model, order, seconds, SearchOptions(across_steps=across))
+            kernels = KernelOrder(model, order, seconds)
+            assert length == judged(kernels, buckets)
+            assert length >= structural(kernels) * (1 - 1e-9)
+            times.append(length)
+        assert times[1] <= times[0] * (1 + 1e-9)
