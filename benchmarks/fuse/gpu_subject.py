@@ -58,6 +58,7 @@ class Subject:
 
     def __init__(self, name: str, graph: Graph, device: str, weights: Path | None, cluster: str) -> None:
         from sennit.cluster import load
+        from sennit.fuse.compiled_cost import Compiled
         from sennit.fuse.kernel_cost import Staged
 
         self.name, self.graph, self.device = name, graph, device
@@ -65,7 +66,7 @@ class Subject:
         self.outputs = {output.name for output in graph.outputs}
         self.inputs = self._inputs()
         staged = Staged.of(graph, load(cluster).device)
-        estimator: Any = staged
+        estimator: Any = Compiled(staged)
         if weights is not None:
             from sennit.fuse.estimator_torch import LearnedCost
 

@@ -4,15 +4,18 @@ A group that is compiled by itself is seldom one kernel. Inductor leaves product
 few, over one space of elements:
 
     POINT     one element of the space for one of the result
-    ROW       the innermost dim is reduced, in one program each: a softmax or a norm with what is pointwise around it is one such part
-    COLUMN    an outer dim, or everything, is reduced; long ones in two launches, with partial results between
+    ROW       the innermost dim is reduced: a softmax or a norm with what is pointwise around it is one such part
+    COLUMN    outer dims are reduced and the innermost is not
     SCATTER   elements go where indices say: a fill, and the writes
     LIBRARY   a product
 
 `parts_of` walks the operators in order. Each begins as a part of its own and takes in the parts that make what it reads, where the two fit (`_fits`) and no third part stands between them. At the end, parts over the
 same space that read the same value and do not wait for each other are joined too. Traffic is what crosses the borders of a part; what views of a value show of it counts once.
 
-Norms' backward passes also reduce over columns for their weights, and batch norm over all but the channels: `_BESIDE` adds that as a part of its own.
+A reduction to few results would leave most of the device idle, so Inductor splits it: two launches, with partial results between, and what is pointwise over the whole space behind it is a part of its own. Its rule: no split with
+as many results as programs that fill the device (twice its processors for rows, 64 times for columns), nor of a short reduction (8192 elements for rows, 128 for columns).
+
+The backward pass of layer norm also reduces over columns for its weights, and a batch norm whose reduction is split goes over its elements once more: `_beside` adds those parts.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from sennit.ir.strategy_check import Kernel
 
 __all__ = ["Part", "Sort", "parts_of"]
 
-_LONG = 1024  # a reduction over so many elements is split, unless it is of rows
+_PROCESSORS = 132
+_SPLIT = {"row": (2 * _PROCESSORS, 8192), "column": (64 * _PROCESSORS, 128)}  # results below, elements above
 
 
 class Sort(IntEnum):
@@ -55,7 +59,6 @@ class Part:
 
 
 _ROWS = ("softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "native_layer_norm")
-_BESIDE = ("native_layer_norm_backward", "native_batch_norm_backward", "native_batch_norm_legit_functional")
 _SCATTERS = ("embedding_dense_backward", "index_put", "scatter", "scatter_add")
 
 
@@ -70,7 +73,14 @@ class _Open:
 
     @property
     def is_split(self) -> bool:
-        return self.sort is Sort.COLUMN and self.size >= _LONG * self.outer
+        return _is_split(self.sort, self.size, self.outer)
+
+
+def _is_split(sort: Sort, size: int, outer: int) -> bool:
+    if sort not in (Sort.ROW, Sort.COLUMN):
+        return False
+    results, elements = _SPLIT["row" if sort is Sort.ROW else "column"]
+    return outer < results and size > elements * outer
 
 
 def parts_of(kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> tuple[Part, ...]:
@@ -219,21 +229,28 @@ def _alone(op: Op, types: Mapping[str, TensorType]) -> _Open:
         inner = first.shape[-1] if first.shape else 1
         return _Open(Sort.ROW, first.elements, max(1, first.elements // max(1, inner)))
     if name.startswith("native_batch_norm"):
-        return _Open(Sort.POINT, made, made)  # its reductions are beside it
+        return _Open(Sort.ROW, first.elements, first.shape[1] if len(first.shape) > 1 else 1)
     outer = max(1, prod(op.results[0].type.shape))
-    dims = op.args[1] if len(op.args) > 1 and isinstance(op.args[1], tuple) else ()
-    last = len(first.shape) - 1
-    is_row = any(dim in (-1, last) for dim in dims) and len(dims) < len(first.shape) and outer > 1
+    given = op.args[1] if len(op.args) > 1 else ()
+    dims = given if isinstance(given, tuple) else (given,)
+    is_row = not dims or any(dim in (-1, len(first.shape) - 1) for dim in dims) or outer == 1
     return _Open(Sort.ROW if is_row else Sort.COLUMN, first.elements, outer)
 
 
 def _beside(op: Op, types: Mapping[str, TensorType]) -> tuple[Part, ...]:
-    """Reductions over columns that an operator makes beside its main result."""
-    if stem(op.kind).strip("_") not in _BESIDE or not op.reads:
+    """What an operator does over its elements in a part of its own."""
+    name = stem(op.kind).strip("_")
+    if not op.reads or name not in ("native_layer_norm_backward",) and not name.startswith("native_batch_norm"):
         return ()
     full = types[op.reads[0]]
-    read = sum(types[name].bytes for name in set(op.reads) if types[name].elements == full.elements)
-    outer = min((value.type.elements for value in op.results), default=1)
-    written = sum(value.type.bytes for value in op.results if value.type.elements == outer)
-    launches = 2 if full.elements >= _LONG * outer else 1
-    return (Part(Sort.COLUMN, full.elements, outer, launches, read, written, frozenset((op.name,)), frozenset()),)
+    read = sum(types[value].bytes for value in set(op.reads) if types[value].elements == full.elements)
+    mine = frozenset((op.name,))
+    if name == "native_layer_norm_backward":
+        outer = full.shape[-1] if full.shape else 1
+        written = sum(value.type.bytes for value in op.results if value.type.elements == outer)
+        launches = 2 if _is_split(Sort.COLUMN, full.elements, outer) else 1
+        return (Part(Sort.COLUMN, full.elements, outer, launches, read, written, mine, frozenset()),)
+    outer = full.shape[1] if len(full.shape) > 1 else 1
+    if not _is_split(Sort.ROW, full.elements, outer):
+        return ()
+    return (Part(Sort.POINT, full.elements, full.elements, 1, read, 0, mine, frozenset()),)

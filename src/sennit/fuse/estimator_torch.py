@@ -7,9 +7,9 @@ Nodes and edges are those of `features.py`. With h the node states, each layer l
 
 The states are pooled by sum and by maximum, joined with the features of the whole group, and give the mean and the logarithm of the variance of
 
-    log(seconds / seconds by stages)
+    log(seconds / seconds by parts)
 
-trained by the Gaussian likelihood. Several networks, trained from other seeds, give their mean, and their disagreement adds to the variance: a group unlike all that was seen gets a wide
+trained by the absolute error, and the likelihood of a Laplace distribution for its scale. Several networks, trained from other seeds, give their mean, and their disagreement adds to the variance: a group unlike all that was seen gets a wide
 interval, and the search can have it measured instead.
 """
 
@@ -40,6 +40,7 @@ class NetworkConfig:
     width: int = 64
     heads: int = 4
     layers: int = 4
+    dropout: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class _Layer(nn.Module):
 
 
 class GraphNetwork(nn.Module):
-    """Mean and log variance of log(seconds / seconds by stages)."""
+    """Mean and log variance of log(seconds / seconds by parts)."""
 
     def __init__(self, config: NetworkConfig | None = None) -> None:
         super().__init__()
@@ -107,7 +108,15 @@ class GraphNetwork(nn.Module):
         width = self.config.width
         self.enter = nn.Linear(NODE_WIDTH, width)
         self.layers = nn.ModuleList(_Layer(self.config) for _ in range(self.config.layers))
-        self.leave = nn.Sequential(nn.Linear(2 * width + GLOBAL_WIDTH, 2 * width), nn.GELU(), nn.Linear(2 * width, 2))
+        self.level = nn.BatchNorm1d(GLOBAL_WIDTH, affine=False)
+        self.leave = nn.Sequential(
+            nn.Linear(2 * width + GLOBAL_WIDTH, 2 * width),
+            nn.GELU(),
+            nn.Dropout(self.config.dropout),
+            nn.Linear(2 * width, width),
+            nn.GELU(),
+            nn.Linear(width, 2),
+        )
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         h = self.enter(batch.nodes)
@@ -116,7 +125,7 @@ class GraphNetwork(nn.Module):
         mask = batch.present[..., None]
         total = (h * mask).sum(1) / math.sqrt(8.0)
         most = h.masked_fill(~mask, -1e4).amax(1)
-        mean, spread = self.leave(torch.cat([total, most, batch.whole / 16.0], dim=-1)).unbind(-1)
+        mean, spread = self.leave(torch.cat([total, most, self.level(batch.whole)], dim=-1)).unbind(-1)
         return mean, spread.clamp(-8.0, 3.0)
 
 
@@ -139,7 +148,7 @@ class LearnedCost:
         networks = []
         for weights in found["networks"]:
             network = GraphNetwork(config)
-            network.load_state_dict({name: value.float() for name, value in weights.items()})
+            network.load_state_dict(weights)
             networks.append(network)
         return cls(staged, networks)
 
@@ -151,7 +160,7 @@ class LearnedCost:
         groups = [features_of(kernel, written, self.staged) for kernel, written in questions]
         answers = [Estimate(0.0)] * len(groups)
         busy = sorted(
-            (place for place, item in enumerate(groups) if item.staged > 0.0), key=lambda p: len(groups[p].nodes)
+            (place for place, item in enumerate(groups) if item.compiled > 0.0), key=lambda p: len(groups[p].nodes)
         )
         for start in range(0, len(busy), _TOGETHER):
             places = busy[start : start + _TOGETHER]
@@ -161,7 +170,7 @@ class LearnedCost:
             means = torch.stack([mean for mean, _ in found])
             noise = torch.stack([spread.exp() for _, spread in found]).mean(0) + means.var(0, unbiased=False)
             for place, mean, variance in zip(places, means.mean(0).tolist(), noise.tolist(), strict=True):
-                answers[place] = Estimate(groups[place].staged * math.exp(mean), math.sqrt(variance))
+                answers[place] = Estimate(groups[place].compiled * math.exp(mean), math.sqrt(variance))
         return answers
 
 
