@@ -63,6 +63,8 @@ def row_of(job: tuple[str, str]) -> Row | None:
         return None
     graph = Graph.parse(found["graph"])
     written = frozenset(output.name for output in graph.outputs)
+    if "kernels" not in found and any(op.kind == "aten.clone.default" and op.name in written for op in graph.ops):
+        return None  # labelled when a copy kept the order of what it copied
     group = features_of(Kernel(graph.ops), written, Staged.of(graph, load(cluster).device))
     target = math.log(found["seconds"] / group.compiled) if group.compiled > 0 else 0.0
     return Row(root_of(found["from"]), found["graph"], group, found["seconds"], target)
@@ -110,13 +112,11 @@ def noise(first: Path, again: Path) -> None:
 # ---- the network -----------------------------------------------------------------------------------------------------------
 
 
-def batchings(rows: list[Row], device: str, count: int, size: int = 128) -> list[list[tuple[Batch, torch.Tensor]]]:
-    """Several ways to cut the rows into batches of groups of like size, so that little is padding."""
+def batchings(rows: list[Row], device: str, count: int, size: int = 96) -> list[list[tuple[Batch, torch.Tensor]]]:
+    """Several ways to cut the rows into batches."""
     found = []
     for seed in range(count):
-        draw = np.random.default_rng(seed)
-        lengths = np.array([len(row.group.nodes) for row in rows]) * draw.uniform(0.8, 1.25, len(rows))
-        order = np.argsort(lengths)
+        order = np.random.default_rng(seed).permutation(len(rows))
         found.append(
             [
                 (
@@ -130,6 +130,7 @@ def batchings(rows: list[Row], device: str, count: int, size: int = 128) -> list
 
 
 def train(rows: list[Row], seed: int, epochs: int, device: str) -> GraphNetwork:
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
     network = GraphNetwork().to(device)
     ways = batchings(rows, device, 3)
@@ -152,11 +153,12 @@ def train(rows: list[Row], seed: int, epochs: int, device: str) -> GraphNetwork:
             torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-    return network.eval()
+    return network.cpu().eval()
 
 
 def predict(networks: list[GraphNetwork], rows: list[Row], device: str) -> tuple[Any, Any]:
     means, spreads = [], []
+    networks = [network.to(device) for network in networks]
     with torch.no_grad():
         for start in range(0, len(rows), 256):
             batch = collate([row.group for row in rows[start : start + 256]]).to(device)
@@ -286,6 +288,7 @@ def main() -> None:
     parser.add_argument("--networks", type=int, default=2, help="0 leaves the network out of the comparison")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--jobs", type=int, default=1, help="groups of rows that are held out at the same time")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="to train on")
     parser.add_argument("--cluster", default="h200x8", help="the device that the groups were timed on")
     parser.add_argument("--limit", type=int, help="about so many groups only")
     arguments = parser.parse_args()
@@ -293,13 +296,15 @@ def main() -> None:
         noise(arguments.data, arguments.noise)
     if arguments.out is None and not arguments.compare:
         return
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = arguments.device
     start = time.perf_counter()
     rows = read([arguments.data, *arguments.again], arguments.cluster, arguments.limit, max(1, arguments.jobs))
     print(f"read in {time.perf_counter() - start:.0f} s", flush=True)
     if arguments.out is not None:
         start = time.perf_counter()
-        networks = [train(rows, seed, arguments.epochs, device) for seed in range(arguments.networks)]
+        work = [(rows, seed, arguments.epochs, device) for seed in range(arguments.networks)]
+        with multiprocessing.get_context("spawn").Pool(min(arguments.jobs, arguments.networks)) as pool:
+            networks = pool.starmap(train, work)
         save_networks(networks, arguments.out)
         size = arguments.out.stat().st_size
         print(f"{arguments.out}: {size / 1e6:.2f} MB, trained in {time.perf_counter() - start:.0f} s", flush=True)

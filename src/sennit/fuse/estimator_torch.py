@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ from sennit.ir.strategy_check import Kernel
 
 __all__ = ["Batch", "GraphNetwork", "LearnedCost", "NetworkConfig", "collate", "save_networks"]
 
-_TOGETHER = 64
+_TOGETHER = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +46,45 @@ class NetworkConfig:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Padded groups: `nodes` [b, n, f], `present` [b, n], `joined` [b, n, n] (0 none, 1 producer, 2 reader, 3 itself), `whole` [b, g]."""
+    """Groups side by side: `nodes` [n, f], the group of each `owner` [n]; edges `into` a node, `out_of` another, of a `sort` (0 producer, 1 reader, 2 itself), all [e]; `whole` [groups, g]."""
 
     nodes: Tensor
-    present: Tensor
-    joined: Tensor
+    owner: Tensor
+    into: Tensor
+    out_of: Tensor
+    sort: Tensor
     whole: Tensor
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(*(part.to(device) for part in (self.nodes, self.present, self.joined, self.whole)))
+        parts = (self.nodes, self.owner, self.into, self.out_of, self.sort, self.whole)
+        return Batch(*(part.to(device) for part in parts))
 
 
 def collate(groups: Sequence[GroupFeatures]) -> Batch:
-    most = max(len(group.nodes) for group in groups)
-    nodes = torch.zeros(len(groups), most, NODE_WIDTH)
-    present = torch.zeros(len(groups), most, dtype=torch.bool)
-    joined = torch.zeros(len(groups), most, most, dtype=torch.long)
-    for place, group in enumerate(groups):
-        count = len(group.nodes)
-        nodes[place, :count] = torch.from_numpy(group.nodes)
-        present[place, :count] = True
-        edges = torch.from_numpy(group.edges)
-        if len(edges):
-            joined[place, edges[:, 1], edges[:, 0]] = 1
-            joined[place, edges[:, 0], edges[:, 1]] = 2
-        joined[place, range(count), range(count)] = 3
-    return Batch(nodes, present, joined, torch.stack([torch.from_numpy(group.whole) for group in groups]))
+    counts = [len(group.nodes) for group in groups]
+    starts = np.cumsum([0, *counts[:-1]])
+    edges = np.concatenate([group.edges + start for group, start in zip(groups, starts, strict=True)])
+    every = np.arange(sum(counts))
+    into = np.concatenate([edges[:, 1], edges[:, 0], every])
+    out_of = np.concatenate([edges[:, 0], edges[:, 1], every])
+    return Batch(
+        torch.from_numpy(np.concatenate([group.nodes for group in groups])),
+        torch.from_numpy(np.repeat(np.arange(len(groups)), counts)),
+        torch.from_numpy(into),
+        torch.from_numpy(out_of),
+        torch.from_numpy(np.repeat(np.arange(3), [len(edges), len(edges), len(every)])),
+        torch.from_numpy(np.stack([group.whole for group in groups])),
+    )
+
+
+def _sum_by(values: Tensor, place: Tensor, count: int) -> Tensor:
+    return values.new_zeros(count, *values.shape[1:]).index_add(0, place, values)
+
+
+def _most_by(values: Tensor, place: Tensor, count: int) -> Tensor:
+    index = place.view(-1, *[1] * (values.dim() - 1)).expand_as(values)
+    empty = values.new_zeros(count, *values.shape[1:])
+    return empty.scatter_reduce(0, index, values, "amax", include_self=False)
 
 
 class _Layer(nn.Module):
@@ -79,21 +93,22 @@ class _Layer(nn.Module):
         width, self.heads = config.width, config.heads
         self.norm = nn.LayerNorm(width)
         self.left, self.right, self.value = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
-        self.edge = nn.Embedding(4, width)
+        self.edge = nn.Embedding(3, width)
         self.attention = nn.Parameter(torch.randn(config.heads, width // config.heads) / math.sqrt(width))
         self.after = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
         )
 
-    def forward(self, h: Tensor, joined: Tensor) -> Tensor:
-        b, n, width = h.shape
+    def forward(self, h: Tensor, batch: Batch) -> Tensor:
+        n, width = h.shape
         x = self.norm(h)
-        pairs = self.left(x)[:, :, None] + self.right(x)[:, None] + self.edge(joined)
-        pairs = F.leaky_relu(pairs, 0.2).view(b, n, n, self.heads, width // self.heads)
-        scores = (pairs * self.attention).sum(-1).masked_fill((joined == 0)[..., None], -1e4)
-        weights = scores.softmax(dim=2) * (joined != 0)[..., None]
-        values = self.value(x).view(b, n, self.heads, width // self.heads)
-        mixed = torch.einsum("bijh,bjhd->bihd", weights, values).reshape(b, n, width)
+        pairs = self.left(x)[batch.into] + self.right(x)[batch.out_of] + self.edge(batch.sort)
+        pairs = F.leaky_relu(pairs, 0.2).view(-1, self.heads, width // self.heads)
+        scores = (pairs * self.attention).sum(-1)
+        scores = (scores - _most_by(scores.detach(), batch.into, n)[batch.into]).exp()
+        weights = scores / _sum_by(scores, batch.into, n)[batch.into]
+        values = self.value(x)[batch.out_of].view(-1, self.heads, width // self.heads)
+        mixed = _sum_by((weights[..., None] * values).view(-1, width), batch.into, n)
         out: Tensor = h + mixed
         change: Tensor = self.after(out)
         return out + change
@@ -117,14 +132,16 @@ class GraphNetwork(nn.Module):
             nn.GELU(),
             nn.Linear(width, 2),
         )
+        nn.init.zeros_(self.leave[-1].weight)  # an untrained network says what the parts say
+        nn.init.zeros_(self.leave[-1].bias)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         h = self.enter(batch.nodes)
         for layer in self.layers:
-            h = layer(h, batch.joined)
-        mask = batch.present[..., None]
-        total = (h * mask).sum(1) / math.sqrt(8.0)
-        most = h.masked_fill(~mask, -1e4).amax(1)
+            h = layer(h, batch)
+        count = len(batch.whole)
+        total = _sum_by(h, batch.owner, count) / math.sqrt(8.0)
+        most = _most_by(h, batch.owner, count)
         mean, spread = self.leave(torch.cat([total, most, self.level(batch.whole)], dim=-1)).unbind(-1)
         return mean, spread.clamp(-8.0, 3.0)
 
@@ -156,12 +173,9 @@ class LearnedCost:
         return self.estimate_all([(kernel, written)])[0]
 
     def estimate_all(self, questions: Sequence[tuple[Kernel, frozenset[str]]]) -> list[Estimate]:
-        """Kernels of like size go through the networks together."""
         groups = [features_of(kernel, written, self.staged) for kernel, written in questions]
         answers = [Estimate(0.0)] * len(groups)
-        busy = sorted(
-            (place for place, item in enumerate(groups) if item.compiled > 0.0), key=lambda p: len(groups[p].nodes)
-        )
+        busy = [place for place, item in enumerate(groups) if item.compiled > 0.0]
         for start in range(0, len(busy), _TOGETHER):
             places = busy[start : start + _TOGETHER]
             batch = collate([groups[place] for place in places])
