@@ -55,13 +55,17 @@ def by_sort(found: list[tuple[str, float]]) -> list[tuple[str, int, float]]:
 
 def table(tables: dict[str, list[tuple[str, float]]]) -> str:
     """Sorts of kernels in rows, ways to run the step in columns: microseconds and launches."""
-    rows = {name: {sort: (launches, total) for sort, launches, total in by_sort(found)} for name, found in tables.items()}
+    rows = {
+        name: {sort: (launches, total) for sort, launches, total in by_sort(found)} for name, found in tables.items()
+    }
     sorts = sorted({sort for row in rows.values() for sort in row})
     lines = ["  " + " " * 30 + "".join(f"{name:>24s}" for name in rows)]
     for sort in [*sorts, "all"]:
         cells = []
         for row in rows.values():
-            launches, total = row.get(sort, (0, 0.0)) if sort != "all" else tuple(map(sum, zip(*row.values(), strict=True)))
+            launches, total = (
+                row.get(sort, (0, 0.0)) if sort != "all" else tuple(map(sum, zip(*row.values(), strict=True)))
+            )
             cells.append(f"{1e6 * total:15.1f} us {launches:4d} x")
         lines.append(f"  {sort:30s}" + "".join(f"{cell:>24s}" for cell in cells))
     return "\n".join(lines)

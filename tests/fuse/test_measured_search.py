@@ -88,7 +88,7 @@ def test_a_group_is_timed_on_a_cpu(model) -> None:
     whole = model.question(frozenset(range(4)))
     (seconds,) = timer([whole])
     assert seconds is not None
-    assert 0 < seconds
+    assert seconds > 0
     (record,) = timer.measured
     assert record.seconds == seconds
     assert record.samples == 3

@@ -240,7 +240,7 @@ def _alone(op: Op, types: Mapping[str, TensorType]) -> _Open:
 def _beside(op: Op, types: Mapping[str, TensorType]) -> tuple[Part, ...]:
     """What an operator does over its elements in a part of its own."""
     name = stem(op.kind).strip("_")
-    if not op.reads or name not in ("native_layer_norm_backward",) and not name.startswith("native_batch_norm"):
+    if not op.reads or not (name == "native_layer_norm_backward" or name.startswith("native_batch_norm")):
         return ()
     full = types[op.reads[0]]
     read = sum(types[value].bytes for value in set(op.reads) if types[value].elements == full.elements)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class InductorKernel:
     is_nothing: bool = False
 
 
-class _Seen(Exception):
+class _SeenError(Exception):
     """Thrown out of the scheduler: it has fused, and nothing is to be written."""
 
 
@@ -58,9 +59,7 @@ def inductor_groups(model: StepModel, values: Callable[[Sequence[str]], list[Ten
     return grouping_of(model, found)
 
 
-def scheduled(
-    model: StepModel, phase: Phase, values: Callable[[Sequence[str]], list[Tensor]]
-) -> list[InductorKernel]:
+def scheduled(model: StepModel, phase: Phase, values: Callable[[Sequence[str]], list[Tensor]]) -> list[InductorKernel]:
     """The kernels that Inductor's scheduler makes of a phase, in its order."""
     from torch._inductor import config
 
@@ -78,7 +77,7 @@ def scheduled(
 
     def look(scheduler_nodes: list[Any]) -> list[Any]:
         seen.extend([_kernel(item, number) for item in scheduler_nodes])
-        raise _Seen
+        raise _SeenError
 
     # a graph that is in the cache would not come to the scheduler
     with config.patch(_post_fusion_custom_pass=look, fx_graph_cache=False):
@@ -136,7 +135,7 @@ def grouping_of(model: StepModel, found: Sequence[InductorKernel]) -> Grouping:
     for place, number in sorted(home.items()):
         members.setdefault(number, []).append(place)
     for places in members.values():
-        for one, other in zip(places, places[1:], strict=False):
+        for one, other in pairwise(places):
             kernels.fuse(one, other)
     for number, item in enumerate(found):
         if number not in members or item.is_library:
@@ -171,8 +170,9 @@ def _homes(model: StepModel, found: Sequence[InductorKernel]) -> dict[int, int]:
     for place in range(len(model.ops) - 1, -1, -1):
         # a constant, or what a pattern pass rewrote, leaves no trace: it goes with the first that reads it
         if place not in home and model.kind[place] is Class.POINTWISE:
-            readers = [home[reader] for reader in model.readers[place] if reader in home]
-            home.update({place: number for number in readers[:1] if not found[number].is_library})
+            first = next((home[reader] for reader in model.readers[place] if reader in home), None)
+            if first is not None and not found[first].is_library:
+                home[place] = first
     return home
 
 

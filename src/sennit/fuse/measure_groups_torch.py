@@ -73,9 +73,7 @@ class GroupTimer:
         return found.seconds
 
 
-def call_times(
-    call: Callable[..., Any], inputs: Sequence[Tensor], device: torch.device, rounds: int
-) -> list[float]:
+def call_times(call: Callable[..., Any], inputs: Sequence[Tensor], device: torch.device, rounds: int) -> list[float]:
     """Seconds a call, of so many calls at a time that the clock's own cost does not count."""
     call(*inputs)
     if device.type == "cuda":

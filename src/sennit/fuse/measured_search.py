@@ -23,7 +23,9 @@ from sennit.ir.strategy import Strategy
 
 __all__ = ["Learned", "Measure", "Remeasure", "learn_unsure", "questions_of", "search_measured"]
 
-Measure = Callable[[Sequence[Question]], Sequence[float | None]]  # seconds of kernels; None for one that cannot be measured
+Measure = Callable[
+    [Sequence[Question]], Sequence[float | None]
+]  # seconds of kernels; None for one that cannot be measured
 
 
 @dataclass(frozen=True, slots=True)
