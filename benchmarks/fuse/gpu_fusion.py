@@ -4,16 +4,19 @@
 
 For each captured training step (forward and backward, no optimizer):
 
-    no fusion            every operator by itself, as torch runs it
-    greedy               every operator with what it reads, wherever that is legal, each group compiled by itself
-    Inductor's groups    the groups that Inductor's scheduler forms, read from it, each compiled by itself
-    search               what the search finds: first by the estimator; then the groups that it chose are compiled and timed, and it searches again with what was measured. Inductor's groups are a seed
-    phases               the forward pass handed to Inductor as one graph, and the backward pass, as `torch.compile` does
-    chosen               of the rows above, the one with the least median over its first replays
-    Inductor             the whole step handed to Inductor as one graph: its default fusion
+    no fusion              every operator by itself, as torch runs it
+    Inductor, phases       the forward pass handed to Inductor as one graph, and the backward pass: as `torch.compile` has to, since other code runs between them
+    Inductor               the whole step handed to Inductor as one graph: its default fusion, across the passes too
 
-All run as one CUDA graph each, so that the host does not count, and are replayed in turns; the table has the median of a replay and the quartiles of its ratio to Inductor in the same turn. `chosen` is picked from replays that the table does
-not use. Results are compared with those of "no fusion". With `--kernels` the launches of each are counted by sort.
+and on the graph in which cheap forward operators are computed again in the backward pass (`fuse/recompute.py`):
+
+    greedy                 every operator with what it reads, wherever that is legal, each group compiled by itself
+    Inductor's groups      the groups that Inductor's scheduler forms, read from it, each compiled by itself
+    search                 what the search finds: first by the estimator; then the groups that it chose are compiled and timed, and it searches again with what was measured. The others are seeds
+    phases                 a group for each pass
+
+All run as one CUDA graph each, so that the host does not count, and are replayed in turns; the table has the median of a replay and the quartiles of its ratio to Inductor in the same turn. `chosen` marks the best of ours over replays that
+the table does not use. Results are compared with those of "no fusion". With `--kernels` the launches of each are counted by sort.
 Random numbers are inputs here: torch draws them in a kernel of their own in all variants. Workers compile and time groups in parallel, one at a time on the GPU; what they compiled
 comes from Inductor's cache after that. With `--device cpu` the same runs on a CPU, without CUDA graphs.
 """
@@ -40,8 +43,9 @@ from workloads import stored_graphs
 
 from sennit.fuse.model import Grouping, StepModel
 from sennit.fuse.moves import AS_COMPILED, Limits, fused_greedily
+from sennit.fuse.recompute import recomputed
 from sennit.fuse.search import Found, SearchOptions, search
-from sennit.ir.graph import Phase
+from sennit.ir.graph import Graph, Phase
 from sennit.ir.strategy import Strategy
 
 OURS = ("greedy", "Inductor's groups", "search", "phases")
@@ -107,32 +111,38 @@ class Searched:
         self.pool.run([replace(job, timed=False) for key, job in jobs.items() if key not in self.known], self.deadline)
 
 
-def study(subject: Subject, pool: Pool, arguments: Any, deadline: float) -> None:
+def study(name: str, graph: Graph, pool: Pool, arguments: Any, deadline: float) -> None:
     from sennit.fuse.inductor_groups_torch import inductor_groups
 
-    model = subject.model
-    print(f"{subject.name}: {len(subject.graph.ops)} operators", flush=True)
-    strategies = {"no fusion": Grouping(), "greedy": fused_greedily(model, Limits())}
-    apart = model.strategy("phases", phases(model), ())
-    for job in (subject.whole(), *(subject.job(*question, timed=False) for question in subject.questions(apart))):
-        pool.jobs.put(replace(job, timed=False))  # into the cache, while the search goes on
+    made = (arguments.device, arguments.weights, arguments.cluster)
+    plain = Subject(name, graph, *made)
+    ours = Subject(name, recomputed(graph), *made)
+    ours.reference = plain.reference
+    model = ours.model
+    print(f"{name}: {len(graph.ops)} operators, {len(model.ops)} with those that are computed again", flush=True)
+    apart = plain.model.strategy("phases", phases(plain.model), ())
+    halves = model.strategy("phases", phases(model), ())
+    for subject, strategy in ((plain, apart), (ours, halves)):
+        for question in subject.questions(strategy):
+            pool.jobs.put(subject.job(*question, timed=False))  # into the cache, while the search goes on
+    pool.jobs.put(plain.whole())
+    groupings = {"greedy": fused_greedily(model, Limits())}
     start = time.monotonic()
-    try:
-        strategies["Inductor's groups"] = inductor_groups(model, subject.values)
+    if arguments.inductor_groups:
+        groupings["Inductor's groups"] = inductor_groups(model, ours.values)
         print(f"  Inductor's groups read in {time.monotonic() - start:.0f} s", flush=True)
-    except Exception as error:
-        print(f"  Inductor's groups are left out: {type(error).__name__}: {str(error)[:400]}", flush=True)
-    seeds = {**strategies, "as compiled": fused_greedily(model, AS_COMPILED)}
-    found = Searched(subject, pool, arguments, deadline).run(seeds)
+    seeds = {**groupings, "no fusion": Grouping(), "as compiled": fused_greedily(model, AS_COMPILED)}
+    found = Searched(ours, pool, arguments, deadline).run(seeds)
     start = time.monotonic()
-    chains: dict[str, Chain] = {}
-    for name, grouping in strategies.items():
-        chains[name] = subject.chain(model.strategy(name, grouping, ()), compiled=name != "no fusion")
-    chains["search"] = subject.chain(found.strategy, compiled=True)
-    chains["phases"] = subject.chain(apart, compiled=True)
-    chains["Inductor"] = subject.whole_chain()
+    chains: dict[str, Chain] = {"no fusion": plain.chain(Strategy("none"), compiled=False)}
+    for title, grouping in groupings.items():
+        chains[title] = ours.chain(model.strategy(title, grouping, ()), compiled=True)
+    chains["search"] = ours.chain(found.strategy, compiled=True)
+    chains["phases"] = ours.chain(halves, compiled=True)
+    chains["Inductor, phases"] = plain.chain(apart, compiled=True)
+    chains["Inductor"] = plain.whole_chain()
     print(f"  compiled in {time.monotonic() - start:.0f} s", flush=True)
-    report(subject, chains, arguments)
+    report(plain, chains, arguments)
 
 
 def report(subject: Subject, chains: dict[str, Chain], arguments: Any) -> None:
@@ -169,6 +179,7 @@ def main() -> None:
     parser.add_argument("--measure-seconds", type=float, default=30.0)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--keep", type=int, default=4, help="strategies of a search whose groups are measured")
+    parser.add_argument("--inductor-groups", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--replays", type=int, default=30)
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--kernels", type=Path, help="a file for every kernel that each variant launches")
@@ -186,10 +197,7 @@ def main() -> None:
                 if time.monotonic() > deadline:
                     print(f"{name}: no time left", flush=True)
                     continue
-                subject = Subject(
-                    name, without_draws(graphs[name]), arguments.device, arguments.weights, arguments.cluster
-                )
-                study(subject, pool, arguments, deadline + 60)
+                study(name, without_draws(graphs[name]), pool, arguments, deadline + 60)
         finally:
             pool.stop()
 

@@ -27,6 +27,7 @@ import multiprocessing
 import sys
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,11 @@ import numpy as np
 import torch
 from workloads import root_of
 
-from sennit.cluster import load
+from sennit.cluster import Device, load
+from sennit.cost import OperatorCosts
 from sennit.fuse.estimator_torch import Batch, GraphNetwork, collate, save_networks
 from sennit.fuse.features import GroupFeatures, features_of
-from sennit.fuse.kernel_cost import Staged
+from sennit.fuse.kernel_cost import Roofline, Staged
 from sennit.ir.graph import Graph
 from sennit.ir.strategy_check import Kernel
 
@@ -55,6 +57,13 @@ class Row:
     target: float
 
 
+@cache
+def described(cluster: str) -> tuple[Device, OperatorCosts]:
+    """Read once in a process."""
+    device = load(cluster).device
+    return device, OperatorCosts.of(device)
+
+
 def row_of(job: tuple[str, str]) -> Row | None:
     line, cluster = job
     found = json.loads(line)
@@ -65,7 +74,8 @@ def row_of(job: tuple[str, str]) -> Row | None:
     written = frozenset(output.name for output in graph.outputs)
     if "kernels" not in found and any(op.kind == "aten.clone.default" and op.name in written for op in graph.ops):
         return None  # labelled when a copy kept the order of what it copied
-    group = features_of(Kernel(graph.ops), written, Staged.of(graph, load(cluster).device))
+    device, costs = described(cluster)
+    group = features_of(Kernel(graph.ops), written, Staged(Roofline.of(graph, device), costs))
     target = math.log(found["seconds"] / group.compiled) if group.compiled > 0 else 0.0
     return Row(root_of(found["from"]), found["graph"], group, found["seconds"], target)
 

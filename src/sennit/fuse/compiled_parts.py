@@ -6,7 +6,7 @@ few, over one space of elements:
     POINT     one element of the space for one of the result
     ROW       the innermost dim is reduced: a softmax or a norm with what is pointwise around it is one such part
     COLUMN    outer dims are reduced and the innermost is not
-    SCATTER   elements go where indices say: a fill, and the writes
+    SCATTER   elements go where indices say: a fill, and the writes. A number scattered into a tensor of one value is a comparison with the index, and a POINT
     LIBRARY   a product
 
 `parts_of` walks the operators in order. Each begins as a part of its own and takes in the parts that make what it reads, where the two fit (`_fits`) and no third part stands between them. At the end, parts over the
@@ -220,7 +220,7 @@ def _alone(op: Op, types: Mapping[str, TensorType]) -> _Open:
     name, kind = stem(op.kind).strip("_"), classify(op, types)
     if kind is Class.PRODUCT or kind is Class.OTHER:
         return _Open(Sort.LIBRARY, made, made)
-    if kind is not Class.REDUCTION or not op.reads:
+    if kind is not Class.REDUCTION or not op.reads or op.kind == "aten.scatter.value":
         return _Open(Sort.POINT, made, made)
     first = types[op.reads[0]]
     if name in _SCATTERS:

@@ -130,10 +130,10 @@ class GraphNetwork(nn.Module):
             nn.Dropout(self.config.dropout),
             nn.Linear(2 * width, width),
             nn.GELU(),
-            nn.Linear(width, 2),
         )
-        nn.init.zeros_(self.leave[-1].weight)  # an untrained network says what the parts say
-        nn.init.zeros_(self.leave[-1].bias)
+        self.say = nn.Linear(width, 2)
+        nn.init.zeros_(self.say.weight)  # an untrained network says what the parts say
+        nn.init.zeros_(self.say.bias)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         h = self.enter(batch.nodes)
@@ -142,7 +142,8 @@ class GraphNetwork(nn.Module):
         count = len(batch.whole)
         total = _sum_by(h, batch.owner, count) / math.sqrt(8.0)
         most = _most_by(h, batch.owner, count)
-        mean, spread = self.leave(torch.cat([total, most, self.level(batch.whole)], dim=-1)).unbind(-1)
+        found = self.leave(torch.cat([total, most, self.level(batch.whole)], dim=-1))
+        mean, spread = self.say(found).unbind(-1)
         return mean, spread.clamp(-8.0, 3.0)
 
 
