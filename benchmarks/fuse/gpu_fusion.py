@@ -75,7 +75,7 @@ class Searched:
         found = search(model, self.options, name="search", start=list(seeds.values()))
         print(f"  by the estimator: {1e3 * found.seconds:.3f} ms, {found.tried} candidates", flush=True)
         for turn in range(self.arguments.rounds):
-            first = [model.strategy(name, seed, ()) for name, seed in seeds.items()] if turn == 0 else []
+            first = [model.strategy(name, seed, ()) for name, seed in seeds.items() if turn == 0 and seed.groups]
             summary = self.measure([found.strategy, *(strategy for strategy, _ in found.others), *first])
             model.forget()
             found = search(model, replace(self.options, seed=turn + 1), name="search", start=list(seeds.values()))
