@@ -11,7 +11,7 @@ Groups are split by model: all sizes and element types of the model that is held
     by stages           `fuse/kernel_cost.py`, times its best factor
     by parts            `fuse/compiled_cost.py`, times its best factor
     boosted trees       scikit-learn's, where it is installed: the group's features, sums and maxima over its nodes; they predict what the network predicts
-    trees and network   the mean of their logarithms
+    trees and network   the mean of their logarithms: what ships
 
 Groups whose middle half of timings spreads over more than a tenth of the median are left out, and counted. `--again FILE` replaces labels by newer ones of the same groups.
 """
@@ -39,6 +39,7 @@ from workloads import root_of
 
 from sennit.cluster import Device, load
 from sennit.cost import OperatorCosts
+from sennit.fuse.boosted_trees import BoostedTrees, flat
 from sennit.fuse.estimator_torch import Batch, GraphNetwork, collate, save_networks
 from sennit.fuse.features import GroupFeatures, features_of
 from sennit.fuse.kernel_cost import Roofline, Staged
@@ -183,16 +184,33 @@ def predict(networks: list[GraphNetwork], rows: list[Row], device: str) -> tuple
 # ---- the comparison --------------------------------------------------------------------------------------------------------
 
 
-def trees(seen: list[Row], held: list[Row]) -> Any:
+def trees(seen: list[Row]) -> BoostedTrees:
+    """Trained by scikit-learn, as arrays."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    def flat(rows: list[Row]) -> Any:
-        return np.stack(
-            [np.concatenate([row.group.whole, row.group.nodes.sum(0), row.group.nodes.max(0)]) for row in rows]
-        )
-
-    model = HistGradientBoostingRegressor(max_iter=400, learning_rate=0.06, loss="absolute_error", random_state=0)
-    return model.fit(flat(seen), np.array([row.target for row in seen])).predict(flat(held))
+    model = HistGradientBoostingRegressor(
+        max_iter=300,
+        learning_rate=0.08,
+        loss="absolute_error",
+        random_state=0,
+        max_features=0.3,
+        min_samples_leaf=10,
+        l2_regularization=1.0,
+    ).fit(flat([row.group for row in seen]), np.array([row.target for row in seen]))
+    found = [stage[0].nodes for stage in model._predictors]
+    roots = np.cumsum([0, *(len(nodes) for nodes in found[:-1])])
+    nodes = np.concatenate(found)
+    start = np.repeat(roots, [len(part) for part in found])
+    is_leaf = nodes["is_leaf"].astype(bool)
+    return BoostedTrees(
+        float(np.asarray(model._baseline_prediction).ravel()[0]),
+        roots.astype(np.int64),
+        np.where(is_leaf, -1, nodes["feature_idx"]).astype(np.int64),
+        nodes["num_threshold"].astype(np.float64),
+        start + nodes["left"].astype(np.int64),
+        start + nodes["right"].astype(np.int64),
+        np.where(is_leaf, nodes["value"], 0.0).astype(np.float64),
+    )
 
 
 @dataclass(frozen=True)
@@ -231,7 +249,7 @@ def compare(job: tuple[list[Row], Fold, Any, str]) -> dict[str, Any]:
         "by parts": with_factor(lambda group: group.compiled),
     }
     if importlib.util.find_spec("sklearn") is not None:
-        predicted["boosted trees"] = trees(seen, held)
+        predicted["boosted trees"] = trees(seen).predict(flat([row.group for row in held]))
     spread = np.zeros(len(held))
     if arguments.networks:
         networks = [train(seen, seed, arguments.epochs, device) for seed in range(arguments.networks)]
@@ -315,7 +333,8 @@ def main() -> None:
         work = [(rows, seed, arguments.epochs, device) for seed in range(arguments.networks)]
         with multiprocessing.get_context("spawn").Pool(min(arguments.jobs, arguments.networks)) as pool:
             networks = pool.starmap(train, work)
-        save_networks(networks, arguments.out)
+        forest = trees(rows) if importlib.util.find_spec("sklearn") is not None else None
+        save_networks(networks, arguments.out, forest)
         size = arguments.out.stat().st_size
         print(f"{arguments.out}: {size / 1e6:.2f} MB, trained in {time.perf_counter() - start:.0f} s", flush=True)
     if arguments.compare:

@@ -9,17 +9,18 @@ The states are pooled by sum and by maximum, joined with the features of the who
 
     log(seconds / seconds by parts)
 
-trained by the absolute error, and the likelihood of a Laplace distribution for its scale. Several networks, trained from other seeds, give their mean, and their disagreement adds to the variance: a group unlike all that was seen gets a wide
-interval, and the search can have it measured instead.
+trained by the absolute error, and the likelihood of a Laplace distribution for its scale. Several networks, trained from other seeds, give their mean, and boosted trees on the group's features (`boosted_trees.py`) count as much as all of them together: the two err on other groups. Their disagreement adds to the variance: a group unlike
+all that was seen gets a wide interval, and the search can have it measured instead.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from sennit.errors import RunError
+from sennit.fuse.boosted_trees import BoostedTrees, flat
 from sennit.fuse.features import GLOBAL_WIDTH, NODE_WIDTH, GroupFeatures, features_of
 from sennit.fuse.kernel_cost import Estimate, Staged
 from sennit.ir.strategy_check import Kernel
@@ -150,8 +152,8 @@ class GraphNetwork(nn.Module):
 class LearnedCost:
     """Kernels of a graph by trained networks; `KernelCost` for the search."""
 
-    def __init__(self, staged: Staged, networks: Sequence[GraphNetwork]) -> None:
-        self.staged, self.networks = staged, tuple(network.eval() for network in networks)
+    def __init__(self, staged: Staged, networks: Sequence[GraphNetwork], trees: BoostedTrees | None = None) -> None:
+        self.staged, self.networks, self.trees = staged, tuple(network.eval() for network in networks), trees
 
     @classmethod
     def load(cls, path: Path, staged: Staged) -> LearnedCost:
@@ -168,7 +170,9 @@ class LearnedCost:
             network = GraphNetwork(config)
             network.load_state_dict(weights)
             networks.append(network)
-        return cls(staged, networks)
+        parts = found.get("trees")
+        trees = None if parts is None else BoostedTrees(parts["constant"], **_read_trees(parts))
+        return cls(staged, networks, trees)
 
     def estimate(self, kernel: Kernel, written: frozenset[str]) -> Estimate:
         return self.estimate_all([(kernel, written)])[0]
@@ -184,19 +188,47 @@ class LearnedCost:
                 found = [network(batch) for network in self.networks]
             means = torch.stack([mean for mean, _ in found])
             noise = torch.stack([spread.exp() for _, spread in found]).mean(0) + means.var(0, unbiased=False)
-            for place, mean, variance in zip(places, means.mean(0).tolist(), noise.tolist(), strict=True):
-                answers[place] = Estimate(groups[place].compiled * math.exp(mean), math.sqrt(variance))
+            mean = means.mean(0)
+            if self.trees is not None:
+                other = torch.from_numpy(self.trees.predict(flat([groups[place] for place in places]))).float()
+                noise = noise + (0.5 * (mean - other)) ** 2
+                mean = 0.5 * (mean + other)
+            for place, middle, variance in zip(places, mean.tolist(), noise.tolist(), strict=True):
+                answers[place] = Estimate(groups[place].compiled * math.exp(middle), math.sqrt(variance))
         return answers
 
 
-def save_networks(networks: Sequence[GraphNetwork], path: Path) -> None:
-    """Weights in half precision: an estimate's error is far above their rounding."""
+def save_networks(networks: Sequence[GraphNetwork], path: Path, trees: BoostedTrees | None = None) -> None:
+    """Weights in half precision, and the trees' numbers in what they need: an estimate's error is far above their rounding."""
     torch.save(
         {
             "config": json.dumps(asdict(networks[0].config)),
             "node_width": NODE_WIDTH,
             "global_width": GLOBAL_WIDTH,
             "networks": [{name: value.half().cpu() for name, value in net.state_dict().items()} for net in networks],
+            "trees": None if trees is None else _write_trees(trees),
         },
         path,
     )
+
+
+_TREES = {
+    "roots": torch.int32,
+    "feature": torch.int16,
+    "threshold": torch.float32,
+    "left": torch.int32,
+    "right": torch.int32,
+    "value": torch.float32,
+}
+
+
+def _write_trees(trees: BoostedTrees) -> dict[str, Tensor | float]:
+    arrays = {name: torch.from_numpy(getattr(trees, name)).to(kind) for name, kind in _TREES.items()}
+    return {"constant": trees.constant, **arrays}
+
+
+def _read_trees(parts: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {
+        name: (parts[name].double() if kind.is_floating_point else parts[name].long()).numpy()
+        for name, kind in _TREES.items()
+    }
