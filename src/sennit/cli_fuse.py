@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sennit.cluster import Cluster
     from sennit.cost.database import Records
     from sennit.fuse.compare import Study, Variant
+    from sennit.fuse.costs_torch import Chosen
     from sennit.fuse.model import StepModel
     from sennit.ir.graph import Graph
     from sennit.ir.strategy import Strategy
@@ -129,13 +130,16 @@ def run_fuse(
         raise PlanError(f"{command.seconds} seconds of search", fix="give more than 0")
     with progress(not command.json) as say, _until_interrupted() as stop:
         graph, cluster, count = _subject(command, say)
-        model, costs = _step_model(command, graph, cluster, count)
+        model, chosen = _step_model(command, graph, cluster, count)
+        costs = chosen.source
         saved = [_read(path) for path in command.strategy]
         if command.measure:
             model, count_measured = _measure(command, model, cluster, say)
             costs = f"{count_measured} kernels measured here, where unsure; else {costs}"
         start = time.monotonic()
-        options = SearchOptions(seconds=command.seconds, seed=command.seed, across_steps=command.across_steps)
+        options = SearchOptions(
+            seconds=command.seconds, seed=command.seed, across_steps=command.across_steps, operators=chosen.fuses
+        )
         found = study(model, options, saved=saved, ablation=command.ablation, say=say, stop=stop)
         spent = time.monotonic() - start
         result = _result(command, graph, model, count, found, costs, spent)
@@ -189,7 +193,7 @@ def _subject(command: Fuse, say: Progress) -> tuple[Graph, Cluster, int]:
     return data_parallel_graph(capture(model, sample.args, dict(sample.kwargs)), cluster.device), cluster, count
 
 
-def _step_model(command: Fuse, graph: Graph, cluster: Cluster, count: int) -> tuple[StepModel, str]:
+def _step_model(command: Fuse, graph: Graph, cluster: Cluster, count: int) -> tuple[StepModel, Chosen]:
     from sennit.fuse.channel import Channel, of_cluster
     from sennit.fuse.clock import Sharing
     from sennit.fuse.costs_torch import choose_cost
@@ -203,7 +207,7 @@ def _step_model(command: Fuse, graph: Graph, cluster: Cluster, count: int) -> tu
     if command.profile is None:
         if command.measured_channel:
             raise PlanError("--measured-channel without --profile", fix="name the profile that has the channel")
-        return StepModel(graph, chosen.cost, channel), chosen.source
+        return StepModel(graph, chosen.cost, channel), chosen
     records, measured = _measured(command.profile, StepModel(graph, chosen.cost, channel))
     chosen = choose_cost(graph, device, measured)
     if command.measured_channel:
@@ -216,7 +220,7 @@ def _step_model(command: Fuse, graph: Graph, cluster: Cluster, count: int) -> tu
             )
         sharing = Sharing(found.compute_rate, found.channel_rate, found.queued)
         channel = Channel(found.latency, found.per_byte, update, sharing)
-    return StepModel(graph, chosen.cost, channel), chosen.source
+    return StepModel(graph, chosen.cost, channel), chosen
 
 
 def _measure(command: Fuse, model: StepModel, cluster: Cluster, say: Progress) -> tuple[StepModel, int]:

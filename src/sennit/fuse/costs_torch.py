@@ -52,10 +52,11 @@ class Unfused:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A cost, and in words what it rests on."""
+    """A cost, and in words what it rests on. `fuses` is false where a group takes what its operators take, so that there is nothing to choose."""
 
     cost: KnownCost
     source: str
+    fuses: bool = True
 
 
 def data_parallel_graph(graph: Graph, device: Device) -> Graph:
@@ -82,7 +83,7 @@ def choose_cost(graph: Graph, device: Device, measured: Mapping[str, float] | No
         source = f"stages with the profile of {device.kind}" if device.profile else f"stages, roofline of {device.kind}"
     if measured:
         source = f"{len(measured)} measured kernels; else {source}"
-    return Chosen(KnownCost(graph.types(), estimator, measured or {}), source)
+    return Chosen(KnownCost(graph.types(), estimator, measured or {}), source, not isinstance(estimator, Unfused))
 
 
 def with_operators_measured(model: StepModel, cost: KnownCost, measure: Measure) -> StepModel:
