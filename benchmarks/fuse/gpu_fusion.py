@@ -11,6 +11,7 @@ For each captured training step (forward and backward, no optimizer):
 and on the graph in which cheap forward operators are computed again in the backward pass (`fuse/recompute.py`):
 
     greedy                 every operator with what it reads, wherever that is legal, each group compiled by itself
+    as compiled            the same, with products left to their library
     Inductor's groups      the groups that Inductor's scheduler forms, read from it, each compiled by itself
     search                 what the search finds: first by the estimator; then the groups that it chose are compiled and timed, and it searches again with what was measured. The others are seeds
     phases                 a group for each pass
@@ -48,7 +49,7 @@ from sennit.fuse.search import Found, SearchOptions, search
 from sennit.ir.graph import Graph, Phase
 from sennit.ir.strategy import Strategy
 
-OURS = ("greedy", "Inductor's groups", "search", "phases")
+OURS = ("greedy", "as compiled", "Inductor's groups", "search", "phases")
 
 
 def phases(model: StepModel) -> Grouping:
@@ -126,12 +127,12 @@ def study(name: str, graph: Graph, pool: Pool, arguments: Any, deadline: float) 
         for question in subject.questions(strategy):
             pool.jobs.put(subject.job(*question, timed=False))  # into the cache, while the search goes on
     pool.jobs.put(plain.whole())
-    groupings = {"greedy": fused_greedily(model, Limits())}
+    groupings = {"greedy": fused_greedily(model, Limits()), "as compiled": fused_greedily(model, AS_COMPILED)}
     start = time.monotonic()
     if arguments.inductor_groups:
         groupings["Inductor's groups"] = inductor_groups(model, ours.values)
         print(f"  Inductor's groups read in {time.monotonic() - start:.0f} s", flush=True)
-    seeds = {**groupings, "no fusion": Grouping(), "as compiled": fused_greedily(model, AS_COMPILED)}
+    seeds = {**groupings, "no fusion": Grouping()}
     found = Searched(ours, pool, arguments, deadline).run(seeds)
     start = time.monotonic()
     chains: dict[str, Chain] = {"no fusion": plain.chain(Strategy("none"), compiled=False)}

@@ -43,6 +43,7 @@ class BoostedTrees:
             feature = self.feature[at]
             inner = feature >= 0
             if not inner.any():
-                return self.constant + self.value[at].sum(1)
+                total: NDArray[np.float64] = self.constant + self.value[at].sum(1)
+                return total
             goes_left = rows[every, np.maximum(feature, 0)] <= self.threshold[at]
             at = np.where(inner, np.where(goes_left, self.left[at], self.right[at]), at)
