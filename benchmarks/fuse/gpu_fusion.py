@@ -31,6 +31,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,16 @@ from gpu_subject import Chain, Player, Subject, replayed, without_draws
 from gpu_workers import Job, Pool
 from workloads import stored_graphs
 
+from sennit.fuse.compare import group_numbers
+from sennit.fuse.kernel_cost import Estimate
+from sennit.fuse.known_cost import ManyKernels, Question
 from sennit.fuse.model import Grouping, StepModel
 from sennit.fuse.moves import AS_COMPILED, Limits, fused_greedily
 from sennit.fuse.recompute import recomputed
 from sennit.fuse.search import Found, SearchOptions, search
 from sennit.ir.graph import Graph, Phase
 from sennit.ir.strategy import Strategy
+from sennit.ir.strategy_check import Kernel
 
 OURS = ("greedy", "as compiled", "Inductor's groups", "search", "phases")
 
@@ -61,55 +66,88 @@ def phases(model: StepModel) -> Grouping:
     return Grouping(frozenset(group for group in found if len(group) > 1))
 
 
+class Scaled:
+    """An estimator times a factor: groups in a step take longer than those that it was trained on, whose inputs were in the cache."""
+
+    def __init__(self, estimator: Any, factor: float) -> None:
+        self.estimator, self.factor = estimator, factor
+
+    def estimate(self, kernel: Kernel, written: frozenset[str]) -> Estimate:
+        found = self.estimator.estimate(kernel, written)
+        return Estimate(self.factor * found.seconds, found.deviation)
+
+    def estimate_all(self, questions: Sequence[Question]) -> list[Estimate]:
+        if isinstance(self.estimator, ManyKernels):
+            found = self.estimator.estimate_all(questions)
+            return [Estimate(self.factor * item.seconds, item.deviation) for item in found]
+        return [self.estimate(*question) for question in questions]
+
+
 class Searched:
     """The search and its measurements on one subject."""
 
     def __init__(self, subject: Subject, pool: Pool, arguments: Any, deadline: float) -> None:
         self.subject, self.pool, self.arguments, self.deadline = subject, pool, arguments, deadline
-        self.known: set[str] = set()
+        self.asked: set[str] = set()
+        self.estimator = subject.cost.estimator
+        self.measured: dict[str, float] = {}
+        self.ratios: list[float] = []
         self.options = SearchOptions(
             seconds=arguments.search_seconds, tensors=False, across_steps=False, patience=100_000, keep=arguments.keep
         )
 
-    def run(self, seeds: dict[str, Grouping]) -> Found:
+    def run(self, seeds: dict[str, Grouping]) -> Grouping:
+        """The grouping with the least sum of its groups' times, all of them measured."""
         model = self.subject.model
         found = search(model, self.options, name="search", start=list(seeds.values()))
         print(f"  by the estimator: {1e3 * found.seconds:.3f} ms, {found.tried} candidates", flush=True)
+        tried = {name: seed for name, seed in seeds.items() if seed.groups}
         for turn in range(self.arguments.rounds):
-            first = [model.strategy(name, seed, ()) for name, seed in seeds.items() if turn == 0 and seed.groups]
-            summary = self.measure([found.strategy, *(strategy for strategy, _ in found.others), *first])
-            model.forget()
-            found = search(model, replace(self.options, seed=turn + 1), name="search", start=list(seeds.values()))
+            tried |= self.found(found, turn)
+            summary = self.measure(tried)
+            start = [*seeds.values(), min(tried.values(), key=self.seconds)]
+            found = search(model, replace(self.options, seed=turn + 1), name="search", start=start)
             print(f"  {summary}; now {1e3 * found.seconds:.3f} ms, {found.tried} candidates", flush=True)
-        for name, seed in seeds.items():
-            print(f"    {name:18s} {1e3 * model.step_time(seed, ()).seconds:.3f} ms by its groups' times", flush=True)
-        self.compile(found.strategy)
-        return found
+        tried |= self.found(found, self.arguments.rounds)
+        print(f"  {self.measure(tried)}", flush=True)
+        for name, grouping in tried.items():
+            print(f"    {name:18s} {1e3 * self.seconds(grouping):.3f} ms by its groups' times", flush=True)
+        return min(tried.values(), key=self.seconds)
 
-    def measure(self, strategies: list[Strategy]) -> str:
-        """Time the groups that were not timed yet."""
-        start, cost = time.monotonic(), self.subject.cost
+    def found(self, found: Found, turn: int) -> dict[str, Grouping]:
+        strategies = [found.strategy, *(strategy for strategy, _ in found.others)]
+        model = self.subject.model
+        return {f"search {turn}.{place}": group_numbers(model, item) for place, item in enumerate(strategies)}
+
+    def seconds(self, grouping: Grouping) -> float:
+        return self.subject.model.step_time(grouping, ()).seconds
+
+    def measure(self, groupings: dict[str, Grouping]) -> str:
+        """Time the groups that were not timed yet, and scale the estimates of all others by what that says."""
+        start = time.monotonic()
         wanted: dict[str, Job] = {}
-        for strategy in strategies:
-            for question in self.subject.questions(strategy):
+        for name, grouping in groupings.items():
+            for question in self.subject.questions(self.subject.model.strategy(name, grouping, ())):
                 job = self.subject.job(*question)
-                if job.key not in self.known:
+                if job.key not in self.asked:
                     wanted[job.key] = job
         allowed = min(self.deadline, start + self.arguments.measure_seconds)
-        measured = self.pool.run(list(wanted.values()), allowed)
-        self.known.update(wanted)
+        new = self.pool.run(list(wanted.values()), allowed)
+        self.asked.update(wanted)
         errors = []
-        for key, seconds in measured.items():
-            guess = cost.estimate(wanted[key].kernel, wanted[key].written).seconds
-            errors += [abs(guess - seconds) / seconds] if seconds > 0 else []
-            cost.learn(wanted[key].kernel, wanted[key].written, seconds)
+        for key, seconds in new.items():
+            guess = self.estimator.estimate(wanted[key].kernel, wanted[key].written).seconds
+            if seconds > 0 and guess > 0:
+                errors.append(abs(guess - seconds) / seconds)
+                self.ratios.append(seconds / guess)
+        self.measured.update(new)
+        factor = statistics.median(self.ratios) if self.ratios else 1.0
+        cost = self.subject.cost
+        cost.estimator = Scaled(self.estimator, factor)
+        cost.answers = {key: Estimate(seconds) for key, seconds in self.measured.items()}
+        self.subject.model.forget()
         off = f", estimates off by {100 * statistics.median(errors):.1f} % in the median" if errors else ""
-        return f"measured {len(measured)} groups in {time.monotonic() - start:.0f} s{off}"
-
-    def compile(self, strategy: Strategy) -> None:
-        """Into the cache, by all workers, what was not compiled yet."""
-        jobs = {job.key: job for job in (self.subject.job(*question) for question in self.subject.questions(strategy))}
-        self.pool.run([replace(job, timed=False) for key, job in jobs.items() if key not in self.known], self.deadline)
+        return f"measured {len(new)} groups in {time.monotonic() - start:.0f} s{off}, times {factor:.2f}"
 
 
 def study(name: str, graph: Graph, pool: Pool, arguments: Any, deadline: float) -> None:
@@ -133,12 +171,12 @@ def study(name: str, graph: Graph, pool: Pool, arguments: Any, deadline: float) 
         groupings["Inductor's groups"] = inductor_groups(model, ours.values)
         print(f"  Inductor's groups read in {time.monotonic() - start:.0f} s", flush=True)
     seeds = {**groupings, "no fusion": Grouping()}
-    found = Searched(ours, pool, arguments, deadline).run(seeds)
+    best = Searched(ours, pool, arguments, deadline).run(seeds)
     start = time.monotonic()
     chains: dict[str, Chain] = {"no fusion": plain.chain(Strategy("none"), compiled=False)}
     for title, grouping in groupings.items():
         chains[title] = ours.chain(model.strategy(title, grouping, ()), compiled=True)
-    chains["search"] = ours.chain(found.strategy, compiled=True)
+    chains["search"] = ours.chain(model.strategy("search", best, ()), compiled=True)
     chains["phases"] = ours.chain(halves, compiled=True)
     chains["Inductor, phases"] = plain.chain(apart, compiled=True)
     chains["Inductor"] = plain.whole_chain()
