@@ -314,7 +314,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where to write weights that are trained on everything")
     parser.add_argument("--predictions", type=Path, help="where to write what each predicted")
     parser.add_argument("--networks", type=int, default=2, help="0 leaves the network out of the comparison")
-    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--jobs", type=int, default=1, help="groups of rows that are held out at the same time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="to train on")
     parser.add_argument("--cluster", default="h200x8", help="the device that the groups were timed on")
