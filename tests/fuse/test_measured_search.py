@@ -96,3 +96,13 @@ def test_a_group_is_timed_on_a_cpu(model) -> None:
     (learned,) = learn_unsure(model, model.cost, timer, [strategy])
     assert learned.estimated == pytest.approx(0.1)
     assert model.estimate(frozenset(range(4))) == Estimate(learned.measured)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore")
+def test_a_group_is_compiled_and_timed_on_a_gpu(model) -> None:
+    timer = GroupTimer(model.graph, torch.device("cuda"), rounds=3)
+    (seconds,) = timer([model.question(frozenset(range(4)))])
+    assert seconds is not None
+    assert 1e-7 < seconds < 1e-3
+    assert timer.measured[0].compiled
