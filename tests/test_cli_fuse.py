@@ -108,3 +108,30 @@ def test_every_field_of_both_documents_is_described() -> None:
     ):
         for field in dataclasses.fields(document):
             assert f"`{field.name}`" in text, f"docs/commands.md does not describe {document.__name__}.{field.name}"
+
+
+def test_on_a_cpu_operators_run_one_by_one_so_only_buckets_are_chosen(capsys) -> None:
+    command = ["fuse", MODEL, "--cluster", "laptop", "--seconds", "1", "--json"]
+    status, text, _ = run(capsys, *command)
+    assert status == 0
+    result = json.loads(text)
+    assert not Strategy.parse(result["strategy"]).groups
+    steps = {item["name"]: item["step_seconds"] for item in result["variants"]}
+    assert steps["operators only"] == pytest.approx(steps["no fusion"])
+    assert "one by one" in result["costs"]
+
+
+def test_operators_that_are_unsure_are_measured_on_the_machine_at_hand(capsys) -> None:
+    command = ["fuse", MODEL, "--cluster", "laptop", "--seconds", "1", "--no-ablation", "--measure", "--json"]
+    status, text, _ = run(capsys, *command)
+    assert status == 0
+    costs = json.loads(text)["costs"]
+    assert int(costs.split()[0]) > 10
+    assert "measured here" in costs
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without a GPU is meant")
+def test_a_machine_that_is_not_the_clusters_measures_nothing(capsys) -> None:
+    status, _, error = run(capsys, "fuse", MODEL, "--cluster", "dgx-a100", "--seconds", "1", "--measure")
+    assert status != 0
+    assert "this machine has no GPU" in error

@@ -6,8 +6,12 @@ Captured training steps of several model families are read from a folder (`workl
 itself, and timed with CUDA events: the median over replays of a CUDA graph of many launches, so that the host does not count. Workers compile in parallel. What runs on the GPU (tuning of
 the compiled kernels, timing) holds a lock on a file, which the system releases if its holder dies; a worker whose GPU context is lost is replaced.
 
-A line of the output is one group: the graph it came from, the group as a graph in text form, the median and quartiles of seconds, kernels launched, seconds of compiling. What was timed before the
-deadline is complete and readable. With `--device cpu` the same runs on the cores of the machine.
+A line of the output is one group: the graph it came from, the group as a graph in text form, the median and quartiles of seconds, the kernels that Inductor wrote for it (library calls not counted), seconds of
+compiling. What was timed before the deadline is complete and readable. With `--device cpu` the same runs on the cores of the machine.
+
+    python benchmarks/fuse/label_groups.py --again groups.jsonl.gz --every 10 --out again.jsonl.gz
+
+compiles and times groups of a file once more: how far two labels of one group are apart bounds what any estimator can reach.
 """
 
 from __future__ import annotations
@@ -75,7 +79,7 @@ def placed(module: Any, device: str) -> Any:
 def worker(jobs: Any, answers: Any, lock: str, device: str) -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch
-    from torch._inductor import config
+    from torch._inductor import config, metrics
 
     from sennit.fuse.kernel_torch import compile_kernel, kernel_module
 
@@ -89,15 +93,16 @@ def worker(jobs: Any, answers: Any, lock: str, device: str) -> None:
             module, reads, _ = kernel_module(drawn.kernel, drawn.written)
             with held(lock):
                 inputs = inputs_of(reads, drawn, device)
-            start = time.perf_counter()
+            start, before = time.perf_counter(), metrics.generated_kernel_count
             call = compile_kernel(placed(module, device), inputs)
+            kernels = metrics.generated_kernel_count - before
             compiling = time.perf_counter() - start
             with held(lock), torch.no_grad():
                 call(*inputs)  # tunes what it launches
                 seconds = timed_on_gpu(call, inputs) if device == "cuda" else timed_on_cpu(call, inputs)
-            answers.put((drawn.key, seconds, compiling, None))
+            answers.put((drawn.key, seconds, (compiling, kernels), None))
         except Exception as error:
-            answers.put((drawn.key, None, 0.0, f"{type(error).__name__}: {str(error)[:300]}"))
+            answers.put((drawn.key, None, (0.0, 0), f"{type(error).__name__}: {str(error)[:300]}"))
             if "CUDA error" in str(error):  # nothing runs in this process any more
                 answers.close()
                 answers.join_thread()
@@ -108,8 +113,8 @@ def worker(jobs: Any, answers: Any, lock: str, device: str) -> None:
                 torch.cuda.empty_cache()
 
 
-def timed_on_gpu(call: Any, inputs: list[Any], rounds: int = 9) -> Quartiles:
-    """Seconds a call: lower quartile, median, upper quartile."""
+def timed_on_gpu(call: Any, inputs: list[Any], rounds: int = 9, others: tuple[list[Any], ...] = ()) -> Quartiles:
+    """Seconds a call: lower quartile, median, upper quartile. With `others`, further inputs like these, calls take them in turns: what a call reads is then not in the cache from the one before."""
     import torch
 
     for _ in range(3):
@@ -121,10 +126,11 @@ def timed_on_gpu(call: Any, inputs: list[Any], rounds: int = 9) -> Quartiles:
     end.record()
     torch.cuda.synchronize()
     launches = max(3, min(100, int(2.0 / max(start.elapsed_time(end), 0.01))))
+    turns = [inputs, *others]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):  # the host's part of a call is longer than small kernels are
-        for _ in range(launches):
-            call(*inputs)
+        for turn in range(launches):
+            call(*turns[turn % len(turns)])
     graph.replay()
     found: list[float] = []
     for _ in range(rounds):
@@ -154,7 +160,9 @@ def timed_on_cpu(call: Any, inputs: list[Any], rounds: int = 7) -> Quartiles:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", type=Path, required=True)
+    parser.add_argument("--graphs", type=Path)
+    parser.add_argument("--again", type=Path, help="label groups of this file once more")
+    parser.add_argument("--every", type=int, default=10, help="of those, one in so many")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=420.0)
     parser.add_argument("--workers", type=int, default=12)
@@ -163,6 +171,34 @@ def main() -> None:
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.seconds
 
+    with tempfile.NamedTemporaryFile() as lock:
+        if arguments.again is not None:
+            groups = labelled(arguments.again, arguments.every)
+        else:
+            groups = new_groups(arguments)
+        counts, reasons = label(groups, arguments, deadline, lock.name)
+    print(f"{counts['timed']} groups timed, {counts['failed']} failed, {counts['replaced']} workers replaced")
+    for reason, count in reasons.most_common(8):
+        print(f"  {count} x {reason}")
+
+
+def labelled(path: Path, every: int) -> Iterator[tuple[str, Drawn]]:
+    """Every so many-th group of a file of labels."""
+    from sennit.ir.graph import Graph
+    from sennit.ir.strategy_check import Kernel
+
+    with gzip.open(path, "rt") as lines:
+        for place, line in enumerate(lines):
+            # a copy is laid out in order now; the first labels were made when it was not
+            if place % every == 0 or "aten.clone" in line:
+                row = json.loads(line)
+                graph = Graph.parse(row["graph"])
+                written = frozenset(output.name for output in graph.outputs)
+                yield row["from"], Drawn(str(place), Kernel(graph.ops), written, graph.types())
+
+
+def new_groups(arguments: Any) -> Iterator[tuple[str, Drawn]]:
+    """New groups of the graphs of a folder."""
     found = {
         name: graph
         for name, graph in stored_graphs(arguments.graphs)
@@ -171,12 +207,7 @@ def main() -> None:
     if not found:
         raise SystemExit(f"{arguments.graphs} has no captures; make them with benchmarks/fuse/workloads.py")
     print(f"{len(found)} graphs: {', '.join(found)}", flush=True)
-    streams = {name: drawn_groups(graph, seed) for seed, (name, graph) in enumerate(found.items())}
-    with tempfile.NamedTemporaryFile() as lock:
-        counts, reasons = label(in_turns(streams), arguments, deadline, lock.name)
-    print(f"{counts['timed']} groups timed, {counts['failed']} failed, {counts['replaced']} workers replaced")
-    for reason, count in reasons.most_common(8):
-        print(f"  {count} x {reason}")
+    return in_turns({name: drawn_groups(graph, seed) for seed, (name, graph) in enumerate(found.items())})
 
 
 def label(groups: Iterator[tuple[str, Drawn]], arguments: Any, deadline: float, lock: str) -> tuple[Any, Any]:
@@ -206,7 +237,7 @@ def label(groups: Iterator[tuple[str, Drawn]], arguments: Any, deadline: float, 
                     counts["replaced"] += 1
                     workers[place] = start()
             try:
-                key, seconds, compiling, error = answers.get(timeout=1.0)
+                key, seconds, (compiling, kernels), error = answers.get(timeout=1.0)
             except queue.Empty:
                 continue
             name, drawn = out_of.pop(key)
@@ -220,6 +251,7 @@ def label(groups: Iterator[tuple[str, Drawn]], arguments: Any, deadline: float, 
                 "from": name,
                 "seconds": median,
                 "quartiles": [low, high],
+                "kernels": kernels,
                 "compiling": round(compiling, 3),
                 "graph": drawn.text(),
             }

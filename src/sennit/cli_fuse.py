@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sennit.cluster import Cluster
     from sennit.cost.database import Records
     from sennit.fuse.compare import Study, Variant
+    from sennit.fuse.costs_torch import Chosen
     from sennit.fuse.model import StepModel
     from sennit.ir.graph import Graph
     from sennit.ir.strategy import Strategy
@@ -57,6 +58,8 @@ class Fuse:
     """Allow waits in the next step."""
     profile: File = None
     """Measured times, as `sennit profile` writes them."""
+    measure: bool = False
+    """Measure the kernels whose estimate is unsure on this machine, which must be one of the cluster's; into the profile too, if one is named."""
     measured_channel: bool = False
     """Take the all-reduce that the profile has for so many ranks, in place of the cluster's network."""
     strategy: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FILE")] = ()
@@ -127,10 +130,16 @@ def run_fuse(
         raise PlanError(f"{command.seconds} seconds of search", fix="give more than 0")
     with progress(not command.json) as say, _until_interrupted() as stop:
         graph, cluster, count = _subject(command, say)
-        model, costs = _step_model(command, graph, cluster, count)
+        model, chosen = _step_model(command, graph, cluster, count)
+        costs = chosen.source
         saved = [_read(path) for path in command.strategy]
+        if command.measure:
+            model, count_measured = _measure(command, model, cluster, say)
+            costs = f"{count_measured} kernels measured here, where unsure; else {costs}"
         start = time.monotonic()
-        options = SearchOptions(seconds=command.seconds, seed=command.seed, across_steps=command.across_steps)
+        options = SearchOptions(
+            seconds=command.seconds, seed=command.seed, across_steps=command.across_steps, operators=chosen.fuses
+        )
         found = study(model, options, saved=saved, ablation=command.ablation, say=say, stop=stop)
         spent = time.monotonic() - start
         result = _result(command, graph, model, count, found, costs, spent)
@@ -184,7 +193,7 @@ def _subject(command: Fuse, say: Progress) -> tuple[Graph, Cluster, int]:
     return data_parallel_graph(capture(model, sample.args, dict(sample.kwargs)), cluster.device), cluster, count
 
 
-def _step_model(command: Fuse, graph: Graph, cluster: Cluster, count: int) -> tuple[StepModel, str]:
+def _step_model(command: Fuse, graph: Graph, cluster: Cluster, count: int) -> tuple[StepModel, Chosen]:
     from sennit.fuse.channel import Channel, of_cluster
     from sennit.fuse.clock import Sharing
     from sennit.fuse.costs_torch import choose_cost
@@ -198,7 +207,7 @@ def _step_model(command: Fuse, graph: Graph, cluster: Cluster, count: int) -> tu
     if command.profile is None:
         if command.measured_channel:
             raise PlanError("--measured-channel without --profile", fix="name the profile that has the channel")
-        return StepModel(graph, chosen.cost, channel), chosen.source
+        return StepModel(graph, chosen.cost, channel), chosen
     records, measured = _measured(command.profile, StepModel(graph, chosen.cost, channel))
     chosen = choose_cost(graph, device, measured)
     if command.measured_channel:
@@ -211,7 +220,32 @@ def _step_model(command: Fuse, graph: Graph, cluster: Cluster, count: int) -> tu
             )
         sharing = Sharing(found.compute_rate, found.channel_rate, found.queued)
         channel = Channel(found.latency, found.per_byte, update, sharing)
-    return StepModel(graph, chosen.cost, channel), chosen.source
+    return StepModel(graph, chosen.cost, channel), chosen
+
+
+def _measure(command: Fuse, model: StepModel, cluster: Cluster, say: Progress) -> tuple[StepModel, int]:
+    """The model with what is unsure measured here, and how many kernels that were: of a GPU, those that a short search leans on; of a CPU, where a group is its operators one by one, the operators."""
+    from sennit.cost.database import load_database
+    from sennit.fuse.costs_torch import with_operators_measured
+    from sennit.fuse.known_cost import KnownCost
+    from sennit.fuse.measure_groups_torch import GroupTimer, device_at_hand
+    from sennit.fuse.measure_torch import place_of
+    from sennit.fuse.measured_search import search_measured
+    from sennit.fuse.search import SearchOptions
+
+    device = device_at_hand(cluster.device)
+    cost = model.cost
+    assert isinstance(cost, KnownCost)
+    say("measuring kernels whose estimate is unsure")
+    timer = GroupTimer(model.graph, device, compiled=device.type == "cuda")
+    if device.type == "cuda":
+        options = SearchOptions(seconds=command.seconds / 6, seed=command.seed, across_steps=command.across_steps)
+        search_measured(model, cost, timer, options)
+    else:
+        model = with_operators_measured(model, cost, timer)
+    if command.profile is not None:
+        load_database(command.profile).with_kernels(place_of(device), timer.measured).save(command.profile)
+    return model, len(timer.measured)
 
 
 def _measured(path: Path, model: StepModel) -> tuple[Records, dict[str, float]]:

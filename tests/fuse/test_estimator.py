@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sennit.cluster import load
 from sennit.errors import RunError
+from sennit.fuse.boosted_trees import BoostedTrees
+from sennit.fuse.compiled_cost import Compiled
 from sennit.fuse.costs_torch import choose_cost
 from sennit.fuse.estimator_torch import GraphNetwork, LearnedCost, NetworkConfig, save_networks
 from sennit.fuse.features import features_of
@@ -100,6 +106,69 @@ def test_features_have_a_row_for_each_input_and_operator(group, staged) -> None:
     assert found.edges.tolist() == [[0, 3], [1, 4], [3, 4], [4, 5], [2, 6], [5, 6], [6, 7]] or len(found.edges) == 7
     assert found.staged > 0
     assert found.roofline > 0
+    assert found.compiled > 0
+
+
+def test_an_untrained_network_says_what_the_parts_say(group, staged, learned) -> None:
+    question = (Kernel(group.ops), frozenset(["gelu"]))
+    assert learned.estimate(*question).seconds == pytest.approx(Compiled(staged).estimate(*question).seconds)
+
+
+def stump(feature: int, threshold: float, low: float, high: float) -> BoostedTrees:
+    return BoostedTrees(
+        0.25,
+        np.array([0]),
+        np.array([feature, -1, -1]),
+        np.array([threshold, 0.0, 0.0]),
+        np.array([1, 0, 0]),
+        np.array([2, 0, 0]),
+        np.array([0.0, low, high]),
+    )
+
+
+def test_trees_count_half_and_their_disagreement_widens_the_deviation(group, staged, learned, tmp_path: Path) -> None:
+    question = (Kernel(group.ops), frozenset(["gelu"]))
+    alone = learned.estimate(*question)
+    trees = stump(0, 1e9, 0.35, 7.0)  # every group goes to the left
+    both = LearnedCost(staged, learned.networks, trees).estimate(*question)
+    assert both.seconds == pytest.approx(alone.seconds * math.exp(0.5 * 0.6), rel=1e-5)
+    assert both.deviation == pytest.approx(math.hypot(alone.deviation, 0.3), rel=1e-5)
+    path = tmp_path / "weights.pt"
+    save_networks(learned.networks, path, trees)
+    assert LearnedCost.load(path, staged).estimate(*question).seconds == pytest.approx(both.seconds, rel=0.02)
+
+
+@settings(derandomize=True, deadline=None, max_examples=20)
+@given(seed=st.integers(0, 10_000))
+def test_trees_walk_as_one_row_at_a_time_would(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    feature, threshold, left, right, value, roots = [], [], [], [], [], []
+
+    def grow(depth: int) -> int:
+        here = len(feature)
+        is_leaf = depth == 0 or draw.random() < 0.3
+        feature.append(-1 if is_leaf else int(draw.integers(4)))
+        threshold.append(float(draw.normal()))
+        value.append(float(draw.normal()) if is_leaf else 0.0)
+        left.append(here)
+        right.append(here)
+        if not is_leaf:
+            left[here] = grow(depth - 1)
+            right[here] = grow(depth - 1)
+        return here
+
+    for _ in range(3):
+        roots.append(grow(4))
+    trees = BoostedTrees(0.5, *map(np.array, (roots, feature, threshold, left, right, value)))
+    rows = draw.normal(size=(17, 4)).astype(np.float32)
+
+    def walk(row, node: int) -> float:
+        while feature[node] >= 0:
+            node = left[node] if row[feature[node]] <= threshold[node] else right[node]
+        return value[node]
+
+    wanted = [0.5 + sum(walk(row, root) for root in roots) for row in rows]
+    assert trees.predict(rows) == pytest.approx(wanted)
 
 
 class Counting:
@@ -169,6 +238,6 @@ def test_the_weights_that_ship_are_close_on_groups_that_were_measured() -> None:
         graph = Graph.parse(row["graph"])
         staged = Staged(Roofline.of(graph, device), shipped.staged.costs)
         written = frozenset(output.name for output in graph.outputs)
-        seconds = LearnedCost(staged, shipped.networks).estimate(Kernel(graph.ops), written).seconds
+        seconds = LearnedCost(staged, shipped.networks, shipped.trees).estimate(Kernel(graph.ops), written).seconds
         errors.append(abs(seconds - row["seconds"]) / row["seconds"])
     assert sorted(errors)[len(errors) // 2] < 0.12

@@ -20,14 +20,17 @@ from sennit.fuse.draws_torch import with_torch_draws
 from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.kernel_cost import Estimate, KernelCost, Roofline, Staged
 from sennit.fuse.known_cost import KnownCost
+from sennit.fuse.measured_search import Measure
+from sennit.fuse.model import StepModel
 from sennit.fuse.signature import signature
 from sennit.ir.graph import Graph, Op
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["Chosen", "Unfused", "choose_cost", "data_parallel_graph"]
+__all__ = ["Chosen", "Unfused", "choose_cost", "data_parallel_graph", "with_operators_measured"]
 
 _LEARNED = {"H200 SXM5 141GB": "estimator_h200.pt"}
 _CPU = "cpu-rank"  # fitted by benchmarks/fuse/fit_cpu.py
+_CPU_DEVIATION = 0.4  # of the logarithm of an operator's time, on models that the fit did not see
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +41,23 @@ class Unfused:
     measured: Mapping[str, float]
 
     def estimate(self, kernel: Kernel, written: frozenset[str]) -> Estimate:
-        return Estimate(sum(map(self._alone, kernel.body)))
+        known = [self._known(op) for op in kernel.body]
+        seconds = [self.staged.alone(op) if it is None else it for op, it in zip(kernel.body, known, strict=True)]
+        guessed = any(it is None and length > 0 for it, length in zip(known, seconds, strict=True))
+        return Estimate(sum(seconds), _CPU_DEVIATION if guessed else 0.0)
 
-    def _alone(self, op: Op) -> float:
+    def _known(self, op: Op) -> float | None:
         results = frozenset(value.name for value in op.results)
-        known = self.measured.get(signature(Kernel((op,)), results, self.staged.roofline.types))
-        return self.staged.alone(op) if known is None else known
+        return self.measured.get(signature(Kernel((op,)), results, self.staged.roofline.types))
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A cost, and in words what it rests on."""
+    """A cost, and in words what it rests on. `fuses` is false where a group takes what its operators take, so that there is nothing to choose."""
 
     cost: KnownCost
     source: str
+    fuses: bool = True
 
 
 def data_parallel_graph(graph: Graph, device: Device) -> Graph:
@@ -79,7 +85,22 @@ def choose_cost(graph: Graph, device: Device, measured: Mapping[str, float] | No
         source = f"stages with the profile of {device.kind}" if device.profile else f"stages, roofline of {device.kind}"
     if measured:
         source = f"{len(measured)} measured kernels; else {source}"
-    return Chosen(KnownCost(graph.types(), estimator, measured or {}), source)
+    return Chosen(KnownCost(graph.types(), estimator, measured or {}), source, not isinstance(estimator, Unfused))
+
+
+def with_operators_measured(model: StepModel, cost: KnownCost, measure: Measure) -> StepModel:
+    """The model with its unsure operators measured, where groups are their operators one by one: what is known of one counts in every group that has it."""
+    estimator = cost.estimator
+    assert isinstance(estimator, Unfused)
+    asked = [model.question(single) for single in model.single]
+    cost.estimate_all(asked)
+    unsure = cost.unsure(asked, _CPU_DEVIATION)
+    types = model.graph.types()
+    known = dict(estimator.measured)
+    for question, seconds in zip(unsure, measure(unsure), strict=True):
+        if seconds is not None:
+            known[signature(*question, types)] = seconds
+    return StepModel(model.graph, KnownCost(types, Unfused(estimator.staged, known), known), model.channel)
 
 
 def _weights(device: Device) -> Path | None:

@@ -7,32 +7,35 @@ Nodes and edges are those of `features.py`. With h the node states, each layer l
 
 The states are pooled by sum and by maximum, joined with the features of the whole group, and give the mean and the logarithm of the variance of
 
-    log(seconds / seconds by stages)
+    log(seconds / seconds by parts)
 
-trained by the Gaussian likelihood. Several networks, trained from other seeds, give their mean, and their disagreement adds to the variance: a group unlike all that was seen gets a wide
-interval, and the search can have it measured instead.
+trained by the absolute error, and the likelihood of a Laplace distribution for its scale. Several networks, trained from other seeds, give their mean, and boosted trees on the group's features (`boosted_trees.py`) count as much as all of them together: the two err on other groups. Their disagreement adds to the variance: a group unlike
+all that was seen gets a wide interval, and the search can have it measured instead.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from sennit.errors import RunError
+from sennit.fuse.boosted_trees import BoostedTrees, flat
 from sennit.fuse.features import GLOBAL_WIDTH, NODE_WIDTH, GroupFeatures, features_of
 from sennit.fuse.kernel_cost import Estimate, Staged
 from sennit.ir.strategy_check import Kernel
 
 __all__ = ["Batch", "GraphNetwork", "LearnedCost", "NetworkConfig", "collate", "save_networks"]
 
-_TOGETHER = 64
+_TOGETHER = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,36 +43,50 @@ class NetworkConfig:
     width: int = 64
     heads: int = 4
     layers: int = 4
+    dropout: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Padded groups: `nodes` [b, n, f], `present` [b, n], `joined` [b, n, n] (0 none, 1 producer, 2 reader, 3 itself), `whole` [b, g]."""
+    """Groups side by side: `nodes` [n, f], the group of each `owner` [n]; edges `into` a node, `out_of` another, of a `sort` (0 producer, 1 reader, 2 itself), all [e]; `whole` [groups, g]."""
 
     nodes: Tensor
-    present: Tensor
-    joined: Tensor
+    owner: Tensor
+    into: Tensor
+    out_of: Tensor
+    sort: Tensor
     whole: Tensor
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(*(part.to(device) for part in (self.nodes, self.present, self.joined, self.whole)))
+        parts = (self.nodes, self.owner, self.into, self.out_of, self.sort, self.whole)
+        return Batch(*(part.to(device) for part in parts))
 
 
 def collate(groups: Sequence[GroupFeatures]) -> Batch:
-    most = max(len(group.nodes) for group in groups)
-    nodes = torch.zeros(len(groups), most, NODE_WIDTH)
-    present = torch.zeros(len(groups), most, dtype=torch.bool)
-    joined = torch.zeros(len(groups), most, most, dtype=torch.long)
-    for place, group in enumerate(groups):
-        count = len(group.nodes)
-        nodes[place, :count] = torch.from_numpy(group.nodes)
-        present[place, :count] = True
-        edges = torch.from_numpy(group.edges)
-        if len(edges):
-            joined[place, edges[:, 1], edges[:, 0]] = 1
-            joined[place, edges[:, 0], edges[:, 1]] = 2
-        joined[place, range(count), range(count)] = 3
-    return Batch(nodes, present, joined, torch.stack([torch.from_numpy(group.whole) for group in groups]))
+    counts = [len(group.nodes) for group in groups]
+    starts = np.cumsum([0, *counts[:-1]])
+    edges = np.concatenate([group.edges + start for group, start in zip(groups, starts, strict=True)])
+    every = np.arange(sum(counts))
+    into = np.concatenate([edges[:, 1], edges[:, 0], every])
+    out_of = np.concatenate([edges[:, 0], edges[:, 1], every])
+    return Batch(
+        torch.from_numpy(np.concatenate([group.nodes for group in groups])),
+        torch.from_numpy(np.repeat(np.arange(len(groups)), counts)),
+        torch.from_numpy(into),
+        torch.from_numpy(out_of),
+        torch.from_numpy(np.repeat(np.arange(3), [len(edges), len(edges), len(every)])),
+        torch.from_numpy(np.stack([group.whole for group in groups])),
+    )
+
+
+def _sum_by(values: Tensor, place: Tensor, count: int) -> Tensor:
+    return values.new_zeros(count, *values.shape[1:]).index_add(0, place, values)
+
+
+def _most_by(values: Tensor, place: Tensor, count: int) -> Tensor:
+    index = place.view(-1, *[1] * (values.dim() - 1)).expand_as(values)
+    empty = values.new_zeros(count, *values.shape[1:])
+    return empty.scatter_reduce(0, index, values, "amax", include_self=False)
 
 
 class _Layer(nn.Module):
@@ -78,28 +95,29 @@ class _Layer(nn.Module):
         width, self.heads = config.width, config.heads
         self.norm = nn.LayerNorm(width)
         self.left, self.right, self.value = nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, width)
-        self.edge = nn.Embedding(4, width)
+        self.edge = nn.Embedding(3, width)
         self.attention = nn.Parameter(torch.randn(config.heads, width // config.heads) / math.sqrt(width))
         self.after = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
         )
 
-    def forward(self, h: Tensor, joined: Tensor) -> Tensor:
-        b, n, width = h.shape
+    def forward(self, h: Tensor, batch: Batch) -> Tensor:
+        n, width = h.shape
         x = self.norm(h)
-        pairs = self.left(x)[:, :, None] + self.right(x)[:, None] + self.edge(joined)
-        pairs = F.leaky_relu(pairs, 0.2).view(b, n, n, self.heads, width // self.heads)
-        scores = (pairs * self.attention).sum(-1).masked_fill((joined == 0)[..., None], -1e4)
-        weights = scores.softmax(dim=2) * (joined != 0)[..., None]
-        values = self.value(x).view(b, n, self.heads, width // self.heads)
-        mixed = torch.einsum("bijh,bjhd->bihd", weights, values).reshape(b, n, width)
+        pairs = self.left(x)[batch.into] + self.right(x)[batch.out_of] + self.edge(batch.sort)
+        pairs = F.leaky_relu(pairs, 0.2).view(-1, self.heads, width // self.heads)
+        scores = (pairs * self.attention).sum(-1)
+        scores = (scores - _most_by(scores.detach(), batch.into, n)[batch.into]).exp()
+        weights = scores / _sum_by(scores, batch.into, n)[batch.into]
+        values = self.value(x)[batch.out_of].view(-1, self.heads, width // self.heads)
+        mixed = _sum_by((weights[..., None] * values).view(-1, width), batch.into, n)
         out: Tensor = h + mixed
         change: Tensor = self.after(out)
         return out + change
 
 
 class GraphNetwork(nn.Module):
-    """Mean and log variance of log(seconds / seconds by stages)."""
+    """Mean and log variance of log(seconds / seconds by parts)."""
 
     def __init__(self, config: NetworkConfig | None = None) -> None:
         super().__init__()
@@ -107,24 +125,35 @@ class GraphNetwork(nn.Module):
         width = self.config.width
         self.enter = nn.Linear(NODE_WIDTH, width)
         self.layers = nn.ModuleList(_Layer(self.config) for _ in range(self.config.layers))
-        self.leave = nn.Sequential(nn.Linear(2 * width + GLOBAL_WIDTH, 2 * width), nn.GELU(), nn.Linear(2 * width, 2))
+        self.level = nn.BatchNorm1d(GLOBAL_WIDTH, affine=False)
+        self.leave = nn.Sequential(
+            nn.Linear(2 * width + GLOBAL_WIDTH, 2 * width),
+            nn.GELU(),
+            nn.Dropout(self.config.dropout),
+            nn.Linear(2 * width, width),
+            nn.GELU(),
+        )
+        self.say = nn.Linear(width, 2)
+        nn.init.zeros_(self.say.weight)  # an untrained network says what the parts say
+        nn.init.zeros_(self.say.bias)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         h = self.enter(batch.nodes)
         for layer in self.layers:
-            h = layer(h, batch.joined)
-        mask = batch.present[..., None]
-        total = (h * mask).sum(1) / math.sqrt(8.0)
-        most = h.masked_fill(~mask, -1e4).amax(1)
-        mean, spread = self.leave(torch.cat([total, most, batch.whole / 16.0], dim=-1)).unbind(-1)
+            h = layer(h, batch)
+        count = len(batch.whole)
+        total = _sum_by(h, batch.owner, count) / math.sqrt(8.0)
+        most = _most_by(h, batch.owner, count)
+        found = self.leave(torch.cat([total, most, self.level(batch.whole)], dim=-1))
+        mean, spread = self.say(found).unbind(-1)
         return mean, spread.clamp(-8.0, 3.0)
 
 
 class LearnedCost:
     """Kernels of a graph by trained networks; `KernelCost` for the search."""
 
-    def __init__(self, staged: Staged, networks: Sequence[GraphNetwork]) -> None:
-        self.staged, self.networks = staged, tuple(network.eval() for network in networks)
+    def __init__(self, staged: Staged, networks: Sequence[GraphNetwork], trees: BoostedTrees | None = None) -> None:
+        self.staged, self.networks, self.trees = staged, tuple(network.eval() for network in networks), trees
 
     @classmethod
     def load(cls, path: Path, staged: Staged) -> LearnedCost:
@@ -139,20 +168,19 @@ class LearnedCost:
         networks = []
         for weights in found["networks"]:
             network = GraphNetwork(config)
-            network.load_state_dict({name: value.float() for name, value in weights.items()})
+            network.load_state_dict(weights)
             networks.append(network)
-        return cls(staged, networks)
+        parts = found.get("trees")
+        trees = None if parts is None else BoostedTrees(parts["constant"], **_read_trees(parts))
+        return cls(staged, networks, trees)
 
     def estimate(self, kernel: Kernel, written: frozenset[str]) -> Estimate:
         return self.estimate_all([(kernel, written)])[0]
 
     def estimate_all(self, questions: Sequence[tuple[Kernel, frozenset[str]]]) -> list[Estimate]:
-        """Kernels of like size go through the networks together."""
         groups = [features_of(kernel, written, self.staged) for kernel, written in questions]
         answers = [Estimate(0.0)] * len(groups)
-        busy = sorted(
-            (place for place, item in enumerate(groups) if item.staged > 0.0), key=lambda p: len(groups[p].nodes)
-        )
+        busy = [place for place, item in enumerate(groups) if item.compiled > 0.0]
         for start in range(0, len(busy), _TOGETHER):
             places = busy[start : start + _TOGETHER]
             batch = collate([groups[place] for place in places])
@@ -160,19 +188,47 @@ class LearnedCost:
                 found = [network(batch) for network in self.networks]
             means = torch.stack([mean for mean, _ in found])
             noise = torch.stack([spread.exp() for _, spread in found]).mean(0) + means.var(0, unbiased=False)
-            for place, mean, variance in zip(places, means.mean(0).tolist(), noise.tolist(), strict=True):
-                answers[place] = Estimate(groups[place].staged * math.exp(mean), math.sqrt(variance))
+            mean = means.mean(0)
+            if self.trees is not None:
+                other = torch.from_numpy(self.trees.predict(flat([groups[place] for place in places]))).float()
+                noise = noise + (0.5 * (mean - other)) ** 2
+                mean = 0.5 * (mean + other)
+            for place, middle, variance in zip(places, mean.tolist(), noise.tolist(), strict=True):
+                answers[place] = Estimate(groups[place].compiled * math.exp(middle), math.sqrt(variance))
         return answers
 
 
-def save_networks(networks: Sequence[GraphNetwork], path: Path) -> None:
-    """Weights in half precision: an estimate's error is far above their rounding."""
+def save_networks(networks: Sequence[GraphNetwork], path: Path, trees: BoostedTrees | None = None) -> None:
+    """Weights in half precision, and the trees' numbers in what they need: an estimate's error is far above their rounding."""
     torch.save(
         {
             "config": json.dumps(asdict(networks[0].config)),
             "node_width": NODE_WIDTH,
             "global_width": GLOBAL_WIDTH,
             "networks": [{name: value.half().cpu() for name, value in net.state_dict().items()} for net in networks],
+            "trees": None if trees is None else _write_trees(trees),
         },
         path,
     )
+
+
+_TREES = {
+    "roots": torch.int32,
+    "feature": torch.int16,
+    "threshold": torch.float32,
+    "left": torch.int32,
+    "right": torch.int32,
+    "value": torch.float32,
+}
+
+
+def _write_trees(trees: BoostedTrees) -> dict[str, Tensor | float]:
+    arrays = {name: torch.from_numpy(getattr(trees, name)).to(kind) for name, kind in _TREES.items()}
+    return {"constant": trees.constant, **arrays}
+
+
+def _read_trees(parts: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {
+        name: (parts[name].double() if kind.is_floating_point else parts[name].long()).numpy()
+        for name, kind in _TREES.items()
+    }

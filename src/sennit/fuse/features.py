@@ -6,23 +6,29 @@ A group becomes a small graph. Each operator is a node, and so is each value tha
     log2(1 + x / 2^10) of bytes read, bytes written, elements            how much of it
     log2 of the innermost size, of the size that it reduces over         how it lies
     log2 of m, n, k and batch of a product                               how a library cuts it
-    flags: float32, half precision, integer; a view, a view with another innermost dim, a reduction, one over the innermost dim, a product; written for others, broadcast
+    log2 of the largest powers of two in m, n and k, up to 64            whether its rows are aligned
     log2 of its own time in nanoseconds, by the device's profile
+    log2 of the next power of two over what it reduces over              what a program over whole rows wastes
+    log2 of the elements and the bytes of the part that it is in         what it is compiled with (`compiled_parts.py`)
+    flags: float32, half precision, integer; a view, a view with another innermost dim, a reduction, one over the innermost dim, a product; written for others, broadcast; the sort of its
+    part, and whether that part writes its result to memory
 
-and the group as a whole the logarithms of its time by the roofline, by stages, and unfused (`kernel_cost.py`), of its bytes, and counts of operators, inputs, outputs and reductions. The estimator
-predicts the logarithm of time over time by stages, so sizes that were never seen change what is predicted little.
+and the group as a whole the logarithms of its time by the roofline, by stages, unfused (`kernel_cost.py`) and by parts (`compiled_cost.py`), of its bytes, counts of operators, inputs, outputs and reductions, and for
+each sort of part its launches, bytes, elements, the longest reduction and the most results. The estimator predicts the logarithm of time over time by parts, so sizes that were never seen change what is predicted little.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log2, prod
+from math import ceil, log2, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sennit.cost import products
+from sennit.fuse.compiled_cost import Compiled, Split
+from sennit.fuse.compiled_parts import Part, Sort
 from sennit.fuse.kernel_cost import Staged, as_step, traffic
 from sennit.fuse.operator_class import Class, classify, moves_nothing, stem
 from sennit.ir.dtype import DType, TensorType
@@ -102,30 +108,37 @@ KINDS = (
     "arange",
     "bitwise_and",
     "logical_not",
+    "scatter",
+    "embedding_dense_backward",
+    "index_put",
+    "cumsum",
     "view",
     "permute",
     "expand",
     "slice",
 )
-_SIZES = 10
-_FLAGS = 10
+_SIZES = 16
+_FLAGS = 16
 NODE_WIDTH = len(KINDS) + _SIZES + _FLAGS
-GLOBAL_WIDTH = 11
+GLOBAL_WIDTH = 17 + 5 * len(Sort)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFeatures:
-    """`nodes` [n, NODE_WIDTH], `edges` [e, 2] from producer to reader, `whole` [GLOBAL_WIDTH], and seconds by the roofline and by stages."""
+    """`nodes` [n, NODE_WIDTH], `edges` [e, 2] from producer to reader, `whole` [GLOBAL_WIDTH], and seconds by the roofline, by stages and by parts."""
 
     nodes: NDArray[np.float32]
     edges: NDArray[np.int64]
     whole: NDArray[np.float32]
     roofline: float
     staged: float
+    compiled: float
 
 
 def features_of(kernel: Kernel, written: frozenset[str], staged: Staged) -> GroupFeatures:
     types = staged.roofline.types
+    split = Compiled(staged).split(kernel, written)
+    part_of = {name: part for part in reversed(split.parts) for name in part.ops}
     number: dict[str, int] = {}
     rows: list[NDArray[np.float32]] = []
     edges: list[tuple[int, int]] = []
@@ -136,7 +149,7 @@ def features_of(kernel: Kernel, written: frozenset[str], staged: Staged) -> Grou
         here = len(rows)
         edges += [(number[name], here) for name in dict.fromkeys(op.reads)]
         number.update((value.name, here) for value in op.results)
-        rows.append(_operator(op, types, written, staged))
+        rows.append(_operator(op, types, written, staged, part_of.get(op.name)))
     roofline = staged.roofline.estimate(kernel, written).seconds
     by_stages = staged.estimate(kernel, written).seconds
     busy = [op for op in kernel.body if not moves_nothing(op)]
@@ -153,6 +166,7 @@ def features_of(kernel: Kernel, written: frozenset[str], staged: Staged) -> Grou
         float(kinds.count(Class.PRODUCT)),
         log2(1 + kinds.count(Class.REDUCTION)),
         log2(1 + len(kernel.body) - len(busy)),
+        *_of_parts(split),
     ]
     return GroupFeatures(
         np.stack(rows),
@@ -160,7 +174,30 @@ def features_of(kernel: Kernel, written: frozenset[str], staged: Staged) -> Grou
         np.array(whole, dtype=np.float32),
         roofline,
         by_stages,
+        split.seconds,
     )
+
+
+def _of_parts(split: Split) -> list[float]:
+    moved = sum(part.read + part.written for part in split.parts)
+    found = [
+        _log(split.seconds * 1e9),
+        log2(1 + split.library * 1e9),
+        _size(moved),
+        _size(split.footprint),
+        log2(1 + moved / max(1, split.footprint)),
+        log2(1 + sum(part.launches for part in split.parts)),
+    ]
+    for sort in Sort:
+        mine = [part for part in split.parts if part.sort is sort]
+        found += [
+            log2(1 + sum(part.launches for part in mine)),
+            _size(sum(part.read + part.written for part in mine)),
+            _size(max((part.size for part in mine), default=0)),
+            log2(1 + max((part.size / part.outer for part in mine), default=0.0)),
+            log2(1 + max((part.outer for part in mine), default=0)),
+        ]
+    return found
 
 
 def _log(value: float) -> float:
@@ -187,12 +224,14 @@ def _types(dtype: DType) -> list[bool]:
 
 def _input(kind: TensorType) -> NDArray[np.float32]:
     inner = kind.shape[-1] if kind.shape else 1
-    sizes = [0.0, _size(kind.bytes), _size(kind.elements), log2(1 + inner), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    flags = [*_types(kind.dtype), False, False, False, False, False, False, kind.elements <= 1]
+    sizes = [0.0, _size(kind.bytes), _size(kind.elements), log2(1 + inner), *([0.0] * (_SIZES - 4))]
+    flags = [*_types(kind.dtype), *([False] * 6), kind.elements <= 1, *([False] * (_FLAGS - 10))]
     return _row("input", sizes, flags)
 
 
-def _operator(op: Op, types: Mapping[str, TensorType], written: frozenset[str], staged: Staged) -> NDArray[np.float32]:
+def _operator(
+    op: Op, types: Mapping[str, TensorType], written: frozenset[str], staged: Staged, part: Part | None
+) -> NDArray[np.float32]:
     result, kind = op.results[0].type, classify(op, types)
     read = sum(types[value].bytes for value in set(op.reads))
     made = sum(value.type.bytes for value in op.results)
@@ -200,8 +239,17 @@ def _operator(op: Op, types: Mapping[str, TensorType], written: frozenset[str], 
     first = types[op.reads[0]].shape if op.reads else ()
     reduced = _reduced(op, kind, types)
     parts = products(as_step(op), types) if kind is Class.PRODUCT else ()
-    sides = [log2(1 + side) for part in parts[:1] for side in (part.m, part.n, part.k, part.batch)] or [0.0] * 4
-    sizes = [_size(read), _size(made), _size(result.elements), log2(1 + inner), log2(reduced), *sides]
+    sides = [log2(1 + side) for it in parts[:1] for side in (it.m, it.n, it.k, it.batch)] or [0.0] * 4
+    whole = [log2(min(64, side & -side)) for it in parts[:1] for side in (it.m, it.n, it.k)] or [0.0] * 3
+    sizes = [
+        *(_size(read), _size(made), _size(result.elements), log2(1 + inner), log2(reduced)),
+        *sides,
+        _log(staged.alone(op) * 1e9),
+        *whole,
+        ceil(log2(reduced)) - log2(reduced),
+        _size(part.size) if part is not None else 0.0,
+        _size(part.read + part.written) if part is not None else 0.0,
+    ]
     flags = [
         *_types(result.dtype),
         kind is Class.VIEW,
@@ -211,10 +259,12 @@ def _operator(op: Op, types: Mapping[str, TensorType], written: frozenset[str], 
         kind is Class.PRODUCT,
         any(value.name in written for value in op.results),
         any(types[value].elements < result.elements for value in op.reads),
+        *(part is not None and part.sort is sort for sort in Sort),
+        part is not None and op.name in part.stored,
     ]
     name = stem(op.kind)
     shown = "view" if kind is Class.VIEW and name not in KINDS else name
-    return _row(shown, [*sizes, _log(staged.alone(op) * 1e9)], flags)
+    return _row(shown, sizes, flags)
 
 
 def _reduced(op: Op, kind: Class, types: Mapping[str, TensorType]) -> float:

@@ -28,11 +28,15 @@ __all__ = ["KernelSet", "Limits", "is_legal"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Operators in a kernel at most, operators that it may repeat, and whether a product may have others beside it."""
+    """Operators in a kernel at most, operators that it may repeat, and whether a product may have others beside it.
+
+    With `regions` a group may have several products, and reductions beside them: the compiler makes several kernels of it, and lays out what is between them as it likes.
+    """
 
     size: int = 48
     repeats: int = 4
     around_products: bool = True
+    regions: bool = False
 
 
 _NONE: Numbers = frozenset()
@@ -43,8 +47,12 @@ def is_legal(model: StepModel, group: Numbers, limits: Limits) -> bool:
     if len(group) > limits.size or len({model.phase[place] for place in group}) > 1:
         return False
     kinds = [model.kind[place] for place in group]
+    if Class.OTHER in kinds:
+        return False
+    if limits.regions:
+        return True
     products = kinds.count(Class.PRODUCT)
-    if Class.OTHER in kinds or products > 1:
+    if products > 1:
         return False
     if not products:
         return True

@@ -22,10 +22,10 @@ from torch import Tensor, fx
 from sennit.capture.element_types import torch_dtype
 from sennit.errors import CaptureError
 from sennit.fuse.draws_torch import DRAWS
+from sennit.fuse.operator_class import PRODUCTS, moves_nothing, stem
 from sennit.fuse.signature import signature
 from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Arg, Op, Ref
-from sennit.ir.operators import is_view
 from sennit.ir.strategy_check import Kernel
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "compile_kernel",
     "is_worth_compiling",
     "kernel_module",
+    "nodes_of",
     "operator_of",
     "results_of",
     "returns_several",
@@ -94,12 +95,21 @@ def kernel_module(
     return fx.GraphModule(torch.nn.Module(), graph), reads, writes
 
 
+def nodes_of(module: fx.GraphModule) -> list[fx.Node]:
+    """The nodes of a kernel's operators, in their order."""
+    return [node for node in module.graph.nodes if node.op == "call_function" and node.target is not _item]
+
+
 def call_of(
     op: Op, values: Mapping[str, Any], device: torch.device
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """What is called, and with what: tensors, or nodes of an fx graph, by name."""
     args = tuple(_argument(arg, values) for arg in op.args)
     kwargs = {name: _argument(arg, values) for name, arg in op.kwargs}
+    if op.kind == "aten.clone.default":
+        # a capture keeps values and not how they lie. A model copies to have its values in order (`contiguous`, a reshape): a copy in the order of what it
+        # copies would be made a second time by the view behind it
+        kwargs["memory_format"] = torch.contiguous_format
     return target_of(op), args, {**kwargs, "device": device} if takes_device(op) else kwargs
 
 
@@ -151,9 +161,12 @@ def _argument(arg: Arg, values: Mapping[str, Any]) -> Any:
             return arg
 
 
-def is_worth_compiling(kernel: Kernel) -> bool:
-    """A single library call gains nothing from a compiler; neither do views."""
-    return sum(not is_view(op.kind) for op in kernel.body) > 1
+def is_worth_compiling(kernel: Kernel, *, lone: bool = False) -> bool:
+    """A single library call gains nothing from a compiler; neither do views. With `lone` a single operator that no library has a better kernel for is worth it too, as on a GPU."""
+    busy = [op for op in kernel.body if not moves_nothing(op)]
+    if len(busy) == 1 and lone:
+        return stem(busy[0].kind) not in PRODUCTS
+    return len(busy) > 1
 
 
 def compile_kernel(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:

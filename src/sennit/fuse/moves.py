@@ -8,7 +8,8 @@
 | undo | a kernel | its operators alone |
 
 A kernel is legal if its operators are of one phase, none is opaque, at most one is a matrix product or convolution (libraries make that kernel, with what is
-pointwise before and after it), a product has no reduction beside it, there are at most `size` of them, and the kernels still have an order.
+pointwise before and after it), a product has no reduction beside it, there are at most `size` of them, and the kernels still have an order. With `Limits.regions` a group may be anything of one phase that a
+compiler takes: it then makes several kernels of it itself.
 """
 
 from __future__ import annotations

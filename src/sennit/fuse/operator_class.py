@@ -2,7 +2,7 @@
 
     view        moves nothing: it only says how a value is looked at
     pointwise   one element of the result is made of the elements that it names: also copies, concatenations and look-ups
-    reduction   elements are brought together: sums, softmax, norms
+    reduction   elements are brought together: sums, softmax, norms, scatters
     product     a matrix product or convolution; libraries have its kernel
     other       anything else, and what no compiler puts beside something: it stays alone
 
@@ -18,7 +18,7 @@ from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Op
 from sennit.ir.operators import is_view
 
-__all__ = ["Class", "classify", "moves_nothing", "picks", "stem"]
+__all__ = ["PRODUCTS", "Class", "classify", "moves_nothing", "picks", "stem"]
 
 
 class Class(Enum):
@@ -30,7 +30,7 @@ class Class(Enum):
 
 
 _VIEWS = ("_unsafe_view", "unsafe_split", "unbind", "squeeze")
-_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "linear", "mv", "addmv")
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "linear", "mv", "addmv")
 _REDUCTIONS = (
     "sum",
     "mean",
@@ -51,6 +51,12 @@ _REDUCTIONS = (
     "_native_batch_norm_legit_functional",
     "native_batch_norm",
     "native_batch_norm_backward",
+    "cumsum",
+    # elements go where indices say: compilers put what is pointwise before them into the same kernel, and a scatter into zeros is a comparison with the index
+    "embedding_dense_backward",
+    "index_put",
+    "scatter",
+    "scatter_add",
 )
 _PICKS = (
     "cat",
@@ -71,13 +77,8 @@ _PICKS = (
     "arange",
 )
 _OPAQUE = (
-    "embedding_dense_backward",
-    "index_put",
-    "scatter",
-    "scatter_add",
     "sort",
     "topk",
-    "cumsum",
     "nonzero",
     "as_strided",
     "as_strided_scatter",
@@ -115,7 +116,7 @@ def classify(op: Op, types: Mapping[str, TensorType]) -> Class:
     name = stem(op.kind)
     if not name or name in _OPAQUE:
         return Class.OTHER
-    if name in _PRODUCTS or name.startswith("_scaled_dot_product"):
+    if name in PRODUCTS or name.startswith("_scaled_dot_product"):
         return Class.PRODUCT
     if name in _REDUCTIONS:
         return Class.REDUCTION

@@ -1,0 +1,85 @@
+"""The time of a compiled group from the parts that it becomes (`compiled_parts.py`): the base that the learned estimator corrects.
+
+    seconds = sum over parts of (launches x gap + slowness x bytes / bandwidth(footprint)) + seconds of the products
+
+The gap between two small kernels of a CUDA graph is shorter than a launch from the host: a pointwise kernel over a few elements takes 1.0 us on an H200 where a launch takes 2.5, one that fills the device 1.25, and reductions 1.6 and
+more, because a program has to wait for its own sums. The bandwidth is that of the cache while all that the group touches fits into half of it, and that of memory from one and a quarter times its size on; between the
+two the share that is found in the cache falls linearly. Convolutions in float32 run in TF32, as torch has them by default, in a fraction of the product's time by the profile.
+
+The constants were read off the groups that were measured on an H200 (`benchmarks/fuse/data`), in parts of its launch and bandwidth; what they miss is for the network to learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sennit.fuse.compiled_parts import Part, Sort, parts_of
+from sennit.fuse.kernel_cost import Estimate, Staged
+from sennit.fuse.operator_class import moves_nothing, stem
+from sennit.ir.dtype import DType
+from sennit.ir.strategy_check import Kernel
+
+__all__ = ["Compiled", "Split"]
+
+_GAP = {Sort.POINT: 0.4, Sort.ROW: 0.64, Sort.COLUMN: 0.68, Sort.SCATTER: 0.68}  # of a launch
+_FILL, _FULL = 0.1, 200e3  # of a launch more, for a pointwise part that moves so many bytes
+_SLOWNESS = {Sort.POINT: 1.0, Sort.ROW: 1.1, Sort.COLUMN: 1.4, Sort.SCATTER: 1.4}
+_CACHE, _CACHE_SPEED = 50e6, 1.8  # bytes, and over memory, where the device does not say
+_TF32 = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A group as parts, with seconds in all, of library calls, and the bytes that it touches."""
+
+    parts: tuple[Part, ...]
+    seconds: float
+    library: float
+    footprint: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Kernels of a graph as a compiler cuts them, with the device's profile for products."""
+
+    staged: Staged
+
+    def estimate(self, kernel: Kernel, written: frozenset[str]) -> Estimate:
+        return Estimate(self.split(kernel, written).seconds)
+
+    def split(self, kernel: Kernel, written: frozenset[str]) -> Split:
+        if all(moves_nothing(op) for op in kernel.body):
+            return Split((), 0.0, 0.0, 0)
+        types, device = self.staged.roofline.types, self.staged.roofline.device
+        parts = parts_of(kernel, written, types)
+        library = self._library(kernel, parts)
+        others = [part for part in parts if part.sort is not Sort.LIBRARY]
+        inside = sum(part.written for part in parts)
+        footprint = sum(types[name].bytes for name in kernel.reads) + inside
+        gaps = sum(part.launches * _GAP[part.sort] + _filled(part) for part in others)
+        moved = sum(_SLOWNESS[part.sort] * (part.read + part.written) for part in others)
+        seconds = library + gaps * device.launch.value + moved * self._per_byte(footprint)
+        return Split(parts, seconds, library, footprint)
+
+    def _library(self, kernel: Kernel, parts: Sequence[Part]) -> float:
+        called = {name for part in parts if part.sort is Sort.LIBRARY for name in part.ops}
+        seconds = 0.0
+        for op in kernel.body:
+            if op.name in called:
+                is_float = op.results[0].type.dtype is DType.F32
+                factor = _TF32 if is_float and stem(op.kind).startswith("convolution") else 1.0
+                seconds += factor * self.staged.alone(op)
+        return seconds
+
+    def _per_byte(self, footprint: int) -> float:
+        device = self.staged.roofline.device
+        memory = device.bandwidth.value * device.bandwidth_efficiency.value
+        cache = device.cache.value if device.cache is not None else _CACHE
+        fast = device.cache_bandwidth.value if device.cache_bandwidth is not None else _CACHE_SPEED * memory
+        found = min(1.0, max(0.0, (1.25 * cache - footprint) / (0.75 * cache)))
+        return found / fast + (1.0 - found) / memory
+
+
+def _filled(part: Part) -> float:
+    return _FILL * min(1.0, (part.read + part.written) / _FULL) if part.sort is Sort.POINT else 0.0

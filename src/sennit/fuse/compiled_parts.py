@@ -1,0 +1,256 @@
+"""What a compiler makes of a group: its kernels, foretold from the graph alone.
+
+A group that is compiled by itself is seldom one kernel. Inductor leaves products to libraries, puts what is pointwise into its readers, and fuses what runs over the same elements. A part is one launch, or a
+few, over one space of elements:
+
+    POINT     one element of the space for one of the result
+    ROW       the innermost dim is reduced: a softmax or a norm with what is pointwise around it is one such part
+    COLUMN    outer dims are reduced and the innermost is not
+    SCATTER   elements go where indices say: a fill, and the writes. A number scattered into a tensor of one value is a comparison with the index, and a POINT
+    LIBRARY   a product
+
+`parts_of` walks the operators in order. Each begins as a part of its own and takes in the parts that make what it reads, where the two fit (`_fits`) and no third part stands between them. At the end, parts over the
+same space that read the same value and do not wait for each other are joined too. Traffic is what crosses the borders of a part; what views of a value show of it counts once.
+
+A reduction to few results would leave most of the device idle, so Inductor splits it: two launches, with partial results between, and what is pointwise over the whole space behind it is a part of its own. Its rule: no split with
+as many results as programs that fill the device (twice its processors for rows, 64 times for columns), nor of a short reduction (8192 elements for rows, 128 for columns).
+
+The backward pass of layer norm also reduces over columns for its weights, and a batch norm whose reduction is split goes over its elements once more: `_beside` adds those parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import prod
+
+from sennit.fuse.operator_class import Class, classify, moves_nothing, picks, stem
+from sennit.ir.dtype import TensorType
+from sennit.ir.graph import Op
+from sennit.ir.strategy_check import Kernel
+
+__all__ = ["Part", "Sort", "parts_of"]
+
+_PROCESSORS = 132
+_SPLIT = {"row": (2 * _PROCESSORS, 8192), "column": (64 * _PROCESSORS, 128)}  # results below, elements above
+
+
+class Sort(IntEnum):
+    POINT = 0
+    ROW = 1
+    COLUMN = 2
+    SCATTER = 3
+    LIBRARY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`size` elements in its space, `outer` results of a reduction; `ops` by name, and `stored` those of them whose results it writes to memory."""
+
+    sort: Sort
+    size: int
+    outer: int
+    launches: int
+    read: int
+    written: int
+    ops: frozenset[str]
+    stored: frozenset[str]
+
+
+_ROWS = ("softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "native_layer_norm")
+_SCATTERS = ("embedding_dense_backward", "index_put", "scatter", "scatter_add")
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A part that still grows."""
+
+    sort: Sort
+    size: int
+    outer: int
+    ops: list[Op] = field(default_factory=list)
+
+    @property
+    def is_split(self) -> bool:
+        return _is_split(self.sort, self.size, self.outer)
+
+
+def _is_split(sort: Sort, size: int, outer: int) -> bool:
+    if sort not in (Sort.ROW, Sort.COLUMN):
+        return False
+    results, elements = _SPLIT["row" if sort is Sort.ROW else "column"]
+    return outer < results and size > elements * outer
+
+
+def parts_of(kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> tuple[Part, ...]:
+    """The launches of a compiled group, in the order of their last operators."""
+    group = _Group(kernel, written, types)
+    for op in kernel.body:
+        if not moves_nothing(op):
+            group.add(op)
+    group.join_siblings()
+    found = [group.closed(part) for part in group.parts]
+    return (*found, *(part for op in kernel.body for part in _beside(op, types)))
+
+
+class _Group:
+    def __init__(self, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> None:
+        self.types = types
+        self.base: dict[str, str] = {}  # of what views show
+        self.readers: dict[str, list[str]] = {}  # of a value, directly or through views, the operators
+        for op in kernel.body:
+            if moves_nothing(op) and op.reads:
+                shown = self.base.get(op.reads[0], op.reads[0])
+                self.base.update((value.name, shown) for value in op.results)
+            else:
+                for name in op.reads:
+                    self.readers.setdefault(self.base.get(name, name), []).append(op.name)
+        self.wanted = {self.base.get(name, name) for name in written}
+        self.parts: list[_Open] = []
+        self.home: dict[str, _Open] = {}  # of a value
+
+    # ---- growing ---------------------------------------------------------------------------------------------------------
+
+    def add(self, op: Op) -> None:
+        part = _alone(op, self.types)
+        part.ops.append(op)
+        self.parts.append(part)
+        self.home.update((value.name, part) for value in op.results)
+        for other in sorted(self._before(part), key=self.parts.index, reverse=True):
+            if self._fits(other, part) and not self._is_between(other, part):
+                self._merge(other, part)
+
+    def join_siblings(self) -> None:
+        for part in list(self.parts):
+            for other in self.parts[: self.parts.index(part)] if part in self.parts else ():
+                alike = (other.sort, other.size, other.outer) == (part.sort, part.size, part.outer)
+                free = part.sort in (Sort.POINT, Sort.ROW, Sort.COLUMN)
+                if alike and free and self._reads(other).keys() & self._reads(part).keys():
+                    if self._is_before(other, part) or self._is_before(part, other):
+                        continue
+                    self._merge(other, part)
+                    break
+
+    def _fits(self, first: _Open, second: _Open) -> bool:
+        """Whether a part that makes values and one that reads them are one."""
+        one, two = first.sort, second.sort
+        if one in (Sort.SCATTER, Sort.LIBRARY) or two is Sort.LIBRARY:
+            return False
+        if one is Sort.POINT:
+            inlined = self._is_only_for(first, second)
+            return inlined or (two is not Sort.SCATTER and first.size == second.size)
+        if two is Sort.POINT:
+            return second.size == first.outer or (second.size == first.size and not first.is_split)
+        return one is two and (first.size, first.outer) == (second.size, second.outer)
+
+    def _merge(self, first: _Open, second: _Open) -> None:
+        if first.sort is not Sort.POINT and second.sort is Sort.POINT:
+            second.sort, second.size, second.outer = first.sort, first.size, first.outer
+        second.ops = [*first.ops, *second.ops]
+        self.parts.remove(first)
+        self.home.update((value.name, second) for op in first.ops for value in op.results)
+
+    def _is_only_for(self, first: _Open, second: _Open) -> bool:
+        inside = {op.name for part in (first, second) for op in part.ops}
+        made = [value.name for op in first.ops for value in op.results]
+        return not any(
+            name in self.wanted or any(reader not in inside for reader in self.readers.get(name, ())) for name in made
+        )
+
+    # ---- order -----------------------------------------------------------------------------------------------------------
+
+    def _before(self, part: _Open) -> list[_Open]:
+        """The parts that make what this one reads."""
+        found = [self.home[name] for name in self._reads(part) if name in self.home]
+        return list(dict.fromkeys(other for other in found if other is not part))
+
+    def _is_before(self, first: _Open, second: _Open) -> bool:
+        waiting, seen = self._before(second), set[int]()
+        while waiting:
+            part = waiting.pop()
+            if part is first:
+                return True
+            if id(part) not in seen:
+                seen.add(id(part))
+                waiting += self._before(part)
+        return False
+
+    def _is_between(self, first: _Open, second: _Open) -> bool:
+        return any(other is not first and self._is_before(first, other) for other in self._before(second))
+
+    # ---- traffic ---------------------------------------------------------------------------------------------------------
+
+    def _reads(self, part: _Open) -> dict[str, int]:
+        """Of each value from outside the part, how many bytes are looked at."""
+        found: dict[str, int] = {}
+        for op in part.ops:
+            made = sum(value.type.bytes for value in op.results)
+            for name in op.reads:
+                base = self.base.get(name, name)
+                if self.home.get(base) is part:
+                    continue
+                size = min(self.types[name].bytes, self.types[base].bytes)
+                found[base] = max(found.get(base, 0), min(size, made) if picks(op) else size)
+        return found
+
+    def closed(self, part: _Open) -> Part:
+        inside = {op.name for op in part.ops}
+        stored = [
+            (op.name, value.type.bytes)
+            for op in part.ops
+            for value in op.results
+            if value.name in self.wanted or any(r not in inside for r in self.readers.get(value.name, ()))
+        ]
+        launches = 2 if part.is_split or part.sort is Sort.SCATTER else 1
+        return Part(
+            part.sort,
+            part.size,
+            part.outer,
+            launches,
+            sum(self._reads(part).values()),
+            sum(size for _, size in stored),
+            frozenset(inside),
+            frozenset(name for name, _ in stored),
+        )
+
+
+def _alone(op: Op, types: Mapping[str, TensorType]) -> _Open:
+    made = max((value.type.elements for value in op.results), default=1)
+    name, kind = stem(op.kind).strip("_"), classify(op, types)
+    if kind is Class.PRODUCT or kind is Class.OTHER:
+        return _Open(Sort.LIBRARY, made, made)
+    if kind is not Class.REDUCTION or not op.reads or op.kind == "aten.scatter.value":
+        return _Open(Sort.POINT, made, made)
+    first = types[op.reads[0]]
+    if name in _SCATTERS:
+        return _Open(Sort.SCATTER, made, made)
+    if name == "native_layer_norm_backward" or name.startswith(_ROWS) or name in ("cumsum", "fused_rms_norm"):
+        inner = first.shape[-1] if first.shape else 1
+        return _Open(Sort.ROW, first.elements, max(1, first.elements // max(1, inner)))
+    if name.startswith("native_batch_norm"):
+        return _Open(Sort.ROW, first.elements, first.shape[1] if len(first.shape) > 1 else 1)
+    outer = max(1, prod(op.results[0].type.shape))
+    given = op.args[1] if len(op.args) > 1 else ()
+    dims = given if isinstance(given, tuple) else (given,)
+    is_row = not dims or any(dim in (-1, len(first.shape) - 1) for dim in dims) or outer == 1
+    return _Open(Sort.ROW if is_row else Sort.COLUMN, first.elements, outer)
+
+
+def _beside(op: Op, types: Mapping[str, TensorType]) -> tuple[Part, ...]:
+    """What an operator does over its elements in a part of its own."""
+    name = stem(op.kind).strip("_")
+    if not op.reads or not (name == "native_layer_norm_backward" or name.startswith("native_batch_norm")):
+        return ()
+    full = types[op.reads[0]]
+    read = sum(types[value].bytes for value in set(op.reads) if types[value].elements == full.elements)
+    mine = frozenset((op.name,))
+    if name == "native_layer_norm_backward":
+        outer = full.shape[-1] if full.shape else 1
+        written = sum(value.type.bytes for value in op.results if value.type.elements == outer)
+        launches = 2 if _is_split(Sort.COLUMN, full.elements, outer) else 1
+        return (Part(Sort.COLUMN, full.elements, outer, launches, read, written, mine, frozenset()),)
+    outer = full.shape[1] if len(full.shape) > 1 else 1
+    if not _is_split(Sort.ROW, full.elements, outer):
+        return ()
+    return (Part(Sort.POINT, full.elements, full.elements, 1, read, 0, mine, frozenset()),)

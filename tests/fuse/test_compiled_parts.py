@@ -1,0 +1,176 @@
+"""What a compiler is foretold to make of a group."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sennit.cluster import load
+from sennit.fuse.compiled_cost import Compiled
+from sennit.fuse.compiled_parts import Part, Sort, parts_of
+from sennit.fuse.kernel_cost import Roofline, Staged
+from sennit.fuse.kernel_set import KernelSet, Limits
+from sennit.fuse.model import Channel, Grouping, StepModel
+from sennit.fuse.moves import fused_greedily
+from sennit.fuse.operator_class import moves_nothing
+from sennit.ir.graph import Graph
+from sennit.ir.strategy_check import Kernel
+
+
+def group(inputs: str, body: str, *results: str) -> Graph:
+    lines = [f'  input %{name} : {kind} "{name}"' for name, kind in (item.split(":") for item in inputs.split())]
+    lines += [f"  forward {line.strip()}" for line in body.strip().splitlines()]
+    lines += [f'  result "{name}" %{name}' for name in results]
+    return Graph.parse("\n".join(['graph "group" {', *lines, "}"]))
+
+
+def parts(graph: Graph) -> tuple[Part, ...]:
+    return parts_of(Kernel(graph.ops), frozenset(output.name for output in graph.outputs), graph.types())
+
+
+def test_a_softmax_and_what_is_pointwise_around_it_are_one_part() -> None:
+    graph = group(
+        "x:bf16[96,512,512] m:bf16[8,1,512,512]",
+        """%v : bf16[8,12,512,512] = aten.view.default(%x, [8, 12, 512, 512])
+        %s : bf16[8,12,512,512] = aten.mul.Tensor(%v, 0.125)
+        %a : bf16[8,12,512,512] = aten.add.Tensor(%s, %m)
+        %p : bf16[8,12,512,512] = aten._softmax.default(%a, -1, false)
+        %d : bf16[8,12,512,512] = aten.mul.Tensor(%p, 1.1)""",
+        "d",
+    )
+    (part,) = parts(graph)
+    full, mask = 96 * 512 * 512 * 2, 8 * 512 * 512 * 2
+    assert (part.sort, part.launches, part.outer) == (Sort.ROW, 1, 96 * 512)
+    assert (part.read, part.written) == (full + mask, full)
+    assert part.stored == {"d"}
+
+
+def test_a_product_stands_between_what_it_reads_and_what_reads_it() -> None:
+    graph = group(
+        "x:bf16[512,1024] w:bf16[1024,2048] b:bf16[2048]",
+        """%h : bf16[512,1024] = aten.mul.Tensor(%x, 0.5)
+        %y : bf16[512,2048] = aten.mm.default(%h, %w)
+        %c : bf16[512,2048] = aten.add.Tensor(%y, %b)
+        %g : bf16[512,2048] = aten.gelu.default(%c)""",
+        "g",
+    )
+    before, product, behind = parts(graph)
+    assert [part.sort for part in (before, product, behind)] == [Sort.POINT, Sort.LIBRARY, Sort.POINT]
+    assert before.stored == {"h"}
+    assert behind.ops == {"c", "g"}
+
+
+def test_sums_of_few_columns_are_split_and_those_of_many_are_not() -> None:
+    few = group("x:f32[4096,768]", "%s : f32[1,768] = aten.sum.dim_IntList(%x, [0], true)", "s")
+    many = group("x:f32[64,16384]", "%s : f32[1,16384] = aten.sum.dim_IntList(%x, [0], true)", "s")
+    assert [(part.sort, part.launches) for part in parts(few)] == [(Sort.COLUMN, 2)]
+    assert [(part.sort, part.launches) for part in parts(many)] == [(Sort.COLUMN, 1)]
+
+
+def test_sums_of_rows_and_of_columns_are_two_parts() -> None:
+    graph = group(
+        "x:f32[4096,768]",
+        """%e : f32[4096,768] = aten.exp.default(%x)
+        %r : f32[4096,1] = aten.sum.dim_IntList(%e, [-1], true)
+        %c : f32[1,768] = aten.sum.dim_IntList(%e, [0], true)""",
+        "r",
+        "c",
+    )
+    assert sorted(part.sort for part in parts(graph)) == [Sort.ROW, Sort.COLUMN]
+
+
+def test_a_norm_backward_reduces_over_columns_beside_its_rows() -> None:
+    graph = group(
+        "g:bf16[8,512,768] x:bf16[8,512,768] mean:f32[8,512,1] rstd:f32[8,512,1] w:bf16[768] b:bf16[768]",
+        """%d : bf16[8,512,768], %dw : bf16[768], %db : bf16[768] = aten.native_layer_norm_backward.default(%g, %x, [768], %mean, %rstd, %w, %b, [true, true, true])
+        %m : bf16[8,512,768] = aten.mul.Tensor(%d, 2.0)""",
+        "m",
+        "dw",
+        "db",
+    )
+    rows, columns = parts(graph)
+    assert (rows.sort, rows.outer, rows.ops) == (Sort.ROW, 4096, {"d", "m"})
+    assert (columns.sort, columns.outer, columns.launches) == (Sort.COLUMN, 768, 2)
+
+
+def test_readers_of_one_value_share_a_launch() -> None:
+    graph = group(
+        "x:f32[1024,64]",
+        """%a : f32[1024,64] = aten.exp.default(%x)
+        %b : f32[1024,64] = aten.tanh.default(%x)""",
+        "a",
+        "b",
+    )
+    (part,) = parts(graph)
+    assert part.read == 1024 * 64 * 4
+    assert part.written == 2 * part.read
+
+
+@pytest.fixture(scope="module")
+def model(small_gpt) -> StepModel:
+    return StepModel(small_gpt.graph, Roofline.of(small_gpt.graph, load("h200x8").device), Channel(0.0, 0.0))
+
+
+@settings(derandomize=True, deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10_000))
+def test_parts_hold_every_operator_once_and_write_what_others_read(model, seed: int) -> None:
+    """On the groups of random strategies: parts are a partition, with an order, and nothing that is wanted stays inside."""
+    draw = random.Random(seed)
+    kernels = KernelSet(model, fused_greedily(model, Limits(size=8)) if seed % 2 else Grouping(), Limits(size=20))
+    for _ in range(60):
+        kernels.random_move(draw, repeats=False)
+    types = model.graph.types()
+    for members in kernels.members.values():
+        kernel, written = model.question(members)
+        busy = [op for op in kernel.body if not moves_nothing(op)]
+        found = [part for part in parts_of(kernel, written, types) if part.stored or part.sort is not Sort.COLUMN]
+        held = [name for part in found for name in part.ops]
+        assert set(held) >= {op.name for op in busy if op.name not in _beside(kernel, written, types)}
+        assert len(held) == len(set(held))
+        home = {name: place for place, part in enumerate(found) for name in part.ops}
+        stored = {name for part in found for name in part.stored}
+        for op in busy:
+            if any(value.name in written for value in op.results):
+                assert op.name in stored
+        edges = _edges(kernel, home)
+        order = _sorted(len(found), edges)
+        assert order is not None, "parts wait for each other"
+    compiled = Compiled(Staged.of(model.graph, load("h200x8").device))
+    assert all(compiled.estimate(*model.question(kernel)).seconds >= 0 for kernel in kernels.members.values())
+
+
+def _beside(kernel, written, types) -> set[str]:
+    return {
+        name
+        for part in parts_of(kernel, written, types)
+        if part.sort is Sort.COLUMN and not part.stored
+        for name in part.ops
+    }
+
+
+def _edges(kernel: Kernel, home: dict[str, int]) -> set[tuple[int, int]]:
+    maker: dict[str, str] = {}
+    for op in kernel.body:
+        for value in op.results:
+            maker[value.name] = maker.get(op.reads[0], "") if moves_nothing(op) and op.reads else op.name
+    found = set()
+    for op in kernel.body:
+        for read in op.reads:
+            one, two = home.get(maker.get(read, "")), home.get(op.name)
+            if one is not None and two is not None and one != two:
+                found.add((one, two))
+    return found
+
+
+def _sorted(count: int, edges: set[tuple[int, int]]) -> list[int] | None:
+    left, order = set(range(count)), []
+    while left:
+        free = [place for place in left if not any(two == place and one in left for one, two in edges)]
+        if not free:
+            return None
+        order += free
+        left -= set(free)
+    return order
