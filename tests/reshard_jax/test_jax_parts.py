@@ -15,7 +15,8 @@ from jax_problems import Problem, problems, spec  # noqa: E402
 from sennit.ir.layout import Layout  # noqa: E402
 from sennit.ir.mesh import Mesh  # noqa: E402
 from sennit.reshard.fused_jax import sequences  # noqa: E402
-from sennit.reshard.lower_jax import Direct, lower, positions  # noqa: E402
+from sennit.reshard.lower_jax import Direct, lower  # noqa: E402
+from sennit.reshard.pieces_jax import positions  # noqa: E402
 from sennit.reshard.redistribution import StepKind  # noqa: E402
 
 MESHES = ((2, 2, 2), (4, 2), (2, 4), (2, 3))
@@ -38,7 +39,9 @@ def test_parts_sent_one_by_one_arrive_in_place(case: Problem) -> None:
     for steps in islice(exchanging, 2):
         result = jax.jit(
             jax.shard_map(
-                lambda piece, steps=steps: lower(steps, source.mesh.axis_names, piece, Direct(members=8, least=0)),
+                lambda piece, steps=steps: lower(
+                    steps, source.mesh.axis_names, piece, Direct(exchange=8, gather=8, least=0)
+                ),
                 mesh=source.mesh,
                 in_specs=spec(case.before),
                 out_specs=spec(case.after),

@@ -13,7 +13,8 @@ from jax_problems import Problem, problem, problems
 from sennit.ir.layout import Layout, Split
 from sennit.ir.mesh import Mesh
 from sennit.reshard.fused_jax import TouchCost, Work, choose, sequences, touched, work
-from sennit.reshard.lower_jax import Direct, positions
+from sennit.reshard.lower_jax import Direct
+from sennit.reshard.pieces_jax import positions
 from sennit.reshard.redistribution import Step, StepKind
 
 MESHES = ((2, 2, 2), (4, 2), (8,), (2, 3), (6,), (3, 2, 2), (4, 4), (2, 2, 2, 2))
@@ -128,6 +129,6 @@ def test_two_devices_that_exchange_large_pieces_copy_less() -> None:
     source, target = layouts(problem("x=2,y=4", (1024, 4096), "x y", "- yx"))
     (steps,) = (steps for steps in sequences(source, target) if [step.kind.value for step in steps] == ["all_to_all"])
     size = source.local_elements() * 4
-    assert work(steps, 4, Direct(members=1)) == Work(starts=1, sent=size, copied=2 * size)
-    assert work(steps, 4, Direct(members=2, least=size)) == Work(starts=1, sent=size / 2, copied=1.5 * size)
-    assert work(steps, 4, Direct(members=2, least=size + 1)) == work(steps, 4, Direct(members=1))
+    assert work(steps, 4, Direct(exchange=1)) == Work(starts=1, sent=size, copied=2 * size)
+    assert work(steps, 4, Direct(exchange=2, least=size)) == Work(starts=1, sent=size / 2, copied=1.5 * size)
+    assert work(steps, 4, Direct(exchange=2, least=size + 1)) == work(steps, 4, Direct(exchange=1))

@@ -37,8 +37,8 @@ from itertools import islice, pairwise
 from math import prod
 
 from sennit.ir.layout import Layout, Split
-from sennit.reshard.lower_jax import DIRECT, Direct, Position, local, positions, wanted
-from sennit.reshard.lower_jax import held as position_of
+from sennit.reshard.lower_jax import DIRECT, Direct, leads, phases
+from sennit.reshard.pieces_jax import Position, positions
 from sennit.reshard.redistribution import Step, StepKind
 
 __all__ = ["TouchCost", "Work", "choose", "sequences", "touched", "work"]
@@ -243,51 +243,41 @@ def touched(steps: tuple[Step, ...], itemsize: int, cost: TouchCost, direct: Dir
 
 
 def work(steps: tuple[Step, ...], itemsize: int, direct: Direct = DIRECT) -> Work:
-    """The work of the steps as `lower_jax` lowers them. A slice, an order, and the joining of an all-to-all's parts are made
-    together with the copy that comes next, if one does."""
+    """The work of the steps as `lower_jax` lowers them."""
     if not steps:
         return Work()
     every = positions([steps[0].source, *(step.result for step in steps)])
     assert every is not None  # `sequences` gives none else
-    order, last = local(steps[0].source, every), local(steps[-1].result, every)
-    pending = False  # the piece is not yet made
     starts, sent, gathered, copied = 0, 0.0, 0.0, 0.0
-    waiting = list(steps)
-    while waiting:
-        step = waiting.pop(0)
+    in_order = True
+    for phase in phases(steps, itemsize, every, direct):
+        step = phase.step
         before, after = (layout.local_elements() * itemsize for layout in (step.source, step.result))
-        came = tuple(position_of(step.source, axis, every) for axis in step.axes if step.source.split(axis) is not None)
-        if direct.takes(step, itemsize):
-            count = prod(position.size for position in came)
-            moves = bool(waiting) and waiting[0].kind is StepKind.PERMUTE
-            if moves:
-                step = waiting.pop(0)
-            parts = count if moves else count - 1
-            starts, sent, copied = starts + parts, sent + before * parts / count, copied + before * (1 + parts / count)
-            order = wanted(local(step.result, every), waiting[0] if waiting else None, every, last)
-            pending = False
-            continue
+        members = prod(step.source.mesh.size(axis) for axis in step.axes)
+        if not in_order and (step.kind is not StepKind.ALL_GATHER or phase.in_parts or leads(step, every)):
+            copied, in_order = copied + before, True
         match step.kind:
             case StepKind.SLICE:
-                kept = local(step.result, every)
-                order, pending = tuple(position for position in order if position in kept), True
+                copied += after
+            case StepKind.ALL_TO_ALL if phase.in_parts:
+                parts = members if phase.moved is not None else members - 1
+                starts, sent, copied = (
+                    starts + parts,
+                    sent + before * parts / members,
+                    copied + before * parts / members,
+                )
+                copied += before
             case StepKind.ALL_TO_ALL:
-                gone = tuple(position_of(step.result, axis, every) for axis in step.axes)
-                order, pending = came + tuple(position for position in order if position not in gone), True
-                starts, sent, copied = starts + 1, sent + before, copied + before
+                starts, sent, copied = starts + 1, sent + before, copied + 2 * before
+            case StepKind.ALL_GATHER if phase.in_parts:
+                starts, sent, copied = starts + members - 1, sent + (after - before), copied + after
             case StepKind.ALL_GATHER:
-                leads = last[: len(came)] == came and set(last) == {*came, *order}
-                ready = last[len(came) :] if leads else order
-                copied += before * (pending or ready != order)
                 starts, gathered = starts + 1, gathered + after
-                order, pending = came + ready, False
+                in_order = in_order and leads(step, every)
             case _:
-                plain = local(step.source, every)
-                copied += before * (pending or plain != order)
                 starts, sent = starts + 1, sent + before
-                order, pending = plain, False
     size = steps[-1].result.local_elements() * itemsize
-    return Work(starts, sent, gathered, copied + size * (pending or order != last))
+    return Work(starts, sent, gathered, copied + (0 if in_order else size))
 
 
 def _through_blocks(source: Layout, target: Layout) -> tuple[Step, ...] | None:
