@@ -21,13 +21,13 @@ import numpy as np
 from tune_xla import SIZES
 from xla import MIB, geo
 
-NAMES = ("call", "start", "sent", "made")
+NAMES = ("call", "start", "permute", "sent", "made")
 Row = dict[str, Any]
 
 
 def features(row: Row, candidate: Row) -> list[float]:
     work, share = candidate["work"], prod(row["mesh"]) / 8
-    return [1.0, work["starts"], work["sent"] * share, (work["gathered"] + work["copied"]) * share]
+    return [1.0, work["starts"], work["permutes"], work["sent"] * share, (work["gathered"] + work["copied"]) * share]
 
 
 def fit(rows: list[Row]) -> np.ndarray:
@@ -68,7 +68,9 @@ def main() -> None:
             rows.append({**row, "judged": number // len(SIZES) % 2 == 1, "size": 4 * prod(row["shape"]) / MIB})
     found = fit([row for row in rows if not row["judged"]])
     print(", ".join(f"{name} {value:.3g} s" for name, value in zip(NAMES, found, strict=True)))
-    print(f"TouchCost: step {found[1] / found[3]:.3g}, sent {found[2] / found[3]:.3g}")
+    print(
+        f"TouchCost: step {found[1] / found[4]:.3g}, permute {found[2] / found[4]:.3g}, sent {found[3] / found[4]:.3g}"
+    )
     for size in sorted(set(SIZES)):
         held_out = [row for row in rows if row["judged"] and row["size"] == size]
         if held_out:

@@ -25,16 +25,16 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from xla import DEFINITION, MESHES, MIB, Problem, draw, read_program, take_turns
+from xla import FEWEST, MESHES, MIB, MOST, Problem, collectives, draw, draw_mixed, read_program, take_turns
 
 from sennit.ir.layout import Layout
 from sennit.ir.mesh import Mesh
 from sennit.reshard.fused_jax import sequences, work
-from sennit.reshard.lower_jax import Direct, lower
+from sennit.reshard.lower_jax import Direct, leads, lower
+from sennit.reshard.pieces_jax import positions
 from sennit.reshard.redistribution import Step, StepKind
 
 SIZES = (16, 64, 16, 4, 64, 0.25)
-COLLECTIVES = ("all-to-all", "collective-permute", "all-gather", "all-reduce")
 
 
 def layouts(problem: Problem) -> tuple[Layout, Layout]:
@@ -47,23 +47,29 @@ def layouts(problem: Problem) -> tuple[Layout, Layout]:
 
 def candidates(problem: Problem, most: int) -> list[tuple[Step, ...]]:
     """The first and a sample of the others, each once."""
-    found = list(dict.fromkeys(islice(sequences(*layouts(problem)), 128)))
+    found = [steps for steps in dict.fromkeys(islice(sequences(*layouts(problem)), 128)) if steps]
     first, others = found[: most // 2], found[most // 2 :]
     return first + random.Random(0).sample(others, min(len(others), most - len(first)))
 
 
 def lowerings(steps: tuple[Step, ...]) -> list[Direct]:
-    """All-to-alls as such, and where a group has two or four members as permutes of single parts."""
-    exchanges = [step for step in steps if step.kind is StepKind.ALL_TO_ALL]
-    members = {prod(step.source.mesh.size(axis) for axis in step.axes) for step in exchanges} & {2, 4}
-    return [Direct(1), *(Direct(count, 0) for count in sorted(members))]
-
-
-def collectives(program: str) -> list[str]:
-    """XLA's own collectives, with the shapes that they make."""
-    entry = program[program.index("\nENTRY ") :]
-    found = [match.groups() for match in map(DEFINITION.match, entry.splitlines()) if match is not None]
-    return [f"{kind} {shape}" for _, shape, kind, _ in found if kind.removesuffix("-start") in COLLECTIVES]
+    """Nothing in parts, and where a group has two or four members all-to-alls, gathers, or both."""
+    every = positions([steps[0].source, *(step.result for step in steps)])
+    assert every is not None
+    members = {
+        kind: {
+            prod(step.source.mesh.size(axis) for axis in step.axes)
+            for step in steps
+            if step.kind is kind and (kind is StepKind.ALL_TO_ALL or not leads(step, every))
+        }
+        & {2, 3, 4}
+        for kind in (StepKind.ALL_TO_ALL, StepKind.ALL_GATHER)
+    }
+    return [
+        Direct(exchange, gather, 0)
+        for exchange in sorted({1, *members[StepKind.ALL_TO_ALL]})
+        for gather in sorted({1, *members[StepKind.ALL_GATHER]})
+    ]
 
 
 def measure(problem: Problem, most: int, seconds: float) -> dict[str, Any]:
@@ -101,11 +107,12 @@ def measure(problem: Problem, most: int, seconds: float) -> dict[str, Any]:
         "candidates": [
             {
                 "steps": " ".join(f"{step.kind.value}({','.join(step.axes)})" for step in steps),
-                "direct": direct.members,
+                "direct": (direct.exchange, direct.gather),
                 "work": asdict(work(steps, 4, direct)),
                 "seconds": time,
+                "temporary": program.memory_analysis().temp_size_in_bytes,
             }
-            for (steps, direct), time in zip(ways, times, strict=False)
+            for (steps, direct), time, program in zip(ways, times, programs, strict=False)
         ],
         "xla": times[-2],
         "xla_again": times[-1],
@@ -116,22 +123,27 @@ def measure(problem: Problem, most: int, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", type=int, choices=sorted(MESHES), default=8)
+    parser.add_argument("--devices", choices=[*map(str, sorted(MESHES)), f"{FEWEST}-{MOST}"], default="8")
     parser.add_argument("--limit", type=float, default=120, help="seconds in all")
     parser.add_argument("--most", type=int, default=12, help="candidates of a problem")
     parser.add_argument("--seconds", type=float, default=0.06, help="to spend on the timing of one candidate")
     parser.add_argument("--seed", type=int, default=31)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", options.devices)
+    mixed = options.devices not in map(str, MESHES)
+    jax.config.update("jax_num_cpu_devices", MOST if mixed else int(options.devices))
     jax.config.update("jax_platforms", "cpu")
     begin = perf_counter()
     rng = random.Random(f"{options.seed} {options.devices}")
     rows: list[dict[str, Any]] = []
     while perf_counter() - begin < options.limit:
-        problem = draw(rng, options.devices, int(SIZES[len(rows) % len(SIZES)] * MIB))
+        size = int(SIZES[len(rows) % len(SIZES)] * MIB)
+        problem = draw_mixed(rng, size) if mixed else draw(rng, int(options.devices), size)
+        if positions(layouts(problem)) is None:
+            continue  # there is one way at most
         rows.append(measure(problem, options.most, options.seconds))
-    options.json.write_text(json.dumps({"jax": jax.__version__, "devices": options.devices, "rows": rows}, indent=1))
+        text = json.dumps({"jax": jax.__version__, "devices": options.devices, "rows": rows}, indent=1)
+        options.json.write_text(text)
     print(f"{len(rows)} problems, {sum(len(row['candidates']) for row in rows)} candidates")
 
 

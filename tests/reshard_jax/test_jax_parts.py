@@ -1,4 +1,4 @@
-"""All-to-alls as permutes of single parts: every sequence gives the values of `jax.device_put`, in groups of any size."""
+"""All-to-alls and gathers as permutes of single parts: every sequence gives the values of `jax.device_put`, in groups of any size."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ def test_parts_sent_one_by_one_arrive_in_place(case: Problem) -> None:
         return
     source, target = case.shardings()
     x = jax.device_put(case.values(), source)
-    exchanging = (
-        steps for steps in sequences(before, after) if any(step.kind is StepKind.ALL_TO_ALL for step in steps)
-    )
-    for steps in islice(exchanging, 2):
+    kinds = (StepKind.ALL_TO_ALL, StepKind.ALL_GATHER)
+    communicating = (steps for steps in sequences(before, after) if any(step.kind in kinds for step in steps))
+    for steps in islice(communicating, 2):
         result = jax.jit(
             jax.shard_map(
                 lambda piece, steps=steps: lower(

@@ -227,10 +227,11 @@ def _layout(like: Layout, held: Held) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the steps do on one device: collectives started, and the bytes that all-to-alls and permutes send, that gathers
-    make, and that are copied between them."""
+    """What the steps do on one device: collectives of groups and permutes of all devices started, and the bytes that
+    all-to-alls and permutes send, that gathers make, and that are copied between them."""
 
     starts: int = 0
+    permutes: int = 0
     sent: float = 0.0
     gathered: float = 0.0
     copied: float = 0.0
@@ -239,7 +240,7 @@ class Work:
 def touched(steps: tuple[Step, ...], itemsize: int, cost: TouchCost, direct: Direct = DIRECT) -> float:
     """The cost of the steps as `lower_jax` lowers them, in bytes of a plain copy."""
     done = work(steps, itemsize, direct)
-    return cost.step * done.starts + cost.sent * done.sent + done.gathered + done.copied
+    return cost.step * (done.starts + done.permutes) + cost.sent * done.sent + done.gathered + done.copied
 
 
 def work(steps: tuple[Step, ...], itemsize: int, direct: Direct = DIRECT) -> Work:
@@ -248,7 +249,7 @@ def work(steps: tuple[Step, ...], itemsize: int, direct: Direct = DIRECT) -> Wor
         return Work()
     every = positions([steps[0].source, *(step.result for step in steps)])
     assert every is not None  # `sequences` gives none else
-    starts, sent, gathered, copied = 0, 0.0, 0.0, 0.0
+    starts, permutes, sent, gathered, copied = 0, 0, 0.0, 0.0, 0.0
     in_order = True
     for phase in phases(steps, itemsize, every, direct):
         step = phase.step
@@ -261,23 +262,19 @@ def work(steps: tuple[Step, ...], itemsize: int, direct: Direct = DIRECT) -> Wor
                 copied += after
             case StepKind.ALL_TO_ALL if phase.in_parts:
                 parts = members if phase.moved is not None else members - 1
-                starts, sent, copied = (
-                    starts + parts,
-                    sent + before * parts / members,
-                    copied + before * parts / members,
-                )
-                copied += before
+                share = before * parts / members
+                permutes, sent, copied = permutes + parts, sent + share, copied + share + before
             case StepKind.ALL_TO_ALL:
                 starts, sent, copied = starts + 1, sent + before, copied + 2 * before
             case StepKind.ALL_GATHER if phase.in_parts:
-                starts, sent, copied = starts + members - 1, sent + (after - before), copied + after
+                permutes, sent, copied = permutes + members - 1, sent + (after - before), copied + after
             case StepKind.ALL_GATHER:
                 starts, gathered = starts + 1, gathered + after
                 in_order = in_order and leads(step, every)
             case _:
-                starts, sent = starts + 1, sent + before
+                permutes, sent = permutes + 1, sent + before
     size = steps[-1].result.local_elements() * itemsize
-    return Work(starts, sent, gathered, copied + (0 if in_order else size))
+    return Work(starts, permutes, sent, gathered, copied + (0 if in_order else size))
 
 
 def _through_blocks(source: Layout, target: Layout) -> tuple[Step, ...] | None:

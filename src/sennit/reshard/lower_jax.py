@@ -148,7 +148,7 @@ def _phase(piece: Piece, phase: Phase, every: Sequence[Position], names: tuple[s
         piece = piece.arranged(local((phase.sliced or step).source, every))
     match step.kind:
         case StepKind.SLICE:
-            value = cut(piece, _coordinates(step, every), names)
+            (value,) = cut(piece, [_coordinates(step, every)], names)
             return Piece(value, local(step.result, every))
         case StepKind.ALL_TO_ALL if phase.in_parts:
             return _exchange_in_parts(piece, phase, every, names)
@@ -161,7 +161,9 @@ def _phase(piece: Piece, phase: Phase, every: Sequence[Position], names: tuple[s
         case StepKind.ALL_GATHER:
             came = tuple(held(step.source, axis, every) for axis in step.axes)
             groups = _groups(step.source.mesh, step.axes)
-            return Piece(lax.all_gather(piece.value, names, axis_index_groups=groups), came + piece.order)
+            # in one dim: among several of size 1 XLA may find another order in memory, and copies
+            value = lax.reshape(piece.value, [piece.value.size])
+            return Piece(lax.all_gather(value, names, axis_index_groups=groups, tiled=True), came + piece.order)
         case _:
             raise LayoutError(
                 f"a step of kind {step.kind.value} has no lowering on JAX",
@@ -183,7 +185,7 @@ def _grid(piece: Piece, phase: Phase, every: Sequence[Position]) -> tuple[Grid, 
 def _exchange(piece: Piece, phase: Phase, every: Sequence[Position], names: tuple[str, ...]) -> Piece:
     """XLA cuts what it is given along the dim that is split and joins what arrives along the same: here exactly our parts."""
     grid, axes = _grid(piece, phase, every)
-    parts = [grid.part(piece.value, np.array(index, dtype=np.int32), names) for index in range(grid.count)]
+    parts = grid.parts(piece.value, [np.array(number) for number in range(grid.count)], names)
     alone = grid.in_one_dim()
     dim = 0 if alone is None else alone
     value = lax.all_to_all(
@@ -211,14 +213,15 @@ def _exchange_in_parts(piece: Piece, phase: Phase, every: Sequence[Position], na
     for group in groups:
         for index, device in enumerate(group):
             sends[device], joins[goes[device]] = index, index
+    rounds = range(0 if phase.moved is not None else 1, count)
+    parts = grid.parts(piece.value, [(sends + shift) % count for shift in rounds], names)
     got: list[Any] = []
-    for shift in range(0 if phase.moved is not None else 1, count):
+    for shift, part in zip(rounds, parts, strict=True):
         pairs = [(a, goes[group[(i + shift) % count]]) for group in groups for i, a in enumerate(group)]
-        part = grid.part(piece.value, np.asarray((sends + shift) % count, dtype=np.int32), names)
         got.append(lax.ppermute(part, names, sorted(pairs)))
 
     def own(whole: Any, index: int) -> list[Any]:
-        return [] if phase.moved is not None else [grid.part(whole, np.array(index, dtype=np.int32), names)]
+        return [] if phase.moved is not None else grid.parts(whole, [np.array(index)], names)
 
     return Piece(_join_by_member(grid, joins, own, piece.value, got, names), grid.result)
 

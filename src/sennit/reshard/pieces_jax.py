@@ -35,6 +35,9 @@ __all__ = ["Grid", "Piece", "Position", "Table", "cut", "held", "local", "of_dev
 
 Table = NDArray[np.int32]
 
+# Slices at places that depend on the device are as many branches with fixed places, up to these.
+BRANCHES = 16
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
@@ -94,33 +97,76 @@ def held(layout: Layout, axis: str, every: Sequence[Position]) -> Position:
     return next(position for position in every if (position.dim, position.stride) == (split.dim, split.stride))
 
 
-# ---- one part of a piece ---------------------------------------------------------------------------------------------
+# ---- parts of a piece ------------------------------------------------------------------------------------------------
 
 
 def cut(
-    piece: Piece, taken: Mapping[Position, Table], names: tuple[str, ...], starts: frozenset[Position] = frozenset()
+    piece: Piece,
+    parts: Sequence[Mapping[Position, Table]],
+    names: tuple[str, ...],
+    *,
+    starts: frozenset[Position] = frozenset(),
+    branches: int = BRANCHES,
+) -> list[Any]:
+    """The parts at the given coordinates of positions: one coordinate of each for each device, or one for all.
+
+    Slices whose place depends on the device are slow: XLA works out the place of every element. So there is a branch for
+    each distinct choice, up to `branches` of them, in which all places are known."""
+    tables = [table for taken in parts for table in taken.values() if table.ndim]
+    if not tables:
+        return [_slice(piece, taken, starts) for taken in parts]
+    rows = np.stack(tables)
+    choices, chosen = np.unique(rows, axis=1, return_inverse=True)
+    if choices.shape[1] > branches:
+        return [_dynamic_slice(piece, taken, names, starts) for taken in parts]
+
+    def branch(devices: Table) -> Any:
+        device = int(devices[0])
+        fixed = [
+            {position: table[device] if table.ndim else table for position, table in taken.items()} for taken in parts
+        ]
+        return lambda value: [_slice(Piece(value, piece.order), taken, starts) for taken in fixed]
+
+    which = np.asarray(chosen, dtype=np.int32).reshape(-1)
+    members = [np.flatnonzero(which == choice) for choice in range(choices.shape[1])]
+    found: list[Any] = lax.switch(of_device(which, names), [branch(devices) for devices in members], piece.value)
+    return found
+
+
+def _slice(piece: Piece, taken: Mapping[Position, Table], starts: frozenset[Position]) -> Any:
+    shape, firsts, sizes = _box(piece, taken, starts)
+    ends = [int(first) + size for first, size in zip(firsts, sizes, strict=True)]
+    return lax.slice(lax.reshape(piece.value, shape), [int(first) for first in firsts], ends)
+
+
+def _dynamic_slice(
+    piece: Piece, taken: Mapping[Position, Table], names: tuple[str, ...], starts: frozenset[Position]
 ) -> Any:
-    """The part at the given coordinates of positions: one coordinate of each for each device, or one for all. Kept
-    neighbours are one dim, and so is a kept one with those above it that are taken; another dim begins at `starts`."""
-    zero = np.zeros((), dtype=np.int32)
-    shape, firsts, sizes = [1], [zero], [1]
+    shape, firsts, sizes = _box(piece, taken, starts)
+    found = [of_device(first, names) if first.ndim and first.any() else np.int32(first.max()) for first in firsts]
+    return lax.dynamic_slice(lax.reshape(piece.value, shape), found, sizes)
+
+
+def _box(
+    piece: Piece, taken: Mapping[Position, Table], starts: frozenset[Position]
+) -> tuple[list[int], list[Table], list[int]]:
+    """Dims of the piece, and where in each a part begins and how long it is. Kept neighbours are one dim, and so is a kept
+    one with those above it that are taken; another dim begins at `starts`."""
+    shape: list[int] = []
+    firsts: list[Table] = []
+    sizes: list[int] = []
     was_taken = False
     for position in piece.order:
-        if not was_taken and (position in taken or position in starts):
-            shape, firsts, sizes = [*shape, 1], [*firsts, zero], [*sizes, 1]
+        if not shape or (not was_taken and (position in taken or position in starts)):
+            shape.append(1)
+            firsts.append(np.zeros((), dtype=np.int32))
+            sizes.append(1)
         shape[-1] *= position.size
-        firsts[-1] = firsts[-1] * position.size
-        if position in taken:
-            firsts[-1] = firsts[-1] + taken[position]
-        else:
+        firsts[-1] = np.asarray(firsts[-1] * position.size + taken.get(position, 0), dtype=np.int32)
+        if position not in taken:
             sizes[-1] *= position.size
         was_taken = position in taken
-    whole = lax.reshape(piece.value, shape)
-    if all(table.ndim == 0 for table in firsts):
-        ends = [int(first) + size for first, size in zip(firsts, sizes, strict=True)]
-        return lax.slice(whole, [int(first) for first in firsts], ends)
-    found = [of_device(table, names) if table.ndim and table.any() else np.int32(table.max()) for table in firsts]
-    return lax.dynamic_slice(whole, found, sizes)
+    return shape, firsts, sizes
 
 
 def of_device(table: Table, names: tuple[str, ...]) -> Any:
@@ -129,7 +175,7 @@ def of_device(table: Table, names: tuple[str, ...]) -> Any:
     return lax.dynamic_index_in_dim(table, lax.axis_index(names), keepdims=False)
 
 
-# ---- all parts of a piece --------------------------------------------------------------------------------------------
+# ---- parts that are joined --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +200,19 @@ class Grid:
         return frozenset(behind)
 
     def _dims(self) -> tuple[list[int], list[tuple[int, int]]]:
-        """The shape of a part, and for each run of positions that come how many blocks it is and the dim that it leads."""
+        """The shape of a part, and for each run of positions that come how many blocks it is and the dim that it leads.
+        Dims of size 1 would be in the way: XLA may give them another place in memory, and then copies."""
         starts = self._starts()
-        shape, runs = [1], list[tuple[int, int]]()
-        came_last = False
+        shape = list[int]()
+        runs = list[tuple[int, int]]()
+        led, came_last = False, False
         for position in self.result:
             comes = position in self.came
-            if not came_last and (comes or position in starts):
+            if not shape or (not came_last and (comes or position in starts)):
+                if shape and shape[-1] == 1 and not led:
+                    shape.pop()
                 shape.append(1)
+                led = comes
             if comes:
                 blocks = runs.pop()[0] if came_last else 1
                 runs.append((blocks * position.size, len(shape) - 1))
@@ -170,14 +221,16 @@ class Grid:
             came_last = comes
         return shape, runs
 
-    def part(self, value: Any, index: Table, names: tuple[str, ...]) -> Any:
-        """The part with the given number, one for each device or one for all."""
-        digits = np.unravel_index(index, [position.size for position in self.gone])
-        tables = {
-            position: np.asarray(digit, dtype=np.int32) for position, digit in zip(self.gone, digits, strict=True)
-        }
-        found = cut(Piece(value, self.order), {**self.cut, **tables}, names, self._starts())
-        return lax.reshape(found, self._dims()[0])
+    def parts(self, value: Any, numbers: Sequence[Table], names: tuple[str, ...]) -> list[Any]:
+        """The parts with the given numbers, each one for each device or one for all."""
+        taken = []
+        for number in numbers:
+            digits = np.unravel_index(number, [position.size for position in self.gone])
+            tables = [np.asarray(digit, dtype=np.int32) for digit in digits]
+            taken.append({**self.cut, **dict(zip(self.gone, tables, strict=True))})
+        shape = self._dims()[0]
+        found = cut(Piece(value, self.order), taken, names, starts=self._starts())
+        return [lax.reshape(part, shape) for part in found]
 
     def in_one_dim(self) -> int | None:
         """The dim along which alone parts are joined, if it is one."""
