@@ -15,7 +15,8 @@ from jax_problems import Problem, problems, spec  # noqa: E402
 from sennit.ir.layout import Layout  # noqa: E402
 from sennit.ir.mesh import Mesh  # noqa: E402
 from sennit.reshard.fused_jax import sequences  # noqa: E402
-from sennit.reshard.lower_jax import Direct, lower  # noqa: E402
+from sennit.reshard.lower_jax import lower  # noqa: E402
+from sennit.reshard.phases_jax import ways  # noqa: E402
 from sennit.reshard.pieces_jax import positions  # noqa: E402
 from sennit.reshard.redistribution import StepKind  # noqa: E402
 
@@ -36,11 +37,12 @@ def test_parts_sent_one_by_one_arrive_in_place(case: Problem) -> None:
     kinds = (StepKind.ALL_TO_ALL, StepKind.ALL_GATHER)
     communicating = (steps for steps in sequences(before, after) if any(step.kind in kinds for step in steps))
     for steps in islice(communicating, 2):
+        every = positions([before, *(step.result for step in steps)])
+        assert every is not None
+        *_, way = ways(steps, every)  # as much in parts as can be
         result = jax.jit(
             jax.shard_map(
-                lambda piece, steps=steps: lower(
-                    steps, source.mesh.axis_names, piece, Direct(exchange=8, gather=8, least=0)
-                ),
+                lambda piece, way=way: lower(way, source.mesh.axis_names, piece),
                 mesh=source.mesh,
                 in_specs=spec(case.before),
                 out_specs=spec(case.after),

@@ -1,6 +1,6 @@
 """Plans for JAX: slices, one fused all-to-all, at most one permute, gathers; chosen by the bytes that they touch.
 
-Over common positions (`lower_jax.positions`) a layout is a map from axes to positions. Let S be the positions that the
+Over common positions (`pieces_jax.positions`) a layout is a map from axes to positions. Let S be the positions that the
 source holds, T those of the target.
 
 - A position of T \\ S is local and must go to an axis: an axis that holds nothing *slices* it, or an axis that holds a
@@ -10,19 +10,8 @@ source holds, T those of the target.
   each device the piece that it should have. Axes that the target leaves free hold the positions to be gathered.
 
 `sequences` enumerates who slices and who exchanges what. All sequences keep the memory bound: slices shrink, exchanges and
-the permute keep, gathers grow to the target (the normal form of arXiv 2112.01075). They differ in time. In one process
-or over fast links a collective's time is that of its start and of the bytes that it and its packing touch;
-`work` counts those per device, for pieces of L bytes and results of G:
-
-| step | sent or gathered | copied |
-|---|---|---|
-| slice | | L |
-| all-to-all | L | 2 L: the parts packed and joined |
-| all-to-all between two devices (`lower_jax.Direct`) | L / 2 | L / 2 + L: the part that goes packed, both joined |
-| the same and a permute after it | L | 2 L |
-| permute | L | |
-| gather | G | |
-| another order of positions | | L, where it is not made in one with a slice, a packing or a joining |
+the permute keep, gathers grow to the target (the normal form of arXiv 2112.01075). They differ in time, and so do the ways to
+lower each of them: `choose` takes the way that costs least (`phases_jax`).
 
 The planner of `planner.py` minimises time on a cluster's links and has more kinds of steps (reductions, exchanges between
 meshes, uneven pieces), none of which JAX can place. Steps are of its type, so that its plans lower here too.
@@ -32,16 +21,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, pairwise
-from math import prod
 
 from sennit.ir.layout import Layout, Split
-from sennit.reshard.lower_jax import DIRECT, Direct, leads, phases
+from sennit.reshard.phases_jax import DEFAULT_COST, Phase, TouchCost, touched, ways
 from sennit.reshard.pieces_jax import Position, positions
 from sennit.reshard.redistribution import Step, StepKind
 
-__all__ = ["TouchCost", "Work", "choose", "sequences", "touched", "work"]
+__all__ = ["choose", "sequences"]
 
 # Sequences looked at. Up to 16 devices there are fewer; beyond, those that keep the target's names come first.
 LIMIT = 128
@@ -49,33 +36,24 @@ LIMIT = 128
 Held = dict[str, Position]
 
 
-@dataclass(frozen=True, slots=True)
-class TouchCost:
-    """The start of a collective in bytes of a plain copy, and what a byte costs that an all-to-all or a permute sends. A byte
-    that a gather makes costs what a copied one does.
+def choose(source: Layout, target: Layout, itemsize: int, cost: TouchCost = DEFAULT_COST) -> tuple[Phase, ...] | None:
+    """The way from one even layout to another on the same refined mesh that costs least; the first among equals.
 
-    Fitted with `benchmarks/reshard/fit_xla.py` on half of 217 random problems (794 sequences) of 0.25 to 64 MiB on 8 and 16
-    CPU devices of one process, timed by `benchmarks/reshard/tune_xla.py` on 16 cores in November 2026 (jax 0.11.2): 56 us for a
-    start, 0.18 ns for a byte sent, 0.13 ns for one gathered or copied, on each of 8 devices."""
-
-    step: float = 4.4e5
-    sent: float = 1.4
-
-
-DEFAULT_COST = TouchCost()
-
-
-def choose(source: Layout, target: Layout, itemsize: int, cost: TouchCost = DEFAULT_COST) -> tuple[Step, ...] | None:
-    """The steps from one even layout to another on the same refined mesh that touch least; the first among equals.
-
-    None where XLA's own resharding is as good or the only one: nothing is communicated (it slices as we do), there are no
-    elements, or digits clash and no permute between pieces of equal shape leads from one to the other."""
-    if 0 in source.shape:
+    None where XLA's own resharding is the only one or there is nothing to do: the layouts are the same, there are no elements,
+    or digits clash and no permute between pieces of equal shape leads from one to the other."""
+    if 0 in source.shape or source == target:
         return None
     if positions([source, target]) is None:
         return _through_blocks(source, target)
-    best = min(islice(sequences(source, target), LIMIT), key=lambda steps: touched(steps, itemsize, cost))
-    return best if any(step.kind.communicates for step in best) else None
+    best: tuple[float, tuple[Phase, ...]] | None = None
+    for steps in islice(sequences(source, target), LIMIT):
+        every = positions([source, *(step.result for step in steps)])
+        assert every is not None  # `sequences` gives none else
+        for way in ways(steps, every):
+            value = touched(way, itemsize, every, cost)
+            if best is None or value < best[0]:
+                best = value, way
+    return best[1] if best is not None else None
 
 
 def sequences(source: Layout, target: Layout) -> Iterator[tuple[Step, ...]]:
@@ -225,59 +203,7 @@ def _layout(like: Layout, held: Held) -> Layout:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What the steps do on one device: collectives of groups and permutes of all devices started, and the bytes that
-    all-to-alls and permutes send, that gathers make, and that are copied between them."""
-
-    starts: int = 0
-    permutes: int = 0
-    sent: float = 0.0
-    gathered: float = 0.0
-    copied: float = 0.0
-
-
-def touched(steps: tuple[Step, ...], itemsize: int, cost: TouchCost, direct: Direct = DIRECT) -> float:
-    """The cost of the steps as `lower_jax` lowers them, in bytes of a plain copy."""
-    done = work(steps, itemsize, direct)
-    return cost.step * (done.starts + done.permutes) + cost.sent * done.sent + done.gathered + done.copied
-
-
-def work(steps: tuple[Step, ...], itemsize: int, direct: Direct = DIRECT) -> Work:
-    """The work of the steps as `lower_jax` lowers them."""
-    if not steps:
-        return Work()
-    every = positions([steps[0].source, *(step.result for step in steps)])
-    assert every is not None  # `sequences` gives none else
-    starts, permutes, sent, gathered, copied = 0, 0, 0.0, 0.0, 0.0
-    in_order = True
-    for phase in phases(steps, itemsize, every, direct):
-        step = phase.step
-        before, after = (layout.local_elements() * itemsize for layout in (step.source, step.result))
-        members = prod(step.source.mesh.size(axis) for axis in step.axes)
-        if not in_order and (step.kind is not StepKind.ALL_GATHER or phase.in_parts or leads(step, every)):
-            copied, in_order = copied + before, True
-        match step.kind:
-            case StepKind.SLICE:
-                copied += after
-            case StepKind.ALL_TO_ALL if phase.in_parts:
-                parts = members if phase.moved is not None else members - 1
-                share = before * parts / members
-                permutes, sent, copied = permutes + parts, sent + share, copied + share + before
-            case StepKind.ALL_TO_ALL:
-                starts, sent, copied = starts + 1, sent + before, copied + 2 * before
-            case StepKind.ALL_GATHER if phase.in_parts:
-                permutes, sent, copied = permutes + members - 1, sent + (after - before), copied + after
-            case StepKind.ALL_GATHER:
-                starts, gathered = starts + 1, gathered + after
-                in_order = in_order and leads(step, every)
-            case _:
-                permutes, sent = permutes + 1, sent + before
-    size = steps[-1].result.local_elements() * itemsize
-    return Work(starts, permutes, sent, gathered, copied + (0 if in_order else size))
-
-
-def _through_blocks(source: Layout, target: Layout) -> tuple[Step, ...] | None:
+def _through_blocks(source: Layout, target: Layout) -> tuple[Phase, ...] | None:
     """Where digits clash (dim 6: 2 blocks here, 3 blocks there): slice until every dim of the source has as many blocks of
     each prime as that of the target will have, permute whole blocks, gather. None where axes to slice with are lacking."""
     mesh, dims = source.mesh, range(len(source.shape))
@@ -305,7 +231,7 @@ def _through_blocks(source: Layout, target: Layout) -> tuple[Step, ...] | None:
         Step(StepKind.PERMUTE, _changed(cut_layout, glue_layout), cut_layout, glue_layout),
         Step(StepKind.ALL_GATHER, _changed(glue_layout, target), glue_layout, target),
     )
-    return tuple(step for step in steps if step.axes)
+    return tuple(Phase(step) for step in steps if step.axes)
 
 
 def _changed(before: Layout, after: Layout) -> tuple[str, ...]:

@@ -11,8 +11,7 @@ cease to be:
 | all_gather | one untiled `lax.all_gather` for all positions of all dims: they lead, and where they should not, one transpose |
 | all_to_all or all_gather in parts | one `lax.ppermute` for each other member of the group; the own part is read where it lies, and all are joined |
 
-`phases` says which steps are lowered together: a slice with the all-to-all after it, an all-to-all in parts with the permute
-after it. `Direct` says what is lowered in parts.
+Which steps are lowered together, and which in parts, is said by the phases (`phases_jax`).
 
 Where the cuts of one dim do not divide one another (dim 6: 2 blocks here, 3 blocks there), a permute between pieces of
 equal shape is the only step that crosses: the piece is closed before it and opened on other positions after it.
@@ -24,8 +23,7 @@ the mesh in context, and arrays pass in and out as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -34,6 +32,7 @@ import numpy as np
 from sennit.errors import LayoutError
 from sennit.ir.layout import Layout, Split
 from sennit.ir.mesh import Mesh
+from sennit.reshard.phases_jax import Phase, leads
 from sennit.reshard.pieces_jax import Grid, Piece, Position, Table, cut, held, local, of_device, positions
 from sennit.reshard.redistribution import Step, StepKind
 
@@ -44,100 +43,43 @@ except ImportError as missing:
 
 lax: Any = jax.lax  # whose collectives have no types
 
-__all__ = ["DIRECT", "Direct", "Phase", "leads", "lower", "phases"]
+__all__ = ["lower"]
 
 
-@dataclass(frozen=True, slots=True)
-class Direct:
-    """What is lowered in parts: an all-to-all of at most `exchange` members, a gather of at most `gather` members whose
-    positions do not lead, both of pieces of at least `least` bytes. Below, the starts of the permutes cost more than the
-    copies that they save."""
-
-    exchange: int = 2
-    gather: int = 2
-    least: int = 2**21
-
-    def takes(self, step: Step, itemsize: int, every: Sequence[Position]) -> bool:
-        members = prod(step.source.mesh.size(axis) for axis in step.axes)
-        size = max(layout.local_elements() for layout in (step.source, step.result)) * itemsize
-        match step.kind:
-            case StepKind.ALL_TO_ALL:
-                return members <= self.exchange and size >= self.least
-            case StepKind.ALL_GATHER:
-                return members <= self.gather and size >= self.least and not leads(step, every)
-            case _:
-                return False
-
-
-DIRECT = Direct()
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """Steps that are lowered together."""
-
-    step: Step
-    sliced: Step | None = None
-    moved: Step | None = None
-    in_parts: bool = False
-
-    @property
-    def result(self) -> Layout:
-        return (self.moved or self.step).result
-
-
-def phases(steps: Sequence[Step], itemsize: int, every: Sequence[Position], direct: Direct = DIRECT) -> Iterator[Phase]:
-    waiting = list(steps)
-
-    def following(kind: StepKind) -> bool:
-        return bool(waiting) and waiting[0].kind is kind
-
-    while waiting:
-        step, sliced, moved = waiting.pop(0), None, None
-        if step.kind is StepKind.SLICE and following(StepKind.ALL_TO_ALL):
-            step, sliced = waiting.pop(0), step
-        in_parts = direct.takes(step, itemsize, every)
-        if in_parts and step.kind is StepKind.ALL_TO_ALL and following(StepKind.PERMUTE):
-            moved = waiting.pop(0)
-        yield Phase(step, sliced, moved, in_parts)
-
-
-def leads(step: Step, every: Sequence[Position]) -> bool:
-    """Whether what a gather gathers leads in its result."""
-    came = tuple(held(step.source, axis, every) for axis in step.axes)
-    return local(step.result, every)[: len(came)] == came
-
-
-def lower(steps: Sequence[Step], names: tuple[str, ...], value: Any, direct: Direct = DIRECT) -> Any:
-    """The piece of the last step's result from the piece of the first step's source. `names` are the mesh's axes in JAX."""
-    for run in _runs(steps):
-        layouts = [run[0].source, *(step.result for step in run)]
-        every = positions(layouts)
+def lower(phases: Sequence[Phase], names: tuple[str, ...], value: Any) -> Any:
+    """The piece of the last phase's result from the piece of the first one's source. `names` are the mesh's axes in JAX."""
+    for run in _runs(phases):
+        every = positions(_layouts(run))
         if every is None:
             assert len(run) == 1  # `_runs` leaves a step with clashing cuts alone
-            value = lax.ppermute(value, names, _pairs(run[0]))
+            value = lax.ppermute(value, names, _pairs(run[0].step))
             continue
-        piece = Piece(value, local(layouts[0], every))
-        for phase in phases(run, value.dtype.itemsize, every, direct):
+        piece = Piece(value, local(run[0].source, every))
+        for phase in run:
             piece = _phase(piece, phase, every, names)
-        value = lax.reshape(piece.arranged(local(layouts[-1], every)).value, layouts[-1].local_shape())
+        result = run[-1].result
+        value = lax.reshape(piece.arranged(local(result, every)).value, result.local_shape())
     return value
 
 
-def _runs(steps: Sequence[Step]) -> list[list[Step]]:
-    """The steps in as few runs with common positions as there are."""
-    runs: list[list[Step]] = []
-    for step in steps:
-        if runs and positions([runs[-1][0].source, *(s.result for s in runs[-1]), step.result]) is not None:
-            runs[-1].append(step)
+def _layouts(phases: Sequence[Phase]) -> list[Layout]:
+    return [phases[0].source, *(step.result for phase in phases for step in phase.steps)]
+
+
+def _runs(phases: Sequence[Phase]) -> list[list[Phase]]:
+    """The phases in as few runs with common positions as there are."""
+    runs: list[list[Phase]] = []
+    for phase in phases:
+        if runs and positions(_layouts([*runs[-1], phase])) is not None:
+            runs[-1].append(phase)
             continue
-        if positions([step.source, step.result]) is None and step.kind is not StepKind.PERMUTE:
+        if positions(_layouts([phase])) is None and phase.step.kind is not StepKind.PERMUTE:
             raise LayoutError(
-                f"a step of kind {step.kind.value} between layouts whose digits clash",
-                where=f"{step.source} -> {step.result} on mesh {step.source.mesh}",
+                f"a step of kind {phase.step.kind.value} between layouts whose digits clash",
+                where=f"{phase.source} -> {phase.result} on mesh {phase.source.mesh}",
                 fix="plan a permute between pieces of equal shape there",
             )
-        runs.append([step])
+        runs.append([phase])
     return runs
 
 
