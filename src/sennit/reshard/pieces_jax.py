@@ -115,21 +115,18 @@ def cut(
     tables = [table for taken in parts for table in taken.values() if table.ndim]
     if not tables:
         return [_slice(piece, taken, starts) for taken in parts]
-    rows = np.stack(tables)
-    choices, chosen = np.unique(rows, axis=1, return_inverse=True)
+    choices, firsts, chosen = np.unique(np.stack(tables), axis=1, return_index=True, return_inverse=True)
     if choices.shape[1] > branches:
         return [_dynamic_slice(piece, taken, names, starts) for taken in parts]
 
-    def branch(devices: Table) -> Any:
-        device = int(devices[0])
+    def branch(device: int) -> Any:
         fixed = [
             {position: table[device] if table.ndim else table for position, table in taken.items()} for taken in parts
         ]
         return lambda value: [_slice(Piece(value, piece.order), taken, starts) for taken in fixed]
 
     which = np.asarray(chosen, dtype=np.int32).reshape(-1)
-    members = [np.flatnonzero(which == choice) for choice in range(choices.shape[1])]
-    found: list[Any] = lax.switch(of_device(which, names), [branch(devices) for devices in members], piece.value)
+    found: list[Any] = lax.switch(of_device(which, names), [branch(int(first)) for first in firsts], piece.value)
     return found
 
 
