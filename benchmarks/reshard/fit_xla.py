@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/reshard/fit_xla.py rows8.json rows16.json
 
 Seconds of a candidate = call + start * starts + permute * permutes + sent * bytes sent + made * bytes gathered or copied +
-mapped * bytes of temporaries that are mapped anew, with bytes per device times devices over 8 (all devices share one memory). Least absolute relative error by reweighted least squares; a
+mapped * bytes of temporaries and results that are mapped anew, with bytes per device times devices over 8 (all devices share one memory). Least absolute relative error by reweighted least squares; a
 coefficient that comes out negative is left out. Fitted on every other cycle of sizes, judged on the rest: how far the
 candidate that the model chooses is from the best one, and XLA's own over both. XLA's own over the best is what a perfect
 choice would reach with these lowerings.
@@ -29,7 +29,10 @@ Row = dict[str, Any]
 
 def features(row: Row, candidate: Row) -> list[float]:
     work, share = candidate["work"], prod(row["mesh"]) / 8
-    mapped = work["temporary"] if work["temporary"] >= MAPPED else 0
+    splits = {axis for dim in row["after"] for axis in dim}
+    blocks = prod(size for axis, size in zip("xyzw", row["mesh"], strict=False) if axis in splits)
+    result = 4 * prod(row["shape"]) // blocks
+    mapped = sum(size for size in (work["temporary"], result) if size >= MAPPED)
     made = work["gathered"] + work["copied"]
     return [1.0, work["starts"], work["permutes"], work["sent"] * share, made * share, mapped * share]
 
