@@ -41,7 +41,7 @@ def fit(rows: list[Row]) -> np.ndarray:
     pairs = [(features(row, candidate), candidate["seconds"]) for row in rows for candidate in row["candidates"]]
     relative = np.array([np.array(values) / seconds for values, seconds in pairs])
     weights = np.ones(len(pairs))
-    kept = list(range(len(NAMES)))
+    kept = [column for column in range(len(NAMES)) if relative[:, column].any()]
     found = np.zeros(len(NAMES))
     for _ in range(30):
         scaled = relative[:, kept] * np.sqrt(weights)[:, None]
