@@ -18,7 +18,7 @@ from sennit.ir.mesh import Mesh  # noqa: E402
 from sennit.reshard.fused_jax import sequences  # noqa: E402
 from sennit.reshard.lower_jax import lower  # noqa: E402
 from sennit.reshard.phases_jax import ways  # noqa: E402
-from sennit.reshard.pieces_jax import Piece, cut, held, local, positions  # noqa: E402
+from sennit.reshard.pieces_jax import Frame, Piece, cut, held, local, positions  # noqa: E402
 from sennit.reshard.redistribution import StepKind  # noqa: E402
 
 MESHES = ((2, 2, 2), (4, 2), (2, 4), (2, 3))
@@ -72,7 +72,9 @@ def test_slices_at_places_that_depend_on_the_device(branches: int) -> None:
     values = case.values()
 
     def sliced(value: Any) -> Any:
-        (part,) = cut(Piece(value, local(before, every)), [taken], source.mesh.axis_names, branches=branches)
+        (part,) = cut(
+            Piece(value, local(before, every)), [taken], source.mesh.axis_names, frame=Frame(), branches=branches
+        )
         return part.reshape(after.local_shape())
 
     mapped = jax.shard_map(

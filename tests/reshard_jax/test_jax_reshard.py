@@ -47,6 +47,9 @@ def test_random_problems(case: Problem) -> None:
         problem("x=2,y=2,z=2", (512, 64, 32), "x y -", "- - -"),  # one gather of minor and major dims
         problem("x=2,y=3", (36, 5), "x -", "y -"),  # digits that clash
         problem("x=3,y=2", (36, 6), "yx -", "xy -"),  # the same blocks on other devices
+        problem("x=2,y=3", (36, 36), "x y", "y x"),  # digits that clash, and no axis that is free
+        problem("x=3,y=2", (1, 36, 12), "- x y", "- y -"),  # a dim of size 1
+        problem("x=2,y=4", (8, 6, 4), "x - y", "- - y"),  # pieces with a dim of size 1
     ],
 )
 def test_each_kind_of_step(case: Problem) -> None:

@@ -39,8 +39,7 @@ Held = dict[str, Position]
 def choose(source: Layout, target: Layout, itemsize: int, cost: TouchCost = DEFAULT_COST) -> tuple[Phase, ...] | None:
     """The way from one even layout to another on the same refined mesh that costs least; the first among equals.
 
-    None where XLA's own resharding is the only one or there is nothing to do: the layouts are the same, there are no elements,
-    or digits clash and no permute between pieces of equal shape leads from one to the other."""
+    None where there is nothing to do: the layouts are the same, or there are no elements."""
     if 0 in source.shape or source == target:
         return None
     if positions([source, target]) is None:
@@ -203,35 +202,68 @@ def _layout(like: Layout, held: Held) -> Layout:
     )
 
 
-def _through_blocks(source: Layout, target: Layout) -> tuple[Phase, ...] | None:
-    """Where digits clash (dim 6: 2 blocks here, 3 blocks there): slice until every dim of the source has as many blocks of
-    each prime as that of the target will have, permute whole blocks, gather. None where axes to slice with are lacking."""
+def _through_blocks(source: Layout, target: Layout) -> tuple[Phase, ...]:
+    """Where digits clash (dim 6: 2 blocks here, 3 blocks there). Axes are primes. A dim that lacks an axis of some size gets one
+    that is free (slice) or one of another dim that has too many (all-to-all, from the minor end to the minor end; where it does
+    not lie there, whole blocks are permuted first). Then each dim is cut into the blocks of the target, or smaller: permute
+    whole blocks, gather. This always leads to the target: with no dim that has too many axes of a size, the source splits
+    fewer of them than the target, so one is free."""
     mesh, dims = source.mesh, range(len(source.shape))
-    have = [[digit.axis for digit in source.digits(dim)] for dim in dims]
     want = [[digit.axis for digit in target.digits(dim)] for dim in dims]
+    path = _Path(source, [[digit.axis for digit in source.digits(dim)] for dim in dims])
+
+    def count(axes: Sequence[str]) -> Counter[int]:
+        return Counter(mesh.size(axis) for axis in axes)
+
+    gives: list[tuple[int, int, int]] = []  # a size, from a dim, to a dim
+    surplus = [count(path.axes[dim]) - count(want[dim]) for dim in dims]
     free = [axis for axis in mesh.names if source.entry(axis) is None]
-    rest = [axis for axis in mesh.names if target.entry(axis) is None]
-    cut, glue = [list(axes) for axes in have], [list(axes) for axes in want]
+    sliced = [list(axes) for axes in path.axes]
     for dim in dims:
-        sizes, wanted = (Counter(mesh.size(axis) for axis in axes) for axes in (have[dim], want[dim]))
-        for pool, grown, prefer, lacking in (
-            (free, cut[dim], want[dim], wanted - sizes),
-            (rest, glue[dim], have[dim], sizes - wanted),
-        ):
-            for size in lacking.elements():
-                able = [axis for axis in pool if mesh.size(axis) == size]
-                if not able:
-                    return None
-                axis = min(able, key=lambda axis: axis not in prefer)
-                pool.remove(axis)
-                grown.append(axis)
-    cut_layout, glue_layout = (Layout.block(mesh, source.shape, dict(enumerate(axes))) for axes in (cut, glue))
-    steps = (
-        Step(StepKind.SLICE, _changed(source, cut_layout), source, cut_layout),
-        Step(StepKind.PERMUTE, _changed(cut_layout, glue_layout), cut_layout, glue_layout),
-        Step(StepKind.ALL_GATHER, _changed(glue_layout, target), glue_layout, target),
-    )
-    return tuple(Phase(step) for step in steps if step.axes)
+        for size in (count(want[dim]) - count(path.axes[dim])).elements():
+            giver = next((other for other in dims if surplus[other][size]), None)
+            if giver is not None:
+                surplus[giver][size] -= 1
+                gives.append((size, giver, dim))
+                continue
+            able = [axis for axis in free if mesh.size(axis) == size]
+            axis = min(able, key=lambda axis: axis not in want[dim])
+            free.remove(axis)
+            sliced[dim].append(axis)
+    path.go(StepKind.SLICE, sliced)
+    for size, giver, dim in gives:
+        *_, axis = (axis for axis in path.axes[giver] if mesh.size(axis) == size)
+        path.go(
+            StepKind.PERMUTE, [[*(a for a in axes if a != axis), *(a for a in axes if a == axis)] for axes in path.axes]
+        )
+        path.go(
+            StepKind.ALL_TO_ALL,
+            [[*(a for a in axes if a != axis), *([axis] if at == dim else [])] for at, axes in enumerate(path.axes)],
+        )
+    rest = [axis for axis in mesh.names if target.entry(axis) is None]
+    cut = [list(axes) for axes in want]
+    for dim in dims:
+        for size in (count(path.axes[dim]) - count(want[dim])).elements():
+            axis = min((a for a in rest if mesh.size(a) == size), key=lambda a: a not in path.axes[dim])
+            rest.remove(axis)
+            cut[dim].append(axis)
+    path.go(StepKind.PERMUTE, cut)
+    path.go(StepKind.ALL_GATHER, want)
+    return tuple(Phase(step) for step in path.steps)
+
+
+class _Path:
+    """Steps between block layouts, from the axes of each dim to others."""
+
+    def __init__(self, source: Layout, axes: list[list[str]]) -> None:
+        self.layout, self.axes = source, axes
+        self.steps: list[Step] = []
+
+    def go(self, kind: StepKind, axes: list[list[str]]) -> None:
+        result = Layout.block(self.layout.mesh, self.layout.shape, dict(enumerate(axes)))
+        if result != self.layout:
+            self.steps.append(Step(kind, _changed(self.layout, result), self.layout, result))
+        self.layout, self.axes = result, axes
 
 
 def _changed(before: Layout, after: Layout) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ the mesh in context, and arrays pass in and out as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from math import prod
 from typing import Any
 
@@ -33,7 +33,7 @@ from sennit.errors import LayoutError
 from sennit.ir.layout import Layout, Split
 from sennit.ir.mesh import Mesh
 from sennit.reshard.phases_jax import Phase, leads
-from sennit.reshard.pieces_jax import Grid, Piece, Position, Table, cut, held, local, of_device, positions
+from sennit.reshard.pieces_jax import Frame, Grid, Piece, Position, Table, cut, frame, held, local, of_device, positions
 from sennit.reshard.redistribution import Step, StepKind
 
 try:
@@ -90,7 +90,8 @@ def _phase(piece: Piece, phase: Phase, every: Sequence[Position], names: tuple[s
         piece = piece.arranged(local((phase.sliced or step).source, every))
     match step.kind:
         case StepKind.SLICE:
-            (value,) = cut(piece, [_coordinates(step, every)], names)
+            taken = _coordinates(step, every)
+            (value,) = cut(piece, [taken], names, frame=_frame(phase, [piece.order], [taken]))
             return Piece(value, local(step.result, every))
         case StepKind.ALL_TO_ALL if phase.in_parts:
             return _exchange_in_parts(piece, phase, every, names)
@@ -103,8 +104,8 @@ def _phase(piece: Piece, phase: Phase, every: Sequence[Position], names: tuple[s
         case StepKind.ALL_GATHER:
             came = tuple(held(step.source, axis, every) for axis in step.axes)
             groups = _groups(step.source.mesh, step.axes)
-            # in one dim: among several of size 1 XLA may find another order in memory, and copies
-            value = lax.reshape(piece.value, [piece.value.size])
+            # along the first dim, whatever it is: in memory one piece comes after the other
+            value = piece.value if piece.value.ndim else lax.reshape(piece.value, [1])
             return Piece(lax.all_gather(value, names, axis_index_groups=groups, tiled=True), came + piece.order)
         case _:
             raise LayoutError(
@@ -121,15 +122,20 @@ def _grid(piece: Piece, phase: Phase, every: Sequence[Position]) -> tuple[Grid, 
     came = tuple(held(step.source, axis, every) for axis in axes)
     gone = tuple(held(step.result, axis, every) for axis in axes) if step.kind is StepKind.ALL_TO_ALL else ()
     cuts = _coordinates(phase.sliced, every) if phase.sliced is not None else {}
-    return Grid(piece.order, gone, cuts, came, result), axes
+    found = _frame(phase, [piece.order, result], [{*gone, *cuts}, came])
+    return Grid(piece.order, gone, cuts, came, result, found), axes
+
+
+def _frame(phase: Phase, orders: list[tuple[Position, ...]], away: list[Container[Position]]) -> Frame:
+    units = any(1 in layout.local_shape() for layout in (phase.source, phase.result))
+    return frame(len(phase.source.shape), orders, away, units=units)
 
 
 def _exchange(piece: Piece, phase: Phase, every: Sequence[Position], names: tuple[str, ...]) -> Piece:
     """XLA cuts what it is given along the dim that is split and joins what arrives along the same: here exactly our parts."""
     grid, axes = _grid(piece, phase, every)
     parts = grid.parts(piece.value, [np.array(number) for number in range(grid.count)], names)
-    alone = grid.in_one_dim()
-    dim = 0 if alone is None else alone
+    dim = grid.runs()[0][0]
     value = lax.all_to_all(
         lax.concatenate(parts, dim),
         names,
@@ -138,7 +144,7 @@ def _exchange(piece: Piece, phase: Phase, every: Sequence[Position], names: tupl
         axis_index_groups=_groups(phase.step.source.mesh, axes),
         tiled=True,
     )
-    if alone is not None:
+    if len(grid.runs()) == 1:
         return Piece(value, grid.result)
     size = parts[0].shape[dim]
     return grid.join([lax.slice_in_dim(value, i * size, (i + 1) * size, axis=dim) for i in range(grid.count)])
@@ -175,15 +181,16 @@ def _gather_in_parts(piece: Piece, step: Step, every: Sequence[Position], names:
     joins = np.zeros(sum(map(len, groups)), dtype=np.int32)
     for group in groups:
         joins[group] = range(grid.count)
+    own = lax.reshape(piece.value, grid.shape())  # outside the branches: inside, XLA fuses it with what joins
     got = [
         lax.ppermute(
-            piece.value,
+            own,
             names,
             sorted((a, group[(i + shift) % grid.count]) for group in groups for i, a in enumerate(group)),
         )
         for shift in range(1, grid.count)
     ]
-    return Piece(_join_by_member(grid, joins, lambda whole, _: [whole], piece.value, got, names), grid.result)
+    return Piece(_join_by_member(grid, joins, lambda whole, _: [whole], own, got, names), grid.result)
 
 
 def _join_by_member(

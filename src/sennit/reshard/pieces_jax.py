@@ -13,7 +13,7 @@ is joined is then only ever reshaped to more dims, which is free.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -31,7 +31,7 @@ except ImportError as missing:
 
 lax: Any = jax.lax  # whose collectives have no types
 
-__all__ = ["Grid", "Piece", "Position", "Table", "cut", "held", "local", "of_device", "positions"]
+__all__ = ["Frame", "Grid", "Piece", "Position", "Table", "cut", "frame", "held", "local", "of_device", "positions"]
 
 Table = NDArray[np.int32]
 
@@ -97,6 +97,50 @@ def held(layout: Layout, axis: str, every: Sequence[Position]) -> Position:
     return next(position for position in every if (position.dim, position.stride) == (split.dim, split.stride))
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Which positions lie in one dim of the arrays that are cut and joined. A position that goes or comes begins one.
+
+    Merged: neighbours are one dim, and another begins behind a position that goes or comes (`starts`). As the array has them
+    (`rank` dims): where it has dims of size 1, because on a reshape to such XLA may give them another place in memory and
+    copy."""
+
+    starts: frozenset[Position] = frozenset()
+    rank: int | None = None
+
+    def dims(self, order: Sequence[Position], away: Container[Position]) -> list[int]:
+        """The dim of each position; `away` are those that go or come."""
+        if self.rank is not None:
+            return [position.dim for position in order]
+        found: list[int] = []
+        was_away = False
+        for position in order:
+            begins = not was_away and (position in away or position in self.starts)
+            found.append((found[-1] + begins) if found else 0)
+            was_away = position in away
+        return found
+
+    def count(self, dims: Sequence[int]) -> int:
+        return self.rank if self.rank is not None else (dims[-1] + 1 if dims else 0)
+
+
+def frame(
+    rank: int, orders: Sequence[tuple[Position, ...]], away: Sequence[Container[Position]], *, units: bool
+) -> Frame:
+    """The frame for pieces of the given orders, of each of which some positions go or come. With `units` there are dims of size
+    1; their order in memory is kept if in each dim what goes or comes leads."""
+    if units and all(_leads(order, gone) for order, gone in zip(orders, away, strict=True)):
+        return Frame(rank=rank)
+    every = [
+        b for order, gone in zip(orders, away, strict=True) for a, b in pairwise(order) if a in gone and b not in gone
+    ]
+    return Frame(frozenset(every))
+
+
+def _leads(order: Sequence[Position], away: Container[Position]) -> bool:
+    return not any(a.dim == b.dim and a not in away and b in away for a, b in pairwise(order))
+
+
 # ---- parts of a piece ------------------------------------------------------------------------------------------------
 
 
@@ -105,7 +149,7 @@ def cut(
     parts: Sequence[Mapping[Position, Table]],
     names: tuple[str, ...],
     *,
-    starts: frozenset[Position] = frozenset(),
+    frame: Frame,
     branches: int = BRANCHES,
 ) -> list[Any]:
     """The parts at the given coordinates of positions: one coordinate of each for each device, or one for all.
@@ -114,55 +158,44 @@ def cut(
     each distinct choice, up to `branches` of them, in which all places are known."""
     tables = [table for taken in parts for table in taken.values() if table.ndim]
     if not tables:
-        return [_slice(piece, taken, starts) for taken in parts]
+        return [_slice(piece, taken, frame) for taken in parts]
     choices, firsts, chosen = np.unique(np.stack(tables), axis=1, return_index=True, return_inverse=True)
     if choices.shape[1] > branches:
-        return [_dynamic_slice(piece, taken, names, starts) for taken in parts]
+        return [_dynamic_slice(piece, taken, names, frame) for taken in parts]
 
     def branch(device: int) -> Any:
         fixed = [
             {position: table[device] if table.ndim else table for position, table in taken.items()} for taken in parts
         ]
-        return lambda value: [_slice(Piece(value, piece.order), taken, starts) for taken in fixed]
+        return lambda value: [_slice(Piece(value, piece.order), taken, frame) for taken in fixed]
 
     which = np.asarray(chosen, dtype=np.int32).reshape(-1)
     found: list[Any] = lax.switch(of_device(which, names), [branch(int(first)) for first in firsts], piece.value)
     return found
 
 
-def _slice(piece: Piece, taken: Mapping[Position, Table], starts: frozenset[Position]) -> Any:
-    shape, firsts, sizes = _box(piece, taken, starts)
+def _slice(piece: Piece, taken: Mapping[Position, Table], frame: Frame) -> Any:
+    shape, firsts, sizes = _box(piece, taken, frame)
     ends = [int(first) + size for first, size in zip(firsts, sizes, strict=True)]
     return lax.slice(lax.reshape(piece.value, shape), [int(first) for first in firsts], ends)
 
 
-def _dynamic_slice(
-    piece: Piece, taken: Mapping[Position, Table], names: tuple[str, ...], starts: frozenset[Position]
-) -> Any:
-    shape, firsts, sizes = _box(piece, taken, starts)
+def _dynamic_slice(piece: Piece, taken: Mapping[Position, Table], names: tuple[str, ...], frame: Frame) -> Any:
+    shape, firsts, sizes = _box(piece, taken, frame)
     found = [of_device(first, names) if first.ndim and first.any() else np.int32(first.max()) for first in firsts]
     return lax.dynamic_slice(lax.reshape(piece.value, shape), found, sizes)
 
 
-def _box(
-    piece: Piece, taken: Mapping[Position, Table], starts: frozenset[Position]
-) -> tuple[list[int], list[Table], list[int]]:
-    """Dims of the piece, and where in each a part begins and how long it is. Kept neighbours are one dim, and so is a kept
-    one with those above it that are taken; another dim begins at `starts`."""
-    shape: list[int] = []
-    firsts: list[Table] = []
-    sizes: list[int] = []
-    was_taken = False
-    for position in piece.order:
-        if not shape or (not was_taken and (position in taken or position in starts)):
-            shape.append(1)
-            firsts.append(np.zeros((), dtype=np.int32))
-            sizes.append(1)
-        shape[-1] *= position.size
-        firsts[-1] = np.asarray(firsts[-1] * position.size + taken.get(position, 0), dtype=np.int32)
+def _box(piece: Piece, taken: Mapping[Position, Table], frame: Frame) -> tuple[list[int], list[Table], list[int]]:
+    """Dims of the piece, and where in each a part begins and how long it is."""
+    dims = frame.dims(piece.order, taken)
+    shape, sizes = [1] * frame.count(dims), [1] * frame.count(dims)
+    firsts: list[Table] = [np.zeros((), dtype=np.int32)] * frame.count(dims)
+    for position, dim in zip(piece.order, dims, strict=True):
+        shape[dim] *= position.size
+        firsts[dim] = np.asarray(firsts[dim] * position.size + taken.get(position, 0), dtype=np.int32)
         if position not in taken:
-            sizes[-1] *= position.size
-        was_taken = position in taken
+            sizes[dim] *= position.size
     return shape, firsts, sizes
 
 
@@ -185,38 +218,27 @@ class Grid:
     cut: Mapping[Position, Table]
     came: tuple[Position, ...]
     result: tuple[Position, ...]
+    frame: Frame
 
     @property
     def count(self) -> int:
         return prod(position.size for position in self.came)
 
-    def _starts(self) -> frozenset[Position]:
-        """The kept positions with which a dim begins: those behind one that goes or comes."""
-        away = {*self.gone, *self.cut, *self.came}
-        behind = [b for order in (self.order, self.result) for a, b in pairwise(order) if a in away and b not in away]
-        return frozenset(behind)
+    def shape(self) -> list[int]:
+        """The shape of a part."""
+        dims = self.frame.dims(self.result, self.came)
+        found = [1] * self.frame.count(dims)
+        for position, dim in zip(self.result, dims, strict=True):
+            found[dim] *= 1 if position in self.came else position.size
+        return found
 
-    def _dims(self) -> tuple[list[int], list[tuple[int, int]]]:
-        """The shape of a part, and for each run of positions that come how many blocks it is and the dim that it leads.
-        Dims of size 1 would be in the way: XLA may give them another place in memory, and then copies."""
-        starts = self._starts()
-        shape = list[int]()
-        runs = list[tuple[int, int]]()
-        led, came_last = False, False
-        for position in self.result:
-            comes = position in self.came
-            if not shape or (not came_last and (comes or position in starts)):
-                if shape and shape[-1] == 1 and not led:
-                    shape.pop()
-                shape.append(1)
-                led = comes
-            if comes:
-                blocks = runs.pop()[0] if came_last else 1
-                runs.append((blocks * position.size, len(shape) - 1))
-            else:
-                shape[-1] *= position.size
-            came_last = comes
-        return shape, runs
+    def runs(self) -> list[tuple[int, int]]:
+        """The dims that begin with positions that come, and how many blocks these are."""
+        blocks: dict[int, int] = {}
+        for position, dim in zip(self.result, self.frame.dims(self.result, self.came), strict=True):
+            if position in self.came:
+                blocks[dim] = blocks.get(dim, 1) * position.size
+        return sorted(blocks.items())
 
     def parts(self, value: Any, numbers: Sequence[Table], names: tuple[str, ...]) -> list[Any]:
         """The parts with the given numbers, each one for each device or one for all."""
@@ -225,26 +247,19 @@ class Grid:
             digits = np.unravel_index(number, [position.size for position in self.gone])
             tables = [np.asarray(digit, dtype=np.int32) for digit in digits]
             taken.append({**self.cut, **dict(zip(self.gone, tables, strict=True))})
-        shape = self._dims()[0]
-        found = cut(Piece(value, self.order), taken, names, starts=self._starts())
-        return [lax.reshape(part, shape) for part in found]
-
-    def in_one_dim(self) -> int | None:
-        """The dim along which alone parts are joined, if it is one."""
-        runs = self._dims()[1]
-        return runs[0][1] if len(runs) == 1 else None
+        found = cut(Piece(value, self.order), taken, names, frame=self.frame)
+        return [lax.reshape(part, self.shape()) for part in found]
 
     def join(self, parts: Sequence[Any]) -> Piece:
         """The parts, numbered row-major over `came`. Along major dims first: so the runs of the last copy are longest."""
-        shape, runs = self._dims()
         table = np.empty(len(parts), dtype=object)
         for index, part in enumerate(parts):
-            table[index] = lax.reshape(part, shape)
+            table[index] = lax.reshape(part, self.shape())
         arrived = [position for position in self.result if position in self.came]
         table = table.reshape([position.size for position in self.came])
         table = table.transpose([self.came.index(position) for position in arrived])
-        table = table.reshape([blocks for blocks, _ in runs])
-        for _, dim in runs:
+        table = table.reshape([blocks for _, blocks in self.runs()])
+        for dim, _ in self.runs():
             joined = np.empty(table.shape[1:], dtype=object)
             for rest in np.ndindex(joined.shape):
                 joined[rest] = lax.concatenate(list(table[(slice(None), *rest)]), dim)
