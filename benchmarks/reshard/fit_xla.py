@@ -32,7 +32,7 @@ def features(row: Row, candidate: Row) -> list[float]:
     splits = {axis for dim in row["after"] for axis in dim}
     blocks = prod(size for axis, size in zip("xyzw", row["mesh"], strict=False) if axis in splits)
     result = 4 * prod(row["shape"]) // blocks
-    mapped = sum(size for size in (work["temporary"], result) if size >= MAPPED)
+    mapped = sum(size for size in (candidate["temporary"], result) if size >= MAPPED)
     made = work["gathered"] + work["copied"]
     return [1.0, work["starts"], work["permutes"], work["sent"] * share, made * share, mapped * share]
 

@@ -147,5 +147,5 @@ def test_the_work_of_ways() -> None:
     assert every is not None
     whole, parts = ways(steps, every)
     assert [phase.in_parts for phase in (*whole, *parts)] == [False, True]
-    assert work(whole, 4, every) == Work(starts=1, sent=size, copied=2 * size, temporary=2 * size)
-    assert work(parts, 4, every) == Work(permutes=1, sent=size / 2, copied=2 * size, temporary=1.5 * size)
+    assert work(whole, 4, every) == Work(starts=1, sent=size, copied=2 * size, temporary=1.5 * size)
+    assert work(parts, 4, every) == Work(permutes=1, sent=size / 2, copied=2 * size, temporary=size / 2)

@@ -23,7 +23,7 @@ the mesh in context, and arrays pass in and out as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -33,7 +33,7 @@ from sennit.errors import LayoutError
 from sennit.ir.layout import Layout, Split
 from sennit.ir.mesh import Mesh
 from sennit.reshard.phases_jax import Phase, leads
-from sennit.reshard.pieces_jax import Frame, Grid, Piece, Position, Table, cut, frame, held, local, of_device, positions
+from sennit.reshard.pieces_jax import Grid, Piece, Position, Table, cut, frame, held, local, of_device, positions
 from sennit.reshard.redistribution import Step, StepKind
 
 try:
@@ -85,13 +85,11 @@ def _runs(phases: Sequence[Phase]) -> list[list[Phase]]:
 
 def _phase(piece: Piece, phase: Phase, every: Sequence[Position], names: tuple[str, ...]) -> Piece:
     step = phase.step
-    if step.kind is not StepKind.ALL_GATHER or phase.in_parts or leads(step, every):
-        # put in order now, while the piece is small; after a gather that must be put in order anyhow, all is at once
-        piece = piece.arranged(local((phase.sliced or step).source, every))
+    piece = piece.arranged(local(phase.source, every))
     match step.kind:
         case StepKind.SLICE:
             taken = _coordinates(step, every)
-            (value,) = cut(piece, [taken], names, frame=_frame(phase, [piece.order], [taken]))
+            (value,) = cut(piece, [taken], names, frame=frame(len(step.source.shape), [piece.order], [taken]))
             return Piece(value, local(step.result, every))
         case StepKind.ALL_TO_ALL if phase.in_parts:
             return _exchange_in_parts(piece, phase, every, names)
@@ -102,11 +100,7 @@ def _phase(piece: Piece, phase: Phase, every: Sequence[Position], names: tuple[s
         case StepKind.ALL_GATHER if phase.in_parts:
             return _gather_in_parts(piece, step, every, names)
         case StepKind.ALL_GATHER:
-            came = tuple(held(step.source, axis, every) for axis in step.axes)
-            groups = _groups(step.source.mesh, step.axes)
-            # along the first dim, whatever it is: in memory one piece comes after the other
-            value = piece.value if piece.value.ndim else lax.reshape(piece.value, [1])
-            return Piece(lax.all_gather(value, names, axis_index_groups=groups, tiled=True), came + piece.order)
+            return _gather(piece, step, every, names)
         case _:
             raise LayoutError(
                 f"a step of kind {step.kind.value} has no lowering on JAX",
@@ -122,13 +116,8 @@ def _grid(piece: Piece, phase: Phase, every: Sequence[Position]) -> tuple[Grid, 
     came = tuple(held(step.source, axis, every) for axis in axes)
     gone = tuple(held(step.result, axis, every) for axis in axes) if step.kind is StepKind.ALL_TO_ALL else ()
     cuts = _coordinates(phase.sliced, every) if phase.sliced is not None else {}
-    found = _frame(phase, [piece.order, result], [{*gone, *cuts}, came])
+    found = frame(len(step.source.shape), [piece.order, result], [{*gone, *cuts}, came])
     return Grid(piece.order, gone, cuts, came, result, found), axes
-
-
-def _frame(phase: Phase, orders: list[tuple[Position, ...]], away: list[Container[Position]]) -> Frame:
-    units = any(1 in layout.local_shape() for layout in (phase.source, phase.result))
-    return frame(len(phase.source.shape), orders, away, units=units)
 
 
 def _exchange(piece: Piece, phase: Phase, every: Sequence[Position], names: tuple[str, ...]) -> Piece:
@@ -172,6 +161,20 @@ def _exchange_in_parts(piece: Piece, phase: Phase, every: Sequence[Position], na
         return [] if phase.moved is not None else grid.parts(whole, [np.array(index)], names)
 
     return Piece(_join_by_member(grid, joins, own, piece.value, got, names), grid.result)
+
+
+def _gather(piece: Piece, step: Step, every: Sequence[Position], names: tuple[str, ...]) -> Piece:
+    """Along the first dim, whatever it is: in memory one piece comes after the other. Where they should not, they are put in
+    order: by one transpose, or by a copy for each if its loop would divide by what is no power of two."""
+    grid, axes = _grid(piece, Phase(step), every)
+    in_place = leads(step, every)
+    value = piece.value if in_place else lax.reshape(piece.value, grid.shape())
+    value = value if value.ndim else lax.reshape(value, [1])
+    groups = _groups(step.source.mesh, axes)
+    gathered = lax.all_gather(value, names, axis_index_groups=groups, tiled=True)
+    if in_place or all(position.size.bit_count() == 1 for position in grid.result):
+        return Piece(gathered, grid.came + piece.order)
+    return grid.place(gathered)
 
 
 def _gather_in_parts(piece: Piece, step: Step, every: Sequence[Position], names: tuple[str, ...]) -> Piece:

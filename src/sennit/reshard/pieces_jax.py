@@ -4,11 +4,12 @@
 one another, the dim is a product of positions (dim, stride, size), and each layout of the plan says of a position that it
 lies on one axis or is local. A piece is an array of its local positions, row-major in some order.
 
-**Loops.** What XLA makes of a copy on CPUs depends on how it is written, by a factor of four and more. A slice along dims
-that are merged as far as they go is a memcpy of runs, and so is a concatenate that nothing is fused with. But a concatenate
-of parts, transposed, and reshaped to fewer dims is one loop that divides to find each element's part. So the parts of an
-exchange are cut, sent and joined in one shape (`Grid`): a dim begins where a position goes or comes, and nowhere else. What
-is joined is then only ever reshaped to more dims, which is free.
+**Loops.** What XLA makes of a copy on CPUs depends on how it is written, by a factor of four and more. A slice of an array as
+it lies in memory is a memcpy of runs, and so is a concatenate that nothing is fused with. But where an array is reshaped to
+fewer dims, XLA fuses that with the copy before it, into one loop that divides to find the place of each element; and on a
+reshape that adds or drops dims of size 1 it may choose another order in memory, and copy once more. So the parts of an
+exchange are cut, sent and joined in the dims of the array (`Frame`), wherever what goes and what comes leads its dim, and
+nothing is reshaped at all. Blocks do; where digits of other strides do not, dims are merged as far as they go.
 """
 
 from __future__ import annotations
@@ -99,11 +100,8 @@ def held(layout: Layout, axis: str, every: Sequence[Position]) -> Position:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Which positions lie in one dim of the arrays that are cut and joined. A position that goes or comes begins one.
-
-    Merged: neighbours are one dim, and another begins behind a position that goes or comes (`starts`). As the array has them
-    (`rank` dims): where it has dims of size 1, because on a reshape to such XLA may give them another place in memory and
-    copy."""
+    """Which positions lie in one dim of the arrays that are cut and joined. As the array has them (`rank` dims); or merged:
+    neighbours are one dim, and another begins with a position that goes or comes and behind it (`starts`)."""
 
     starts: frozenset[Position] = frozenset()
     rank: int | None = None
@@ -124,17 +122,14 @@ class Frame:
         return self.rank if self.rank is not None else (dims[-1] + 1 if dims else 0)
 
 
-def frame(
-    rank: int, orders: Sequence[tuple[Position, ...]], away: Sequence[Container[Position]], *, units: bool
-) -> Frame:
-    """The frame for pieces of the given orders, of each of which some positions go or come. With `units` there are dims of size
-    1; their order in memory is kept if in each dim what goes or comes leads."""
-    if units and all(_leads(order, gone) for order, gone in zip(orders, away, strict=True)):
+def frame(rank: int, orders: Sequence[tuple[Position, ...]], away: Sequence[Container[Position]]) -> Frame:
+    """The frame for pieces of the given orders, of each of which some positions go or come."""
+    if all(_leads(order, gone) for order, gone in zip(orders, away, strict=True)):
         return Frame(rank=rank)
-    every = [
+    behind = [
         b for order, gone in zip(orders, away, strict=True) for a, b in pairwise(order) if a in gone and b not in gone
     ]
-    return Frame(frozenset(every))
+    return Frame(frozenset(behind))
 
 
 def _leads(order: Sequence[Position], away: Container[Position]) -> bool:
@@ -265,3 +260,20 @@ class Grid:
                 joined[rest] = lax.concatenate(list(table[(slice(None), *rest)]), dim)
             table = joined
         return Piece(table[()], self.result)
+
+    def place(self, gathered: Any) -> Piece:
+        """The parts from where they lie one after the other along the first dim, each copied to its place."""
+        shape, runs = self.shape(), dict(self.runs())
+        dims = self.frame.dims(self.result, self.came)
+        dim_of = dict(zip(self.result, dims, strict=True))
+        value = lax.full([size * runs.get(dim, 1) for dim, size in enumerate(shape)], 0, gathered.dtype)
+        for number in range(self.count):
+            first = [0] * len(shape)
+            digits = np.unravel_index(number, [position.size for position in self.came])
+            for position, digit in sorted(
+                zip(self.came, digits, strict=True), key=lambda pair: self.result.index(pair[0])
+            ):
+                first[dim_of[position]] = first[dim_of[position]] * position.size + int(digit)
+            part = lax.slice_in_dim(gathered, number * shape[0], (number + 1) * shape[0], axis=0)
+            value = lax.dynamic_update_slice(value, part, [at * size for at, size in zip(first, shape, strict=True)])
+        return Piece(value, self.result)
