@@ -205,8 +205,9 @@ def of_device(table: Table, names: tuple[str, ...]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Parts of a piece of `order` in which the positions `gone` and `cut` are no longer, and which lie, joined along the
-    positions `came`, in the order `result`. What is in both orders is so in the same sequence."""
+    """Parts of a piece of `order`, without the positions `gone` and `cut`; joined along the positions `came` they have the order
+    `result`. What is in both orders is so in the same sequence. `came` is in the order of the result, and parts are numbered
+    row-major over it, as over `gone`."""
 
     order: tuple[Position, ...]
     gone: tuple[Position, ...]
@@ -246,13 +247,10 @@ class Grid:
         return [lax.reshape(part, self.shape()) for part in found]
 
     def join(self, parts: Sequence[Any]) -> Piece:
-        """The parts, numbered row-major over `came`. Along major dims first: so the runs of the last copy are longest."""
+        """All parts in order. Along major dims first: so the runs of the last copy are longest."""
         table = np.empty(len(parts), dtype=object)
-        for index, part in enumerate(parts):
-            table[index] = lax.reshape(part, self.shape())
-        arrived = [position for position in self.result if position in self.came]
-        table = table.reshape([position.size for position in self.came])
-        table = table.transpose([self.came.index(position) for position in arrived])
+        for number, part in enumerate(parts):
+            table[number] = lax.reshape(part, self.shape())
         table = table.reshape([blocks for _, blocks in self.runs()])
         for dim, _ in self.runs():
             joined = np.empty(table.shape[1:], dtype=object)
@@ -262,18 +260,11 @@ class Grid:
         return Piece(table[()], self.result)
 
     def place(self, gathered: Any) -> Piece:
-        """The parts from where they lie one after the other along the first dim, each copied to its place."""
+        """All parts from where they lie one after the other along the first dim, each copied to its place."""
         shape, runs = self.shape(), dict(self.runs())
-        dims = self.frame.dims(self.result, self.came)
-        dim_of = dict(zip(self.result, dims, strict=True))
         value = lax.full([size * runs.get(dim, 1) for dim, size in enumerate(shape)], 0, gathered.dtype)
-        for number in range(self.count):
-            first = [0] * len(shape)
-            digits = np.unravel_index(number, [position.size for position in self.came])
-            for position, digit in sorted(
-                zip(self.came, digits, strict=True), key=lambda pair: self.result.index(pair[0])
-            ):
-                first[dim_of[position]] = first[dim_of[position]] * position.size + int(digit)
+        for number, block in enumerate(np.ndindex(*runs.values())):
+            at = dict(zip(runs, block, strict=True))
             part = lax.slice_in_dim(gathered, number * shape[0], (number + 1) * shape[0], axis=0)
-            value = lax.dynamic_update_slice(value, part, [at * size for at, size in zip(first, shape, strict=True)])
+            value = lax.dynamic_update_slice(value, part, [at.get(dim, 0) * size for dim, size in enumerate(shape)])
         return Piece(value, self.result)
