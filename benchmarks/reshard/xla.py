@@ -121,7 +121,7 @@ class Row:
         """What XLA does."""
         if self.rematerialises:
             return "rematerialises"
-        match self.xla_collectives:
+        match tuple(self.xla_collectives):
             case ():
                 return "no collective"
             case (one,):
@@ -352,37 +352,65 @@ def report(name: str, size: int, rows: list[Row], *, losses_too: bool = False) -
         print(f"    {row.ratio:.2f} (A/A {row.control:.2f}; timed again {later:.2f}) {row.problem}: {row.steps}")
 
 
+def run(options: argparse.Namespace, size: int, keep: Callable[[dict[str, list[Row]]], None]) -> dict[str, list[Row]]:
+    """The rows of each set. The sets take turns, so that the limit cuts both alike."""
+    begin = perf_counter()
+    rngs = {name: random.Random(f"{seed} {options.devices} {size}") for name, seed in SEEDS.items()}
+    rows: dict[str, list[Row]] = {name: [] for name in SEEDS}
+    for _ in range(options.problems):
+        for name, rng in rngs.items():
+            if perf_counter() - begin < options.limit:
+                mixed = options.devices not in map(str, MESHES)
+                problem = draw_mixed(rng, size) if mixed else draw(rng, int(options.devices), size)
+                rows[name].append(measure(problem, options.seconds, not options.no_device_put))
+                keep(rows)
+    return rows
+
+
+def report_sets(size: int, rows: dict[str, list[Row]]) -> None:
+    for name, found in rows.items():
+        if found:
+            report(f"{name} set (seed {SEEDS[name]})", size, found)
+    report("both sets", size, [row for found in rows.values() for row in found], losses_too=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", choices=[*map(str, sorted(MESHES)), f"{FEWEST}-{MOST}"], default="8")
     parser.add_argument("--sizes", type=float, nargs="+", default=[0.25, 16, 64], help="MiB of each whole array")
     parser.add_argument("--problems", type=int, default=64, help="of each seed")
     parser.add_argument("--seconds", type=float, default=0.5, help="to spend on the timing of one problem")
+    parser.add_argument(
+        "--limit", type=float, default=float("inf"), help="seconds after which no problem is begun, a size"
+    )
     parser.add_argument("--no-device-put", action="store_true", help="leave jax.device_put out")
-    parser.add_argument("--json", type=Path, help="write every row here")
+    parser.add_argument("--json", type=Path, help="write every row here, as it is measured")
+    parser.add_argument("--read", type=Path, nargs="+", help="measure nothing, report what these files hold")
     options = parser.parse_args()
+    for path in options.read or ():
+        kept = json.loads(path.read_text())
+        print(kept["machine"])
+        for size, sets in kept["rows"].items():
+            report_sets(int(size), {name: [Row(**row) for row in rows] for name, rows in sets.items()})
+    if options.read:
+        return
     mixed = options.devices not in map(str, MESHES)
     jax.config.update("jax_num_cpu_devices", MOST if mixed else int(options.devices))
     jax.config.update("jax_platforms", "cpu")
-    print(
+    machine = (
         f"{options.devices} CPU devices in one process; {os.cpu_count()} cores, {platform.machine()}, "
         f"Python {platform.python_version()}, jax {jax.__version__}"
     )
-    kept: dict[str, list[dict[str, object]]] = {}
+    print(machine)
+    done: dict[int, dict[str, list[dict[str, object]]]] = {}
     for size in (int(size * MIB) for size in options.sizes):
-        together: list[Row] = []
-        for name, seed in SEEDS.items():
-            rng = random.Random(f"{seed} {options.devices} {size}")
-            rows = []
-            for _ in range(options.problems):
-                problem = draw_mixed(rng, size) if mixed else draw(rng, int(options.devices), size)
-                rows.append(measure(problem, options.seconds, not options.no_device_put))
-            report(f"{name} set (seed {seed})", size, rows)
-            kept[f"{name} {size}"] = [asdict(row) for row in rows]
-            together += rows
+
+        def keep(rows: dict[str, list[Row]], size: int = size) -> None:
             if options.json is not None:
-                options.json.write_text(json.dumps({"devices": options.devices, "rows": kept}, indent=1))
-        report("both sets", size, together, losses_too=True)
+                done[size] = {name: [asdict(row) for row in found] for name, found in rows.items()}
+                options.json.write_text(json.dumps({"machine": machine, "rows": done}, indent=1))
+
+        report_sets(size, run(options, size, keep))
 
 
 if __name__ == "__main__":
