@@ -25,7 +25,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from xla import FEWEST, MESHES, MIB, MOST, Problem, collectives, draw, draw_mixed, read_program, take_turns
+from xla import MIB, collectives, read_program, take_turns
+from xla_problems import FEWEST, MESHES, MOST, Problem, draw, draw_mixed
 
 from sennit.ir.layout import Layout
 from sennit.ir.mesh import Mesh

@@ -44,42 +44,15 @@ if find_spec("msgspec") is None:
     package.__path__ = [str(Path(find_spec("sennit").origin).parent / "reshard")]
     sys.modules["sennit.reshard"] = package
 
-from problems import even_pair
+from xla_problems import FEWEST, MESHES, MOST, Problem, draw, draw_mixed
 
-from sennit.ir.layout import Layout
 from sennit.jax import Resharder, steps_between
 
 KIB, MIB = 2**10, 2**20
 SEEDS = {"first": 2112, "fresh": 1075}
-# of two axes and more: on one axis every problem is one collective, the same for all
-MESHES = {
-    8: ((2, 4), (4, 2), (2, 2, 2)),
-    16: ((4, 4), (2, 8), (8, 2), (2, 2, 4), (2, 4, 2), (4, 2, 2), (2, 2, 2, 2)),
-}
 TARGETS = {256 * KIB: 1.0, 16 * MIB: 1.6, 64 * MIB: 2.0}
 REMATERIALISING, BEST, WORST = 3.5, 10.0, 0.95
-FEWEST, MOST = 6, 16
 COLLECTIVES = ("all-to-all", "collective-permute", "all-gather", "all-reduce")
-
-Dims = tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    mesh: tuple[int, ...]
-    shape: tuple[int, ...]
-    before: Dims
-    after: Dims
-
-    def __str__(self) -> str:
-        return f"{dict(zip('xyzw', self.mesh, strict=False))} {self._print(self.before)} -> {self._print(self.after)}"
-
-    def _print(self, dims: Dims) -> str:
-        return (
-            "["
-            + ",".join(f"{n}{{{','.join(a)}}}" if a else str(n) for n, a in zip(self.shape, dims, strict=True))
-            + "]"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,42 +101,6 @@ class Row:
                 return f"one {one}"
             case _:
                 return "several collectives"
-
-
-def draw(rng: random.Random, devices: int, size: int) -> Problem:
-    """2 to 4 dims, each divisible by the number of devices; each axis on any dim or none, in any order."""
-    mesh = rng.choice(MESHES[devices])
-    rank = rng.choice((2, 2, 3, 3, 4))
-    least = devices.bit_length() - 1
-    exponents = [least] * rank
-    for _ in range((size // 4).bit_length() - 1 - least * rank):
-        exponents[rng.randrange(rank)] += 1
-
-    def dims() -> Dims:
-        found: list[list[str]] = [[] for _ in range(rank)]
-        for axis in rng.sample("xyzw"[: len(mesh)], len(mesh)):
-            dim = rng.randrange(rank + 1)
-            if dim < rank:
-                found[dim].append(axis)
-        return tuple(map(tuple, found))
-
-    before = after = dims()
-    while after == before:
-        after = dims()
-    return Problem(mesh, tuple(2**exponent for exponent in exponents), before, after)
-
-
-def draw_mixed(rng: random.Random, size: int) -> Problem:
-    """An even problem of `problems.py` on two axes and more."""
-    while True:
-        before, after = even_pair(rng, MOST, size // 4)
-        if len(before.mesh.axes) > 1 and len(before.mesh.devices) >= FEWEST:
-            break
-
-    def dims(layout: Layout) -> Dims:
-        return tuple(tuple(digit.axis for digit in layout.digits(dim)) for dim in range(len(layout.shape)))
-
-    return Problem(tuple(axis.size for axis in before.mesh.axes), before.shape, dims(before), dims(after))
 
 
 # ---- what a compiled program does ------------------------------------------------------------------------------------
