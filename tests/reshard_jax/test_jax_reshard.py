@@ -68,9 +68,10 @@ def test_no_elements_and_no_dims() -> None:
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int32", "float16", "bfloat16", "float32", "complex64"])
 def test_dtypes(dtype: str) -> None:
-    source, target = CASE.shardings()
-    values = CASE.values(jnp.dtype(dtype))
-    check(reshard(jax.device_put(values, source), target), values, target)
+    for case in (CASE, problem("x=2,y=3", (6, 18), "- y", "- -")):
+        source, target = case.shardings()
+        values = case.values(jnp.dtype(dtype))
+        check(reshard(jax.device_put(values, source), target), values, target)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])

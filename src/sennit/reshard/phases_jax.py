@@ -149,11 +149,13 @@ class Work:
 
 
 def touched(phases: Sequence[Phase], itemsize: int, every: Sequence[Position], cost: TouchCost = DEFAULT_COST) -> float:
-    """The cost of the phases, in bytes of a plain copy."""
+    """The cost of the phases, in bytes of a plain copy on each of eight devices. All devices share one memory: on more of them
+    a byte takes longer."""
     done = work(phases, itemsize, every)
     mapped = done.temporary if done.temporary >= MAPPED else 0.0
-    starts = cost.start * done.starts + cost.permute * done.permutes
-    return starts + cost.sent * done.sent + done.gathered + done.copied + cost.mapped * mapped
+    bytes_touched = cost.sent * done.sent + done.gathered + done.copied + cost.mapped * mapped
+    share = len(phases[0].source.mesh.devices) / 8 if phases else 1.0
+    return cost.start * done.starts + cost.permute * done.permutes + share * bytes_touched
 
 
 def work(phases: Sequence[Phase], itemsize: int, every: Sequence[Position]) -> Work:
