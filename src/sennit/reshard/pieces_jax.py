@@ -36,8 +36,8 @@ __all__ = ["Frame", "Grid", "Piece", "Position", "Table", "cut", "frame", "held"
 
 Table = NDArray[np.int32]
 
-# Slices at places that depend on the device are as many branches with fixed places, up to these.
-BRANCHES = 16
+# Slices at places that depend on the device are as many branches with fixed places, up to these: each takes time to compile.
+BRANCHES = 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -149,8 +149,8 @@ def cut(
 ) -> list[Any]:
     """The parts at the given coordinates of positions: one coordinate of each for each device, or one for all.
 
-    Slices whose place depends on the device are slow: XLA works out the place of every element. So there is a branch for
-    each distinct choice, up to `branches` of them, in which all places are known."""
+    Where the place depends on the device, XLA works out the place of every element, which on few cores takes twice as long. So
+    there is a branch for each distinct choice, up to `branches` of them, in which all places are known."""
     tables = [table for taken in parts for table in taken.values() if table.ndim]
     if not tables:
         return [_slice(piece, taken, frame) for taken in parts]
@@ -176,9 +176,15 @@ def _slice(piece: Piece, taken: Mapping[Position, Table], frame: Frame) -> Any:
 
 
 def _dynamic_slice(piece: Piece, taken: Mapping[Position, Table], names: tuple[str, ...], frame: Frame) -> Any:
+    """First in the dims where the place depends on the device, then in the others: one after the other is faster than both in
+    one `dynamic_slice`."""
     shape, firsts, sizes = _box(piece, taken, frame)
-    found = [of_device(first, names) if first.ndim and first.any() else np.int32(first.max()) for first in firsts]
-    return lax.dynamic_slice(lax.reshape(piece.value, shape), found, sizes)
+    depends = [first.ndim > 0 for first in firsts]
+    found = [of_device(first, names) if first.ndim else np.int32(0) for first in firsts]
+    lengths = [size if here else whole for size, whole, here in zip(sizes, shape, depends, strict=True)]
+    value = lax.dynamic_slice(lax.reshape(piece.value, shape), found, lengths)
+    begins = [0 if here else int(first) for first, here in zip(firsts, depends, strict=True)]
+    return lax.slice(value, begins, [begin + size for begin, size in zip(begins, sizes, strict=True)])
 
 
 def _box(piece: Piece, taken: Mapping[Position, Table], frame: Frame) -> tuple[list[int], list[Table], list[int]]:
