@@ -1,9 +1,9 @@
-"""Coefficients of `sennit.reshard.fused_jax.TouchCost` from the rows of `tune_xla.py`.
+"""Coefficients of `sennit.reshard.phases_jax.TouchCost` from the rows of `tune_xla.py`.
 
     PYTHONPATH=src python benchmarks/reshard/fit_xla.py rows8.json rows16.json
 
-Seconds of a candidate = call + start * starts + sent * bytes sent + made * bytes gathered or copied, with bytes per device
-times devices over 8 (all devices share one memory). Least absolute relative error by reweighted least squares; a
+Seconds of a candidate = call + start * starts + permute * permutes + sent * bytes sent + made * bytes gathered or copied +
+mapped * bytes of temporaries and results that are mapped anew, with bytes per device times devices over 8 (all devices share one memory). Least absolute relative error by reweighted least squares; a
 coefficient that comes out negative is left out. Fitted on every other cycle of sizes, judged on the rest: how far the
 candidate that the model chooses is from the best one, and XLA's own over both. XLA's own over the best is what a perfect
 choice would reach with these lowerings.
@@ -21,20 +21,27 @@ import numpy as np
 from tune_xla import SIZES
 from xla import MIB, geo
 
-NAMES = ("call", "start", "sent", "made")
+from sennit.reshard.phases_jax import MAPPED
+
+NAMES = ("call", "start", "permute", "sent", "made", "mapped")
 Row = dict[str, Any]
 
 
 def features(row: Row, candidate: Row) -> list[float]:
     work, share = candidate["work"], prod(row["mesh"]) / 8
-    return [1.0, work["starts"], work["sent"] * share, (work["gathered"] + work["copied"]) * share]
+    splits = {axis for dim in row["after"] for axis in dim}
+    blocks = prod(size for axis, size in zip("xyzw", row["mesh"], strict=False) if axis in splits)
+    result = 4 * prod(row["shape"]) // blocks
+    mapped = sum(size for size in (candidate["temporary"], result) if size >= MAPPED)
+    made = work["gathered"] + work["copied"]
+    return [1.0, work["starts"], work["permutes"], work["sent"] * share, made * share, mapped * share]
 
 
 def fit(rows: list[Row]) -> np.ndarray:
     pairs = [(features(row, candidate), candidate["seconds"]) for row in rows for candidate in row["candidates"]]
     relative = np.array([np.array(values) / seconds for values, seconds in pairs])
     weights = np.ones(len(pairs))
-    kept = list(range(len(NAMES)))
+    kept = [column for column in range(len(NAMES)) if relative[:, column].any()]
     found = np.zeros(len(NAMES))
     for _ in range(30):
         scaled = relative[:, kept] * np.sqrt(weights)[:, None]
@@ -68,9 +75,11 @@ def main() -> None:
             rows.append({**row, "judged": number // len(SIZES) % 2 == 1, "size": 4 * prod(row["shape"]) / MIB})
     found = fit([row for row in rows if not row["judged"]])
     print(", ".join(f"{name} {value:.3g} s" for name, value in zip(NAMES, found, strict=True)))
-    print(f"TouchCost: step {found[1] / found[3]:.3g}, sent {found[2] / found[3]:.3g}")
+    unit = found[NAMES.index("made")]
+    shares = {name: value / unit for name, value in zip(NAMES, found, strict=True)}
+    print("TouchCost: " + ", ".join(f"{name} {shares[name]:.3g}" for name in ("start", "permute", "sent", "mapped")))
     for size in sorted(set(SIZES)):
-        held_out = [row for row in rows if row["judged"] and row["size"] == size]
+        held_out = [row for row in rows if row["judged"] and abs(row["size"] / size - 1) < 0.1]
         if held_out:
             print(f"{size:5} MiB, {len(held_out)} problems held out: {judge(held_out, found)}")
 

@@ -1,11 +1,11 @@
-"""Times of every way to reshard, for the cost model of `sennit.reshard.fused_jax`.
+"""Times of every way to reshard, for the cost model of `sennit.reshard.phases_jax`.
 
     PYTHONPATH=src python benchmarks/reshard/tune_xla.py --devices 8 --limit 120 --json rows.json
 
 Random problems as in `xla.py`, from other seeds, of several sizes in turn, until the time is over. Of each problem every
-candidate sequence is compiled, in each lowering that it has (at most `--most`: the first, which keep the target's names, and a sample of the others) and
-timed in turns with XLA's own, which is there twice. A row of the JSON is a problem: its candidates with their steps, their
-work (`fused_jax.Work`) and seconds, XLA's seconds and its collectives. `fit_xla.py` reads it.
+candidate sequence is compiled (at most `--most`: the first, which keep the target's names, and a sample of the others), in
+each way that it is lowered, and timed in turns with XLA's own, which is there twice. A row of the JSON is a problem: its
+candidates with their steps, their work (`phases_jax.Work`), the temporaries that the compiler states, and seconds, XLA's seconds and its collectives. `fit_xla.py` reads it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from xla import DEFINITION, MESHES, MIB, Problem, draw, read_program, take_turns
+from xla import MIB, collectives, read_program, take_turns
+from xla_problems import FEWEST, MESHES, MOST, Problem, draw, draw_mixed
 
 from sennit.ir.layout import Layout
 from sennit.ir.mesh import Mesh
-from sennit.reshard.fused_jax import sequences, work
-from sennit.reshard.lower_jax import Direct, lower
-from sennit.reshard.redistribution import Step, StepKind
+from sennit.reshard.fused_jax import sequences
+from sennit.reshard.lower_jax import lower
+from sennit.reshard.phases_jax import Phase, ways, work
+from sennit.reshard.pieces_jax import Position, positions
 
 SIZES = (16, 64, 16, 4, 64, 0.25)
-COLLECTIVES = ("all-to-all", "collective-permute", "all-gather", "all-reduce")
 
 
 def layouts(problem: Problem) -> tuple[Layout, Layout]:
@@ -45,25 +46,22 @@ def layouts(problem: Problem) -> tuple[Layout, Layout]:
     return before, after
 
 
-def candidates(problem: Problem, most: int) -> list[tuple[Step, ...]]:
-    """The first and a sample of the others, each once."""
-    found = list(dict.fromkeys(islice(sequences(*layouts(problem)), 128)))
+def candidates(problem: Problem, most: int) -> list[tuple[tuple[Phase, ...], tuple[Position, ...]]]:
+    """All ways of the first sequences and of a sample of the others, each with the positions of its layouts."""
+    source, target = layouts(problem)
+    found = list(dict.fromkeys(islice(sequences(source, target), 128)))
     first, others = found[: most // 2], found[most // 2 :]
-    return first + random.Random(0).sample(others, min(len(others), most - len(first)))
+    chosen = first + random.Random(0).sample(others, min(len(others), most - len(first)))
+    every = [positions([source, *(step.result for step in steps)]) for steps in chosen]
+    return [(way, known) for steps, known in zip(chosen, every, strict=True) if known for way in ways(steps, known)]
 
 
-def lowerings(steps: tuple[Step, ...]) -> list[Direct]:
-    """All-to-alls as such, and where a group has two or four members as permutes of single parts."""
-    exchanges = [step for step in steps if step.kind is StepKind.ALL_TO_ALL]
-    members = {prod(step.source.mesh.size(axis) for axis in step.axes) for step in exchanges} & {2, 4}
-    return [Direct(1), *(Direct(count, 0) for count in sorted(members))]
-
-
-def collectives(program: str) -> list[str]:
-    """XLA's own collectives, with the shapes that they make."""
-    entry = program[program.index("\nENTRY ") :]
-    found = [match.groups() for match in map(DEFINITION.match, entry.splitlines()) if match is not None]
-    return [f"{kind} {shape}" for _, shape, kind, _ in found if kind.removesuffix("-start") in COLLECTIVES]
+def text(way: tuple[Phase, ...]) -> str:
+    return " ".join(
+        "+".join(f"{step.kind.value}({','.join(step.axes)})" for step in phase.steps)
+        + ("/parts" if phase.in_parts else "")
+        for phase in way
+    )
 
 
 def measure(problem: Problem, most: int, seconds: float) -> dict[str, Any]:
@@ -73,13 +71,13 @@ def measure(problem: Problem, most: int, seconds: float) -> dict[str, Any]:
     source, target = (NamedSharding(mesh, spec) for spec in specs)
     values = np.random.default_rng(0).standard_normal(problem.shape, dtype=np.float32)
     x = jax.device_put(values, source)
-    ways = [(steps, direct) for steps in candidates(problem, most) for direct in lowerings(steps)]
+    tried = candidates(problem, most)
 
-    def compiled(way: tuple[tuple[Step, ...], Direct] | None) -> Callable[[Any], jax.Array]:
+    def compiled(way: tuple[Phase, ...] | None) -> Callable[[Any], jax.Array]:
         function = lambda a: a  # noqa: E731
         if way is not None:
             function = jax.shard_map(
-                lambda piece: lower(way[0], mesh.axis_names, piece, way[1]),
+                lambda piece: lower(way, mesh.axis_names, piece),
                 mesh=mesh,
                 in_specs=specs[0],
                 out_specs=specs[1],
@@ -88,10 +86,10 @@ def measure(problem: Problem, most: int, seconds: float) -> dict[str, Any]:
         return jax.jit(function, out_shardings=target).lower(x).compile()
 
     with ThreadPoolExecutor(8) as pool:
-        programs = list(pool.map(compiled, [*ways, None]))
+        programs = list(pool.map(compiled, [*(way for way, _ in tried), None]))
     functions = [lambda program=program: program(x) for program in [*programs, programs[-1]]]
     times = take_turns(functions, seconds * len(functions), 40)
-    text = programs[-1].as_text()
+    own = programs[-1].as_text()
     return {
         "mesh": problem.mesh,
         "shape": problem.shape,
@@ -100,38 +98,43 @@ def measure(problem: Problem, most: int, seconds: float) -> dict[str, Any]:
         "problem": str(problem),
         "candidates": [
             {
-                "steps": " ".join(f"{step.kind.value}({','.join(step.axes)})" for step in steps),
-                "direct": direct.members,
-                "work": asdict(work(steps, 4, direct)),
+                "steps": text(way),
+                "work": asdict(work(way, 4, every)),
                 "seconds": time,
+                "temporary": program.memory_analysis().temp_size_in_bytes,
             }
-            for (steps, direct), time in zip(ways, times, strict=False)
+            for (way, every), time, program in zip(tried, times, programs, strict=False)
         ],
         "xla": times[-2],
         "xla_again": times[-1],
-        "xla_collectives": collectives(text),
-        "xla_largest": read_program(text)[0],
+        "xla_collectives": collectives(own),
+        "xla_largest": read_program(own)[0],
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", type=int, choices=sorted(MESHES), default=8)
+    parser.add_argument("--devices", choices=[*map(str, sorted(MESHES)), f"{FEWEST}-{MOST}"], default="8")
     parser.add_argument("--limit", type=float, default=120, help="seconds in all")
     parser.add_argument("--most", type=int, default=12, help="candidates of a problem")
     parser.add_argument("--seconds", type=float, default=0.06, help="to spend on the timing of one candidate")
     parser.add_argument("--seed", type=int, default=31)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", options.devices)
+    mixed = options.devices not in map(str, MESHES)
+    jax.config.update("jax_num_cpu_devices", MOST if mixed else int(options.devices))
     jax.config.update("jax_platforms", "cpu")
     begin = perf_counter()
     rng = random.Random(f"{options.seed} {options.devices}")
     rows: list[dict[str, Any]] = []
     while perf_counter() - begin < options.limit:
-        problem = draw(rng, options.devices, int(SIZES[len(rows) % len(SIZES)] * MIB))
+        size = int(SIZES[len(rows) % len(SIZES)] * MIB)
+        problem = draw_mixed(rng, size) if mixed else draw(rng, int(options.devices), size)
+        if positions(layouts(problem)) is None:
+            continue  # there is one way at most
         rows.append(measure(problem, options.most, options.seconds))
-    options.json.write_text(json.dumps({"jax": jax.__version__, "devices": options.devices, "rows": rows}, indent=1))
+        kept = {"jax": jax.__version__, "devices": options.devices, "rows": rows}
+        options.json.write_text(json.dumps(kept, indent=1))
     print(f"{len(rows)} problems, {sum(len(row['candidates']) for row in rows)} candidates")
 
 

@@ -3,13 +3,15 @@
     PYTHONPATH=src python benchmarks/reshard/xla.py --devices 8 --json out.json
 
 Needs JAX and numpy alone. Random even problems from two seeds; every problem is a float32 array of one total size on a mesh
-of 8 or 16 CPU devices of one process. XLA's own is the ahead-of-time compiled jit of the identity with out_shardings; ours
-is compiled ahead of time too. Ours, XLA's own, and XLA's own a second time (the A/A control) run in turns; a problem's ratio
-is that of medians. `jax.device_put`, which goes through host memory, is timed by itself. Results are compared with the input before timing.
+of CPU devices of one process. With `--devices 8` or `16` all sizes are powers of two; `--devices 6-16` draws from
+`problems.py`, meshes of 6 to 16 devices with factors 2, 3 and 5. XLA's own is the ahead-of-time compiled jit of the identity
+with out_shardings; ours is compiled ahead of time too. Ours, XLA's own, XLA's own a second time (the A/A control) and a plain
+copy of the result by each device run in turns; a problem's ratio is that of medians. `jax.device_put`, which goes through
+host memory, is timed by itself. Results are compared with the input before timing.
 
 A problem is called rematerialising where an array in XLA's compiled program is larger than the larger of the input and the
-output piece. Temporaries are what the compiler states (`temp_size_in_bytes`). Received bytes are counted from the
-collectives of the compiled programs.
+output piece. The others are told apart by the collectives of XLA's program. Temporaries are what the compiler states
+(`temp_size_in_bytes`). Received bytes are counted from the collectives of the compiled programs.
 """
 
 from __future__ import annotations
@@ -42,37 +44,15 @@ if find_spec("msgspec") is None:
     package.__path__ = [str(Path(find_spec("sennit").origin).parent / "reshard")]
     sys.modules["sennit.reshard"] = package
 
+from xla_problems import FEWEST, MESHES, MOST, Problem, draw, draw_mixed
+
 from sennit.jax import Resharder, steps_between
 
 KIB, MIB = 2**10, 2**20
 SEEDS = {"first": 2112, "fresh": 1075}
-# of two axes and more: on one axis every problem is one collective, the same for all
-MESHES = {
-    8: ((2, 4), (4, 2), (2, 2, 2)),
-    16: ((4, 4), (2, 8), (8, 2), (2, 2, 4), (2, 4, 2), (4, 2, 2), (2, 2, 2, 2)),
-}
 TARGETS = {256 * KIB: 1.0, 16 * MIB: 1.6, 64 * MIB: 2.0}
 REMATERIALISING, BEST, WORST = 3.5, 10.0, 0.95
-
-Dims = tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    mesh: tuple[int, ...]
-    shape: tuple[int, ...]
-    before: Dims
-    after: Dims
-
-    def __str__(self) -> str:
-        return f"{dict(zip('xyzw', self.mesh, strict=False))} {self._print(self.before)} -> {self._print(self.after)}"
-
-    def _print(self, dims: Dims) -> str:
-        return (
-            "["
-            + ",".join(f"{n}{{{','.join(a)}}}" if a else str(n) for n, a in zip(self.shape, dims, strict=True))
-            + "]"
-        )
+COLLECTIVES = ("all-to-all", "collective-permute", "all-gather", "all-reduce")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +74,8 @@ class Row:
     xla_largest: int
     ours_received: float
     xla_received: float
+    copy: float
+    xla_collectives: tuple[str, ...]
 
     @property
     def ratio(self) -> float:
@@ -107,28 +89,18 @@ class Row:
     def rematerialises(self) -> bool:
         return self.xla_largest > self.piece
 
-
-def draw(rng: random.Random, devices: int, size: int) -> Problem:
-    """2 to 4 dims, each divisible by the number of devices; each axis on any dim or none, in any order."""
-    mesh = rng.choice(MESHES[devices])
-    rank = rng.choice((2, 2, 3, 3, 4))
-    least = devices.bit_length() - 1
-    exponents = [least] * rank
-    for _ in range((size // 4).bit_length() - 1 - least * rank):
-        exponents[rng.randrange(rank)] += 1
-
-    def dims() -> Dims:
-        found: list[list[str]] = [[] for _ in range(rank)]
-        for axis in rng.sample("xyzw"[: len(mesh)], len(mesh)):
-            dim = rng.randrange(rank + 1)
-            if dim < rank:
-                found[dim].append(axis)
-        return tuple(map(tuple, found))
-
-    before = after = dims()
-    while after == before:
-        after = dims()
-    return Problem(mesh, tuple(2**exponent for exponent in exponents), before, after)
+    @property
+    def kind(self) -> str:
+        """What XLA does."""
+        if self.rematerialises:
+            return "rematerialises"
+        match tuple(self.xla_collectives):
+            case ():
+                return "no collective"
+            case (one,):
+                return f"one {one}"
+            case _:
+                return "several collectives"
 
 
 # ---- what a compiled program does ------------------------------------------------------------------------------------
@@ -143,6 +115,13 @@ def array_bytes(text: str) -> list[int]:
         int(re.sub(r"\D", "", dtype)) // 8 * prod(map(int, filter(None, dims.split(","))))
         for dtype, dims in ARRAY.findall(text)
     ]
+
+
+def collectives(text: str) -> tuple[str, ...]:
+    """The collectives of the program's entry, in order."""
+    entry = text[text.index("\nENTRY ") :]
+    found = [match.group(3).removesuffix("-start") for match in map(DEFINITION.match, entry.splitlines()) if match]
+    return tuple(operation for operation in found if operation in COLLECTIVES)
 
 
 def read_program(text: str) -> tuple[int, float]:
@@ -210,7 +189,7 @@ def time_device_put(x: jax.Array, target: NamedSharding, seconds: float) -> floa
     return median(times[1:])
 
 
-def measure(problem: Problem, seconds: float) -> Row:
+def measure(problem: Problem, seconds: float, device_put: bool) -> Row:
     devices = np.array(jax.devices("cpu")[: prod(problem.mesh)]).reshape(problem.mesh)
     mesh = jax.sharding.Mesh(devices, tuple("xyzw"[: len(problem.mesh)]))
     source, target = (
@@ -222,9 +201,11 @@ def measure(problem: Problem, seconds: float) -> Row:
     ours = Resharder().function(x, target).lower(x).compile()
     if not np.array_equal(np.asarray(ours(x)), values):
         sys.exit(f"a wrong result: {problem}")
-    functions = [lambda: ours(x), lambda: xla(x), lambda: xla(x)]
+    result = ours(x)
+    copied = jax.jit(lambda a: a.copy(), out_shardings=target).lower(result).compile()
+    functions = [lambda: ours(x), lambda: xla(x), lambda: xla(x), lambda: copied(result)]
     most = 41
-    times = take_turns(functions, seconds, most)
+    *times, copy = take_turns(functions, seconds, most)
     again: list[float | None] = [None, None]
     if times[1] / times[0] < WORST:
         again = list(take_turns(functions[:2], 2 * seconds, 2 * most))
@@ -236,13 +217,15 @@ def measure(problem: Problem, seconds: float) -> Row:
         "XLA's own" if steps is None else " ".join(f"{step.kind.value}({','.join(step.axes)})" for step in steps),
         max(4 * prod(sharding.shard_shape(problem.shape)) for sharding in (source, target)),
         *times,
-        time_device_put(x, target, seconds),
+        time_device_put(x, target, seconds) if device_put else float("nan"),
         *again,
         *temporary,
         read[0][0],
         read[1][0],
         read[0][1],
         read[1][1],
+        copy,
+        collectives(xla.as_text()),
     )
 
 
@@ -272,6 +255,15 @@ def report(name: str, size: int, rows: list[Row], *, losses_too: bool = False) -
     print(f"  worst                                   {verdict(min(ratios), min(WORST, noise))} (0.95, or the noise)")
     print(f"  A/A control: geo {geo(controls):.3f}, {controls[0]:.2f} to {controls[-1]:.2f}")
     print(f"  over jax.device_put, geometric mean     {geo([row.device_put / row.ours for row in rows]):6.2f}")
+    print("  by what XLA does            problems   ratio  worst   best   in copies of the result: ours   XLA")
+    for kind in sorted({row.kind for row in rows}):
+        those = [row for row in rows if row.kind == kind]
+        found = [row.ratio for row in those]
+        passes = [geo([getattr(row, who) / row.copy for row in those]) for who in ("ours", "xla")]
+        print(
+            f"    {kind:24} {len(those):10} {geo(found):7.2f} {min(found):6.2f} {max(found):6.2f}"
+            f"                         {passes[0]:11.2f} {passes[1]:5.2f}"
+        )
     for label, chosen in (("all", rows), ("rematerialising", heavy)):
         if chosen:
             columns = [
@@ -297,32 +289,65 @@ def report(name: str, size: int, rows: list[Row], *, losses_too: bool = False) -
         print(f"    {row.ratio:.2f} (A/A {row.control:.2f}; timed again {later:.2f}) {row.problem}: {row.steps}")
 
 
+def run(options: argparse.Namespace, size: int, keep: Callable[[dict[str, list[Row]]], None]) -> dict[str, list[Row]]:
+    """The rows of each set. The sets take turns, so that the limit cuts both alike."""
+    begin = perf_counter()
+    rngs = {name: random.Random(f"{seed} {options.devices} {size}") for name, seed in SEEDS.items()}
+    rows: dict[str, list[Row]] = {name: [] for name in SEEDS}
+    for _ in range(options.problems):
+        for name, rng in rngs.items():
+            if perf_counter() - begin < options.limit:
+                mixed = options.devices not in map(str, MESHES)
+                problem = draw_mixed(rng, size) if mixed else draw(rng, int(options.devices), size)
+                rows[name].append(measure(problem, options.seconds, not options.no_device_put))
+                keep(rows)
+    return rows
+
+
+def report_sets(size: int, rows: dict[str, list[Row]]) -> None:
+    for name, found in rows.items():
+        if found:
+            report(f"{name} set (seed {SEEDS[name]})", size, found)
+    report("both sets", size, [row for found in rows.values() for row in found], losses_too=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", type=int, choices=sorted(MESHES), default=8)
+    parser.add_argument("--devices", choices=[*map(str, sorted(MESHES)), f"{FEWEST}-{MOST}"], default="8")
     parser.add_argument("--sizes", type=float, nargs="+", default=[0.25, 16, 64], help="MiB of each whole array")
     parser.add_argument("--problems", type=int, default=64, help="of each seed")
     parser.add_argument("--seconds", type=float, default=0.5, help="to spend on the timing of one problem")
-    parser.add_argument("--json", type=Path, help="write every row here")
+    parser.add_argument(
+        "--limit", type=float, default=float("inf"), help="seconds after which no problem is begun, a size"
+    )
+    parser.add_argument("--no-device-put", action="store_true", help="leave jax.device_put out")
+    parser.add_argument("--json", type=Path, help="write every row here, as it is measured")
+    parser.add_argument("--read", type=Path, nargs="+", help="measure nothing, report what these files hold")
     options = parser.parse_args()
-    jax.config.update("jax_num_cpu_devices", options.devices)
+    for path in options.read or ():
+        kept = json.loads(path.read_text())
+        print(kept["machine"])
+        for size, sets in kept["rows"].items():
+            report_sets(int(size), {name: [Row(**row) for row in rows] for name, rows in sets.items()})
+    if options.read:
+        return
+    mixed = options.devices not in map(str, MESHES)
+    jax.config.update("jax_num_cpu_devices", MOST if mixed else int(options.devices))
     jax.config.update("jax_platforms", "cpu")
-    print(
+    machine = (
         f"{options.devices} CPU devices in one process; {os.cpu_count()} cores, {platform.machine()}, "
         f"Python {platform.python_version()}, jax {jax.__version__}"
     )
-    kept: dict[str, list[dict[str, object]]] = {}
+    print(machine)
+    done: dict[int, dict[str, list[dict[str, object]]]] = {}
     for size in (int(size * MIB) for size in options.sizes):
-        together: list[Row] = []
-        for name, seed in SEEDS.items():
-            rng = random.Random(f"{seed} {options.devices} {size}")
-            rows = [measure(draw(rng, options.devices, size), options.seconds) for _ in range(options.problems)]
-            report(f"{name} set (seed {seed})", size, rows)
-            kept[f"{name} {size}"] = [asdict(row) for row in rows]
-            together += rows
+
+        def keep(rows: dict[str, list[Row]], size: int = size) -> None:
             if options.json is not None:
-                options.json.write_text(json.dumps({"devices": options.devices, "rows": kept}, indent=1))
-        report("both sets", size, together, losses_too=True)
+                done[size] = {name: [asdict(row) for row in found] for name, found in rows.items()}
+                options.json.write_text(json.dumps({"machine": machine, "rows": done}, indent=1))
+
+        report_sets(size, run(options, size, keep))
 
 
 if __name__ == "__main__":

@@ -47,6 +47,9 @@ def test_random_problems(case: Problem) -> None:
         problem("x=2,y=2,z=2", (512, 64, 32), "x y -", "- - -"),  # one gather of minor and major dims
         problem("x=2,y=3", (36, 5), "x -", "y -"),  # digits that clash
         problem("x=3,y=2", (36, 6), "yx -", "xy -"),  # the same blocks on other devices
+        problem("x=2,y=3", (36, 36), "x y", "y x"),  # digits that clash, and no axis that is free
+        problem("x=3,y=2", (1, 36, 12), "- x y", "- y -"),  # a dim of size 1
+        problem("x=2,y=4", (8, 6, 4), "x - y", "- - y"),  # pieces with a dim of size 1
     ],
 )
 def test_each_kind_of_step(case: Problem) -> None:
@@ -65,9 +68,10 @@ def test_no_elements_and_no_dims() -> None:
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int32", "float16", "bfloat16", "float32", "complex64"])
 def test_dtypes(dtype: str) -> None:
-    source, target = CASE.shardings()
-    values = CASE.values(jnp.dtype(dtype))
-    check(reshard(jax.device_put(values, source), target), values, target)
+    for case in (CASE, problem("x=2,y=3", (6, 18), "- y", "- -")):
+        source, target = case.shardings()
+        values = case.values(jnp.dtype(dtype))
+        check(reshard(jax.device_put(values, source), target), values, target)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])

@@ -12,8 +12,9 @@ from jax_problems import Problem, problem, problems
 
 from sennit.ir.layout import Layout, Split
 from sennit.ir.mesh import Mesh
-from sennit.reshard.fused_jax import TouchCost, Work, choose, sequences, touched, work
-from sennit.reshard.lower_jax import Direct, positions
+from sennit.reshard.fused_jax import choose, sequences
+from sennit.reshard.phases_jax import Phase, TouchCost, Work, touched, ways, work
+from sennit.reshard.pieces_jax import positions
 from sennit.reshard.redistribution import Step, StepKind
 
 MESHES = ((2, 2, 2), (4, 2), (8,), (2, 3), (6,), (3, 2, 2), (4, 4), (2, 2, 2, 2))
@@ -30,6 +31,10 @@ def layouts(case: Problem) -> tuple[Layout, Layout]:
         Layout.block(mesh, case.shape, dict(enumerate(dims))).refined() for dims in (case.before, case.after)
     )
     return before, after
+
+
+def steps_of(way: tuple[Phase, ...]) -> tuple[Step, ...]:
+    return tuple(step for phase in way for step in phase.steps)
 
 
 def check_legal(source: Layout, target: Layout, steps: tuple[Step, ...]) -> None:
@@ -55,9 +60,9 @@ def check_legal(source: Layout, target: Layout, steps: tuple[Step, ...]) -> None
 def test_every_sequence_is_legal_and_within_the_bound(case: Problem) -> None:
     source, target = layouts(case)
     if positions([source, target]) is None:
-        steps = choose(source, target, 4)
-        if steps is not None:
-            check_legal(source, target, steps)
+        way = choose(source, target, 4)
+        assert way is not None
+        check_legal(source, target, steps_of(way))
         return
     for steps in sequences(source, target):
         check_legal(source, target, steps)
@@ -72,23 +77,32 @@ def test_the_choice_touches_least(case: Problem, itemsize: int) -> None:
     source, target = layouts(case)
     if positions([source, target]) is None:
         return
-    least = min(touched(steps, itemsize, TouchCost()) for steps in sequences(source, target))
-    steps = choose(source, target, itemsize)
-    if steps is not None:
-        assert touched(steps, itemsize, TouchCost()) == least
+    costs = []
+    for steps in sequences(source, target):
+        every = positions([source, *(step.result for step in steps)])
+        assert every is not None
+        for way in ways(steps, every):
+            assert steps_of(way) == steps  # however they are lowered, the steps are the same
+            costs.append(touched(way, itemsize, every))
+    found = choose(source, target, itemsize)
+    if found is not None:
+        every = positions([source, *(step.result for step in steps_of(found))])
+        assert every is not None
+        assert touched(found, itemsize, every) == min(costs)
 
 
 def kinds_of(case: Problem) -> list[str] | None:
-    steps = choose(*layouts(case), 4)
-    return None if steps is None else [step.kind.value for step in steps]
+    way = choose(*layouts(case), 4)
+    return None if way is None else [step.kind.value for step in steps_of(way)]
 
 
 @pytest.mark.parametrize(
     ("case", "kinds"),
     [
-        # nothing is communicated: XLA's own
+        # nothing changes
         (problem("x=2,y=4", (1024, 4096), "x -", "x -"), None),
-        (problem("x=2,y=4", (1024, 4096), "x -", "x y"), None),
+        # nothing is communicated
+        (problem("x=2,y=4", (1024, 4096), "x -", "x y"), ["slice"]),
         # one exchange for two axes that leave two dims for a third
         (problem("x=2,y=4", (64, 64, 4096), "x y -", "- - xy"), ["all_to_all"]),
         # what would be gathered along a minor dim is first brought to dim 0, and leads there
@@ -99,7 +113,8 @@ def kinds_of(case: Problem) -> list[str] | None:
         (problem("x=4,y=2", (1024, 4096), "xy -", "yx -"), ["permute"]),
         # blocks of 2 and of 3 have no common digits
         (problem("x=2,y=3", (36, 5), "x -", "y -"), ["slice", "permute", "all_gather"]),
-        (problem("x=2,y=3", (36, 36), "x y", "y x"), None),
+        # the same with no axis that is free: blocks of one dim go to the other, and whole blocks are put in order between
+        (problem("x=2,y=3", (36, 36), "x y", "y x"), ["all_to_all", "permute", "all_to_all"]),
     ],
 )
 def test_what_is_chosen_when(case: Problem, kinds: list[str] | None) -> None:
@@ -108,9 +123,9 @@ def test_what_is_chosen_when(case: Problem, kinds: list[str] | None) -> None:
 
 def test_a_dear_step_makes_for_fewer_steps() -> None:
     source, target = layouts(problem("x=8", (1024, 4096), "- x", "- -"))
-    steps = choose(source, target, 4, TouchCost(step=1e9))
-    assert steps is not None
-    assert [step.kind.value for step in steps] == ["all_gather"]
+    way = choose(source, target, 4, TouchCost(start=1e9, permute=1e9))
+    assert way is not None
+    assert [phase.step.kind.value for phase in way] == ["all_gather"]
 
 
 def test_many_axes_are_planned_in_bounded_work() -> None:
@@ -118,16 +133,19 @@ def test_many_axes_are_planned_in_bounded_work() -> None:
     names = list(mesh.names)
     source = Layout.block(mesh, (4096, 4096), {0: names})
     target = Layout.block(mesh, (4096, 4096), {1: names[::-1]})
-    steps = choose(source, target, 4)
-    assert steps is not None
-    check_legal(source, target, steps)
-    assert [step.kind.value for step in steps] == ["all_to_all"]
+    way = choose(source, target, 4)
+    assert way is not None
+    check_legal(source, target, steps_of(way))
+    assert [phase.step.kind.value for phase in way] == ["all_to_all"]
 
 
-def test_two_devices_that_exchange_large_pieces_copy_less() -> None:
+def test_the_work_of_ways() -> None:
     source, target = layouts(problem("x=2,y=4", (1024, 4096), "x y", "- yx"))
     (steps,) = (steps for steps in sequences(source, target) if [step.kind.value for step in steps] == ["all_to_all"])
     size = source.local_elements() * 4
-    assert work(steps, 4, Direct(members=1)) == Work(starts=1, sent=size, copied=2 * size)
-    assert work(steps, 4, Direct(members=2, least=size)) == Work(starts=1, sent=size / 2, copied=1.5 * size)
-    assert work(steps, 4, Direct(members=2, least=size + 1)) == work(steps, 4, Direct(members=1))
+    every = positions([source, target])
+    assert every is not None
+    whole, parts = ways(steps, every)
+    assert [phase.in_parts for phase in (*whole, *parts)] == [False, True]
+    assert work(whole, 4, every) == Work(starts=1, sent=size, copied=2 * size, temporary=1.5 * size)
+    assert work(parts, 4, every) == Work(permutes=1, sent=size / 2, copied=2 * size, temporary=size / 2)

@@ -1,13 +1,13 @@
 """Resharding of JAX arrays: `Resharder` plans, lowers, and keeps what it made.
 
-    placement of the array, sharding asked for -> layouts (`layout_jax`) -> steps (`fused_jax`) -> shard_map (`lower_jax`)
+    placement of the array, sharding asked for -> layouts (`layout_jax`) -> phases (`fused_jax`) -> shard_map (`lower_jax`)
 
 The result is a jitted function of one array, kept under (placement, sharding, shape, dtype). It is the identity on values,
 linear, and its transpose is the resharding of the cotangent back, which is made the same way. JAX is told so (`linear_call`),
 because what it derives by itself (a sum over replicas where we gather) moves more. There is no batching rule: under `vmap`
 reshard the whole array, with one more entry in the spec.
 
-Where `choose` finds nothing better, the function is XLA's own resharding.
+Where `choose` finds no way, the function is XLA's own resharding.
 
 Source and target usually lie on one mesh, and the shard_map is over that mesh. Two meshes over the same devices in the same
 order are also served where they refine to the same primes: both then are partitions of one refined mesh, over which the
@@ -95,7 +95,8 @@ def steps_between(
 ) -> tuple[Step, ...] | None:
     """What a resharding does, on the refined mesh of the source; None where it is XLA's own."""
     layouts = _layouts(source, target, shape)
-    return choose(*layouts, itemsize) if layouts is not None else None
+    phases = choose(*layouts, itemsize) if layouts is not None else None
+    return None if phases is None else tuple(step for phase in phases for step in phase.steps)
 
 
 def _forward(
@@ -103,8 +104,8 @@ def _forward(
 ) -> tuple[Function, jax.sharding.Mesh | None]:
     """The resharding, and the mesh that it must run under where that is not the one of the array."""
     layouts = _layouts(source, target, shape)
-    steps = choose(*layouts, dtype.itemsize) if layouts is not None else None
-    if layouts is None or steps is None:
+    phases = choose(*layouts, dtype.itemsize) if layouts is not None else None
+    if layouts is None or phases is None:
         return (lambda x: x), None  # under the jit of `Resharder`, whose out_shardings make XLA reshard
     mesh: Any = source.mesh
     if mesh == target.mesh:
@@ -115,7 +116,7 @@ def _forward(
         mesh = jax.sharding.Mesh(devices, refined.names)
         in_spec, out_spec = to_partition_spec(layouts[0]), to_partition_spec(layouts[1])
     mapped = jax.shard_map(
-        lambda piece: lower(steps, mesh.axis_names, piece),
+        lambda piece: lower(phases, mesh.axis_names, piece),
         mesh=mesh,
         in_specs=in_spec,
         out_specs=out_spec,

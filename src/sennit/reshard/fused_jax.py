@@ -1,6 +1,6 @@
 """Plans for JAX: slices, one fused all-to-all, at most one permute, gathers; chosen by the bytes that they touch.
 
-Over common positions (`lower_jax.positions`) a layout is a map from axes to positions. Let S be the positions that the
+Over common positions (`pieces_jax.positions`) a layout is a map from axes to positions. Let S be the positions that the
 source holds, T those of the target.
 
 - A position of T \\ S is local and must go to an axis: an axis that holds nothing *slices* it, or an axis that holds a
@@ -10,19 +10,8 @@ source holds, T those of the target.
   each device the piece that it should have. Axes that the target leaves free hold the positions to be gathered.
 
 `sequences` enumerates who slices and who exchanges what. All sequences keep the memory bound: slices shrink, exchanges and
-the permute keep, gathers grow to the target (the normal form of arXiv 2112.01075). They differ in time. In one process
-or over fast links a collective's time is that of its start and of the bytes that it and its packing touch;
-`work` counts those per device, for pieces of L bytes and results of G:
-
-| step | sent or gathered | copied |
-|---|---|---|
-| slice | | L |
-| all-to-all | L | 2 L: the parts packed and joined |
-| all-to-all between two devices (`lower_jax.Direct`) | L / 2 | L / 2 + L: the part that goes packed, both joined |
-| the same and a permute after it | L | 2 L |
-| permute | L | |
-| gather | G | |
-| another order of positions | | L, where it is not made in one with a slice, a packing or a joining |
+the permute keep, gathers grow to the target (the normal form of arXiv 2112.01075). They differ in time, and so do the ways to
+lower each of them: `choose` takes the way that costs least (`phases_jax`).
 
 The planner of `planner.py` minimises time on a cluster's links and has more kinds of steps (reductions, exchanges between
 meshes, uneven pieces), none of which JAX can place. Steps are of its type, so that its plans lower here too.
@@ -32,16 +21,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, pairwise
-from math import prod
 
 from sennit.ir.layout import Layout, Split
-from sennit.reshard.lower_jax import DIRECT, Direct, Position, local, positions, wanted
-from sennit.reshard.lower_jax import held as position_of
+from sennit.reshard.phases_jax import DEFAULT_COST, Phase, TouchCost, touched, ways
+from sennit.reshard.pieces_jax import Position, positions
 from sennit.reshard.redistribution import Step, StepKind
 
-__all__ = ["TouchCost", "Work", "choose", "sequences", "touched", "work"]
+__all__ = ["choose", "sequences"]
 
 # Sequences looked at. Up to 16 devices there are fewer; beyond, those that keep the target's names come first.
 LIMIT = 128
@@ -49,33 +36,23 @@ LIMIT = 128
 Held = dict[str, Position]
 
 
-@dataclass(frozen=True, slots=True)
-class TouchCost:
-    """The start of a collective in bytes of a plain copy, and what a byte costs that an all-to-all or a permute sends. A byte
-    that a gather makes costs what a copied one does.
+def choose(source: Layout, target: Layout, itemsize: int, cost: TouchCost = DEFAULT_COST) -> tuple[Phase, ...] | None:
+    """The way from one even layout to another on the same refined mesh that costs least; the first among equals.
 
-    Fitted with `benchmarks/reshard/fit_xla.py` on half of 217 random problems (794 sequences) of 0.25 to 64 MiB on 8 and 16
-    CPU devices of one process, timed by `benchmarks/reshard/tune_xla.py` on 16 cores in November 2026 (jax 0.11.2): 56 us for a
-    start, 0.18 ns for a byte sent, 0.13 ns for one gathered or copied, on each of 8 devices."""
-
-    step: float = 4.4e5
-    sent: float = 1.4
-
-
-DEFAULT_COST = TouchCost()
-
-
-def choose(source: Layout, target: Layout, itemsize: int, cost: TouchCost = DEFAULT_COST) -> tuple[Step, ...] | None:
-    """The steps from one even layout to another on the same refined mesh that touch least; the first among equals.
-
-    None where XLA's own resharding is as good or the only one: nothing is communicated (it slices as we do), there are no
-    elements, or digits clash and no permute between pieces of equal shape leads from one to the other."""
-    if 0 in source.shape:
+    None where there is nothing to do: the layouts are the same, or there are no elements."""
+    if 0 in source.shape or source == target:
         return None
     if positions([source, target]) is None:
         return _through_blocks(source, target)
-    best = min(islice(sequences(source, target), LIMIT), key=lambda steps: touched(steps, itemsize, cost))
-    return best if any(step.kind.communicates for step in best) else None
+    best: tuple[float, tuple[Phase, ...]] | None = None
+    for steps in islice(sequences(source, target), LIMIT):
+        every = positions([source, *(step.result for step in steps)])
+        assert every is not None  # `sequences` gives none else
+        for way in ways(steps, every):
+            value = touched(way, itemsize, every, cost)
+            if best is None or value < best[0]:
+                best = value, way
+    return best[1] if best is not None else None
 
 
 def sequences(source: Layout, target: Layout) -> Iterator[tuple[Step, ...]]:
@@ -225,100 +202,68 @@ def _layout(like: Layout, held: Held) -> Layout:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What the steps do on one device: collectives started, and the bytes that all-to-alls and permutes send, that gathers
-    make, and that are copied between them."""
-
-    starts: int = 0
-    sent: float = 0.0
-    gathered: float = 0.0
-    copied: float = 0.0
-
-
-def touched(steps: tuple[Step, ...], itemsize: int, cost: TouchCost, direct: Direct = DIRECT) -> float:
-    """The cost of the steps as `lower_jax` lowers them, in bytes of a plain copy."""
-    done = work(steps, itemsize, direct)
-    return cost.step * done.starts + cost.sent * done.sent + done.gathered + done.copied
-
-
-def work(steps: tuple[Step, ...], itemsize: int, direct: Direct = DIRECT) -> Work:
-    """The work of the steps as `lower_jax` lowers them. A slice, an order, and the joining of an all-to-all's parts are made
-    together with the copy that comes next, if one does."""
-    if not steps:
-        return Work()
-    every = positions([steps[0].source, *(step.result for step in steps)])
-    assert every is not None  # `sequences` gives none else
-    order, last = local(steps[0].source, every), local(steps[-1].result, every)
-    pending = False  # the piece is not yet made
-    starts, sent, gathered, copied = 0, 0.0, 0.0, 0.0
-    waiting = list(steps)
-    while waiting:
-        step = waiting.pop(0)
-        before, after = (layout.local_elements() * itemsize for layout in (step.source, step.result))
-        came = tuple(position_of(step.source, axis, every) for axis in step.axes if step.source.split(axis) is not None)
-        if direct.takes(step, itemsize):
-            count = prod(position.size for position in came)
-            moves = bool(waiting) and waiting[0].kind is StepKind.PERMUTE
-            if moves:
-                step = waiting.pop(0)
-            parts = count if moves else count - 1
-            starts, sent, copied = starts + parts, sent + before * parts / count, copied + before * (1 + parts / count)
-            order = wanted(local(step.result, every), waiting[0] if waiting else None, every, last)
-            pending = False
-            continue
-        match step.kind:
-            case StepKind.SLICE:
-                kept = local(step.result, every)
-                order, pending = tuple(position for position in order if position in kept), True
-            case StepKind.ALL_TO_ALL:
-                gone = tuple(position_of(step.result, axis, every) for axis in step.axes)
-                order, pending = came + tuple(position for position in order if position not in gone), True
-                starts, sent, copied = starts + 1, sent + before, copied + before
-            case StepKind.ALL_GATHER:
-                leads = last[: len(came)] == came and set(last) == {*came, *order}
-                ready = last[len(came) :] if leads else order
-                copied += before * (pending or ready != order)
-                starts, gathered = starts + 1, gathered + after
-                order, pending = came + ready, False
-            case _:
-                plain = local(step.source, every)
-                copied += before * (pending or plain != order)
-                starts, sent = starts + 1, sent + before
-                order, pending = plain, False
-    size = steps[-1].result.local_elements() * itemsize
-    return Work(starts, sent, gathered, copied + size * (pending or order != last))
-
-
-def _through_blocks(source: Layout, target: Layout) -> tuple[Step, ...] | None:
-    """Where digits clash (dim 6: 2 blocks here, 3 blocks there): slice until every dim of the source has as many blocks of
-    each prime as that of the target will have, permute whole blocks, gather. None where axes to slice with are lacking."""
+def _through_blocks(source: Layout, target: Layout) -> tuple[Phase, ...]:
+    """Where digits clash (dim 6: 2 blocks here, 3 blocks there). Axes are primes. A dim that lacks an axis of some size gets one
+    that is free (slice) or one of another dim that has too many (all-to-all, from the minor end to the minor end; where it does
+    not lie there, whole blocks are permuted first). Then each dim is cut into the blocks of the target, or smaller: permute
+    whole blocks, gather. This always leads to the target: with no dim that has too many axes of a size, the source splits
+    fewer of them than the target, so one is free."""
     mesh, dims = source.mesh, range(len(source.shape))
-    have = [[digit.axis for digit in source.digits(dim)] for dim in dims]
     want = [[digit.axis for digit in target.digits(dim)] for dim in dims]
+    path = _Path(source, [[digit.axis for digit in source.digits(dim)] for dim in dims])
+
+    def count(axes: Sequence[str]) -> Counter[int]:
+        return Counter(mesh.size(axis) for axis in axes)
+
+    gives: list[tuple[int, int, int]] = []  # a size, from a dim, to a dim
+    surplus = [count(path.axes[dim]) - count(want[dim]) for dim in dims]
     free = [axis for axis in mesh.names if source.entry(axis) is None]
-    rest = [axis for axis in mesh.names if target.entry(axis) is None]
-    cut, glue = [list(axes) for axes in have], [list(axes) for axes in want]
+    sliced = [list(axes) for axes in path.axes]
     for dim in dims:
-        sizes, wanted = (Counter(mesh.size(axis) for axis in axes) for axes in (have[dim], want[dim]))
-        for pool, grown, prefer, lacking in (
-            (free, cut[dim], want[dim], wanted - sizes),
-            (rest, glue[dim], have[dim], sizes - wanted),
-        ):
-            for size in lacking.elements():
-                able = [axis for axis in pool if mesh.size(axis) == size]
-                if not able:
-                    return None
-                axis = min(able, key=lambda axis: axis not in prefer)
-                pool.remove(axis)
-                grown.append(axis)
-    cut_layout, glue_layout = (Layout.block(mesh, source.shape, dict(enumerate(axes))) for axes in (cut, glue))
-    steps = (
-        Step(StepKind.SLICE, _changed(source, cut_layout), source, cut_layout),
-        Step(StepKind.PERMUTE, _changed(cut_layout, glue_layout), cut_layout, glue_layout),
-        Step(StepKind.ALL_GATHER, _changed(glue_layout, target), glue_layout, target),
-    )
-    return tuple(step for step in steps if step.axes)
+        for size in (count(want[dim]) - count(path.axes[dim])).elements():
+            giver = next((other for other in dims if surplus[other][size]), None)
+            if giver is not None:
+                surplus[giver][size] -= 1
+                gives.append((size, giver, dim))
+                continue
+            able = [axis for axis in free if mesh.size(axis) == size]
+            axis = min(able, key=lambda axis: axis not in want[dim])
+            free.remove(axis)
+            sliced[dim].append(axis)
+    path.go(StepKind.SLICE, sliced)
+    for size, giver, dim in gives:
+        *_, axis = (axis for axis in path.axes[giver] if mesh.size(axis) == size)
+        path.go(
+            StepKind.PERMUTE, [[*(a for a in axes if a != axis), *(a for a in axes if a == axis)] for axes in path.axes]
+        )
+        path.go(
+            StepKind.ALL_TO_ALL,
+            [[*(a for a in axes if a != axis), *([axis] if at == dim else [])] for at, axes in enumerate(path.axes)],
+        )
+    rest = [axis for axis in mesh.names if target.entry(axis) is None]
+    cut = [list(axes) for axes in want]
+    for dim in dims:
+        for size in (count(path.axes[dim]) - count(want[dim])).elements():
+            axis = min((a for a in rest if mesh.size(a) == size), key=lambda a: a not in path.axes[dim])
+            rest.remove(axis)
+            cut[dim].append(axis)
+    path.go(StepKind.PERMUTE, cut)
+    path.go(StepKind.ALL_GATHER, want)
+    return tuple(Phase(step) for step in path.steps)
+
+
+class _Path:
+    """Steps between block layouts, from the axes of each dim to others."""
+
+    def __init__(self, source: Layout, axes: list[list[str]]) -> None:
+        self.layout, self.axes = source, axes
+        self.steps: list[Step] = []
+
+    def go(self, kind: StepKind, axes: list[list[str]]) -> None:
+        result = Layout.block(self.layout.mesh, self.layout.shape, dict(enumerate(axes)))
+        if result != self.layout:
+            self.steps.append(Step(kind, _changed(self.layout, result), self.layout, result))
+        self.layout, self.axes = result, axes
 
 
 def _changed(before: Layout, after: Layout) -> tuple[str, ...]:
