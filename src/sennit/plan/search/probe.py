@@ -20,6 +20,7 @@ Of each item, for one unit and one micro-batch on one device:
     sends         bytes of what a later item reads forward
     parameters, gradients, state: bytes that are there all the time
     tied          bytes of parameters that an earlier item reads first: they are held again where that one lies on other devices
+    tensors       how many parameters it trains: as many messages exchange them, where replicas share
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class ItemCost:
     gradients: int
     state: int
     tied: int = 0
+    tensors: int = 1
 
     @property
     def seconds(self) -> float:
@@ -309,6 +311,7 @@ class _Clock:
             gradients=sum(self._held(name) for name, trained in inputs if trained),
             state=sum(self._state(name, optimizer) for name, trained in inputs if trained),
             tied=sum(self._held(name) for name in self.reads[item] & earlier),
+            tensors=max(1, sum(trained for _, trained in inputs)),
         )
 
     def _state(self, name: str, optimizer: Optimizer) -> int:
