@@ -28,6 +28,7 @@ from sennit.errors import PlanError
 from sennit.ir.graph import Graph, Op, Phase, Role
 from sennit.ir.mesh import Mesh
 from sennit.plan.co_shard import Cut, co_shard
+from sennit.plan.pattern import Pattern
 from sennit.plan.plan import Plan, order, place, transform
 from sennit.plan.recompute import recompute
 from sennit.plan.scheduled import scheduled
@@ -209,7 +210,7 @@ def _recycled(plan: Plan, choice: Choice, units: _Units, inside: Mapping[str, in
     return plan
 
 
-def _pattern(plan: Plan, choice: Choice):
+def _pattern(plan: Plan, choice: Choice) -> Pattern:
     match choice.kind:
         case Kind.INTERLACED:
             return scheduled(plan, in_flight=choice.pp + INTERLACED_SPARE)
