@@ -13,11 +13,13 @@ from torch import Tensor
 
 from sennit.capture import capture_call
 from sennit.cluster import load
+from sennit.errors import PlanError
 from sennit.ir.graph import Graph
-from sennit.plan import Plan, lower, propagate
+from sennit.plan import Plan, lower, propagate, zoo
 from sennit.plan.search import Choice, Keep, Kind, Space, mesh_of, planner_of, search
 from sennit.plan.verify import verify
 from sennit.run import run_in_process
+from sennit.sim import optimizer, simulate_fully
 from sennit.testing.eager_torch import Float64
 from sennit.testing.families_torch import families
 from sennit.testing.family_parity_torch import batched, build
@@ -68,8 +70,8 @@ CASES: dict[str, tuple[str, int, Pins]] = {
     ),
     "zero bubble, ZeRO-2": ("gpt2", 4, {"*": {"pp": 2, "dp": 2, "size": 1, "zero": 2, "schedule": "zero-bubble-h1"}}),
     "zero bubble H2": ("gpt2", 2, {"*": {"pp": 2, "dp": 1, "size": 1, "schedule": "zero-bubble-h2"}}),
-    "dual pipe V": ("t5", 2, {"*": {"pp": 2, "dp": 1, "size": 1, "schedule": "dual-pipe-v"}}),
-    "interleaved": ("t5", 2, {"*": {"pp": 2, "dp": 1, "size": 1, "schedule": "interleaved"}}),
+    "dual pipe V, an embedding alone": ("gpt2", 2, {"*": {"pp": 2, "dp": 1, "size": 1, "schedule": "dual-pipe-v"}}),
+    "interleaved": ("gpt2", 2, {"*": {"pp": 2, "dp": 1, "size": 1, "schedule": "interleaved"}}),
     "co-shard, two factors, ZeRO-1": (
         "gpt2",
         4,
@@ -115,3 +117,24 @@ def test_a_choice_equals_the_serial_step(case: str) -> None:
     assert set(outputs) == set(given.reference)
     for key, whole in given.reference.items():
         torch.testing.assert_close(outputs[key].double(), whole.double(), rtol=1e-12, atol=1e-12)
+
+
+def test_units_that_run_several_times() -> None:
+    """Three passes, of which the last is trained: the only pipeline has the stages of each pass in turn."""
+    graph, cluster = subject("evoformer of two blocks").graph, load("laptop:2")
+    choice = chosen(graph, {"*": {"pp": 2, "size": 1}}, 2)
+    assert choice.kind is Kind.SEVERAL_FORWARD
+    plan = planned(choice, graph)
+    by_hand = zoo.recycled(graph, mesh_of(choice), layers=("blocks.0", "blocks.1"))
+    assert (plan.parts, plan.places, plan.pattern) == (by_hand.parts, by_hand.places, by_hand.pattern)
+    simulated = simulate_fully(lower(propagate(plan)), cluster, optimizer=optimizer("adam")).timeline
+    assert choice.step == pytest.approx(simulated.span, rel=0.25)
+    with pytest.raises(
+        PlanError, match=r"schedule = 1f1b does not suit graph 'AlphaFoldTrunk', whose units run 3 times"
+    ):
+        chosen(graph, {"*": {"pp": 2, "schedule": "1f1b"}}, 2)
+
+
+def test_units_that_run_once() -> None:
+    with pytest.raises(PlanError, match=r"schedule = several-forward does not suit graph .*, whose units run once"):
+        chosen(subject("gpt2").graph, {"*": {"pp": 2, "schedule": "several-forward"}}, 2)

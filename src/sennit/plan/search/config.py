@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from sennit.ir.graph import Phase
 from sennit.plan.grid import Grid
 from sennit.plan.pattern import Pattern, Work
 from sennit.plan.schedules import (
@@ -29,6 +30,7 @@ __all__ = [
     "Unit",
     "in_flight",
     "partition",
+    "passes_of",
     "pattern_of",
     "shortened",
     "steady_interval",
@@ -61,6 +63,16 @@ def units_of(model: Shallow) -> tuple[Unit, ...]:
                 found.append(Unit(own, modules[copy] if modules else None))
         number = end
     return tuple(found)
+
+
+def passes_of(model: Shallow) -> int | None:
+    """How often the units run, where only the last pass is trained: 1 in most models. None where one runs several times and all are trained: such units
+    are in no pipeline."""
+    inside = [op for op in model.graph.ops if op.phase is Phase.FORWARD and model.items[model.item_of[op.name]].modules]
+    passes = 1 + max((op.call for op in inside), default=0)
+    nodes = {op.seq for op in model.graph.ops if op.phase is Phase.BACKWARD and op.seq is not None}
+    trained = {op.call for op in inside if op.seq in nodes}
+    return passes if passes == 1 or trained <= {passes - 1} else None
 
 
 def _takes_turns(item: Item, other: Item) -> bool:
@@ -131,7 +143,7 @@ def steady_interval(grid: Grid) -> float:
     """Seconds that one more micro-batch adds to a schedule of `shortened` length: between the ends of B one round apart, before the end begins."""
     lanes = len(grid.start)
     last = grid.pattern.microbatches - 2 * lanes - 1
-    stage = grid.pattern.stages[0][0]
+    stage = next(own for own in grid.pattern.stages[0] if Work.BACKWARD in grid.pattern.work(own))
     stop = {
         task.microbatch: end
         for task, end in zip(grid.pattern.rows[0], grid.stop[0], strict=True)

@@ -21,6 +21,7 @@ below every plan of a config with one schedule: there I is the optimum of a line
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from math import ceil, inf
 
 from sennit.ir.program import CollectiveKind
@@ -37,6 +38,7 @@ from sennit.plan.search.config import (
     Fixed,
     Shortage,
     in_flight,
+    passes_of,
     pattern_of,
     shortened,
     units_of,
@@ -53,7 +55,7 @@ class Estimator:
     def __init__(self, book: CostBook, fixed: Fixed | None = None) -> None:
         self.book, self.model, self.wires, self.fixed = book, book.model, book.wires, fixed or Fixed()
         self.memory = int(book.wires.cluster.device.memory.value)
-        self.units = [unit.item for unit in units_of(self.model)]
+        self.units, self.passes = [unit.item for unit in units_of(self.model)], passes_of(self.model)
         self.patterns: dict[tuple[Kind, int, int, int], Pattern | None] = {}
         self.relaxed: dict[tuple[Config, Kind, int], float] = {}
         self.picked: dict[tuple[tuple[Group, ...], int], tuple[tuple[int, ...], ...] | None] = {}
@@ -148,6 +150,49 @@ class Estimator:
             held=(Held(0.0, 0.0), *(Held(),) * config.pp, Held(0.0, 0.0)),
             caps=(float(config.pp + INTERLACED_SPARE),) * config.pp,
         )
+
+    def recycled(self, config: Config) -> Estimate | Shortage | None:
+        """Units that run several times on their own results, the last pass trained (3F1B): pass r of the run on lane i is stage r S + i, in an order that
+        the modulo scheduler finds."""
+        options, fast, passes = (
+            self.book.options(config.way, config.size),
+            self.book.fast(config.way, config.size),
+            self.passes,
+        )
+        inner = [place for place, unit in enumerate(self.units) if self.model.items[unit].modules]
+        if options is None or fast is None or passes is None or passes == 1 or len(inner) < config.pp:
+            return None
+        weights = [fast[self.units[place]].seconds + fast[self.units[place]].accumulate for place in inner]
+        cuts = self.fixed.of(inner).partition(weights, config.pp)
+        if cuts is None:
+            return None
+        ends = [0, *(inner[end] for _, end in cuts[:-1]), len(self.units)]  # what lies outside goes with its neighbours
+        runs = [self.units[begin:end] for begin, end in pairwise(ends)]
+        parts = [
+            Durations(
+                sum(fast[unit].forward for unit in run) / passes,
+                sum(fast[unit].together - fast[unit].weights for unit in run),
+                sum(fast[unit].weights + fast[unit].accumulate for unit in run),
+            )
+            for run in runs
+        ]
+        early = tuple(Durations(part.forward, 0.0, 0.0) for part in parts)
+        count = passes * config.pp
+        problem = Problem(
+            lanes=tuple((stage % config.pp,) for stage in range(count)),
+            durations=early * (passes - 1) + tuple(parts),
+            edges=chain(count),
+            trained=tuple(stage >= count - config.pp for stage in range(count)),
+            held=(Held(),) * count,
+            caps=(inf,) * config.pp,
+        )
+
+        def make(microbatches: int) -> Pattern | None:
+            return schedule(problem, solver=False).pattern(microbatches)
+
+        stages = [*([] for _ in range(count - config.pp)), *runs]
+        short = min(config.microbatches, 6 * config.pp)
+        return Assembly(self, config, Kind.SEVERAL_FORWARD, 1, make, short, stages, options, fast, passes).estimate()
 
     def static(self, config: Config, units: list[int], costs: tuple[ItemCost, ...], others: set[int]) -> int:
         """Bytes of parameters, gradients and state of a lane; tied ones again where the item that has them lies on another lane."""

@@ -174,13 +174,29 @@ class _Search:
         stages |= {config.pp for config in configs if config.pp > 1 and self.space.interlaced}
         if not any(map(self.keeps_pins, stages)):
             raise self.pins.cannot_be_cut(sorted(stages))
+        self.check_passes()
         best = self.walk(configs)
         least = self.certify(best)
-        if self.space.interlaced:
-            least = min(least, self.interlace(configs, best))
+        if self.estimator.passes != 1:
+            least = min(least, self.special(configs, best, self.estimator.bound, self.estimator.recycled))
+        elif self.space.interlaced:
+            configs = [config for config in configs if config.zero < 2]
+            least = min(least, self.special(configs, best, self.estimator.interlaced_bound, self.estimator.interlaced))
         if not self.found:
             raise self.does_not_fit()
         return self.result(least)
+
+    def check_passes(self) -> None:
+        """A pinned schedule must suit how often the units run."""
+        passes, kind = self.estimator.passes, self.pins.given.get("schedule")
+        several = kind == Kind.SEVERAL_FORWARD.value
+        if kind is None or (several if passes not in (None, 1) else not several and passes == 1):
+            return
+        often = "once" if passes == 1 else f"{passes} times" if passes else "several times, each of them trained"
+        raise PlanError(
+            f"the pin schedule = {kind} does not suit graph {self.graph.name!r}, whose units run {often}",
+            fix=f"{Kind.SEVERAL_FORWARD.value} is for units of which the last of several passes is trained, and the only one for those",
+        )
 
     def walk(self, configs: list[Config]) -> float:
         """Estimates schedules in the order of a guess: the bound, and the schedule's bubble with equal stages. Ends when no guess is below
@@ -227,33 +243,45 @@ class _Search:
                 heapq.heappush(self.open, (sharper, number, config, kind))
         return best
 
-    def interlace(self, configs: list[Config], best: float) -> float:
-        """Interlaced plans of all configs that could be faster; the least bound among them."""
+    def special(
+        self,
+        configs: list[Config],
+        best: float,
+        bound_of: Callable[[Config], float],
+        estimate: Callable[[Config], Estimate | Shortage | None],
+    ) -> float:
+        """Pipelines whose order the modulo scheduler finds (interlaced, or of several passes), of all configs that could be faster; the least bound among
+        them."""
         least = float("inf")
         for config in configs:
-            bound = self.estimator.interlaced_bound(config) if config.pp > 1 and config.zero < 2 else float("inf")
+            bound = bound_of(config) if config.pp > 1 else float("inf")
             least = min(least, bound)
             if bound >= best:
                 continue
-            self.say(f"interlacing {config.way}, pp={config.pp}, dp={config.dp}, micro-batches of {config.size}")
+            self.say(f"ordering {config.way}, pp={config.pp}, dp={config.dp}, micro-batches of {config.size}")
             self.estimated += 1
-            match self.estimator.interlaced(config):
-                case Estimate() as estimate:
-                    best = min(best, estimate.step)
-                    self.found.append(estimate)
+            match estimate(config):
+                case Estimate() as found:
+                    best = min(best, found.step)
+                    self.found.append(found)
                 case Shortage() as shortage:
                     self.shortages.append(shortage)
         return least
 
     def kinds(self, config: Config) -> list[tuple[Kind, int]]:
         """The schedules of a config that pins allow, those with the least bubble first."""
-        found = [item for item in self.named(config) if self.keeps_pins(config.pp * item[1])]
+        fitting = [item for item in self.named(config) if self.keeps_pins(config.pp * item[1])]
+        found = [item for item in fitting if item[0] is not Kind.SEVERAL_FORWARD]  # ordered by `special`
         return sorted(found, key=lambda item: self.estimator.fill(config, *item))
 
     def named(self, config: Config) -> Iterator[tuple[Kind, int]]:
         """The schedules of a config, and how many stages a lane has."""
         if config.pp == 1:
             yield Kind.ONE_F_ONE_B, 1
+            return
+        if self.estimator.passes != 1:
+            if self.estimator.passes is not None:
+                yield Kind.SEVERAL_FORWARD, 1
             return
         for kind in self.space.kinds:
             match kind:
