@@ -54,14 +54,18 @@ def experts_by_capacity(*, groups: int, factor: float) -> Experts:
     """The same with at most `factor` times the mean number of tokens for each expert, of each of `groups` equal groups of tokens (the samples of a batch,
     or parts of them)."""
     if groups < 1 or factor <= 0:
-        raise CaptureError(f"{groups} groups of tokens, a capacity factor of {factor}", fix="use at least one group, and a factor above 0")
+        raise CaptureError(
+            f"{groups} groups of tokens, a capacity factor of {factor}",
+            fix="use at least one group, and a factor above 0",
+        )
 
     def routed(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         tokens, width = hidden_states.shape
         each, experts, chosen = tokens // groups, module.num_experts, top_k_index.shape[-1]
         if tokens % groups:
             raise CaptureError(
-                f"{tokens} tokens in {groups} groups", fix="use the number of samples, or a number that divides samples times positions"
+                f"{tokens} tokens in {groups} groups",
+                fix="use the number of samples, or a number that divides samples times positions",
             )
         slots = min(each, ceil(factor * chosen * each / experts))
         weights = _slots(top_k_index.view(groups, each * chosen), experts, slots)  # [g, t k, e, c]
