@@ -31,9 +31,11 @@ from sennit.capture.rules import (
     Strategy,
     carries_pending,
     decide,
+    is_relabelling,
     localize,
     propose,
     split_on,
+    through_view,
 )
 from sennit.cluster import Cluster
 from sennit.cost import OperatorCosts
@@ -180,45 +182,36 @@ def _outputs(graph: Graph) -> Iterator[tuple[str, str | None]]:
 
 class _Options:
     """The strategies of each operator and the entries of each input. In the order of the graph: an operator may follow any entry that one of its reads can have, or, being a
-    product, an embedding or a norm, open a split of its own."""
+    product, an embedding or a norm, open a split of its own. A parameter may lie as an opening operator wants it, back through views."""
 
     def __init__(self, graph: Graph, axis: str, cost: AxisCost, seeds: Sequence[Decisions]) -> None:
         self.types, self.size, self.book = graph.types(), cost.size, RuleBook(graph.types())
-        self.chunks = _chunks(graph)
-        self.inputs: dict[str, tuple[Entry | None, ...]] = {}
-        entries: dict[str, dict[Entry | None, None]] = {}
+        self.chunks, self.producers = _chunks(graph), graph.producers()
+        opened = {op.name: tuple(self._opened(op)) for op in graph.ops}
+        entries: dict[str, dict[Entry | None, None]] = {item.value.name: {None: None} for item in graph.inputs}
         for item in graph.inputs:
-            found = dict.fromkeys(self._cuts(item.value.type) if item.role is Role.PARAM else (None,))
-            found.update((_inputs_of(seed, axis).get(item.value.name), None) for seed in seeds)
-            entries[item.value.name] = found
+            entries[item.value.name].update((_inputs_of(seed, axis).get(item.value.name), None) for seed in seeds)
+        parameters = {item.value.name for item in graph.inputs if item.role is Role.PARAM}
+        for op in graph.ops:
+            for strategy in opened[op.name]:
+                for name, need in zip(op.reads, strategy.reads, strict=True):
+                    root, at_root = self._root(name, need)
+                    if root in parameters and isinstance(at_root, Split):
+                        entries[root].setdefault(at_root)
         self.ops: dict[str, tuple[Strategy, ...]] = {}
         for op in graph.ops:
-            own = dict.fromkeys(
-                (_replicated(op), *(seed.strategies[op.name].get(axis, _replicated(op)) for seed in seeds))
-            )
-            for strategy in self._of(op, entries):
+            seeded = (seed.strategies[op.name].get(axis, _replicated(op)) for seed in seeds)
+            own = dict.fromkeys((_replicated(op), *seeded, *opened[op.name]))
+            for strategy in self._following(op, entries):
                 if len(own) < _MOST:
                     own.setdefault(strategy)
             self.ops[op.name] = tuple(own)
             for position, value in enumerate(op.results):
                 entries[value.name] = dict.fromkeys(strategy.results[position] for strategy in own)
-            for position, name in enumerate(op.reads):  # a parameter may lie as any reader wants it
-                if name in {item.value.name for item in graph.inputs if item.role is Role.PARAM}:
-                    entries[name].update(
-                        (s.reads[position], None) for s in own if not isinstance(s.reads[position], Pending)
-                    )
         self.inputs = {item.value.name: tuple(entries[item.value.name]) for item in graph.inputs}
 
-    def _cuts(self, whole: TensorType) -> Iterator[Entry | None]:
-        yield None
-        for dim, n in enumerate(whole.shape):
-            if n % self.size == 0:
-                yield Split(dim, n // self.size)
-
-    def _of(self, op: Op, entries: Mapping[str, Mapping[Entry | None, None]]) -> Iterator[Strategy]:
+    def _following(self, op: Op, entries: Mapping[str, Mapping[Entry | None, None]]) -> Iterator[Strategy]:
         rule, nothing = self.book.rule(op), (None,) * len(op.reads)
-        if op.phase is Phase.FORWARD and (is_product(op) or op.kind in _OPENING):
-            yield from self._opened(op, rule)
         for position, name in enumerate(op.reads):
             for entry in entries[name]:
                 have = (*nothing[:position], entry, *nothing[position + 1 :])
@@ -229,13 +222,26 @@ class _Options:
                 have = tuple(_SUM if position in group else None for position in range(len(op.reads)))
                 yield from propose(op, self.types, self.size, have, rule)
 
-    def _opened(self, op: Op, rule: object) -> Iterator[Strategy]:
+    def _opened(self, op: Op) -> Iterator[Strategy]:
+        rule = self.book.rule(op)
+        if op.phase is not Phase.FORWARD or not (is_product(op) or op.kind in _OPENING):
+            return
         for letter in rule.letters if isinstance(rule, Letters) else ():
-            for chunks in {1, self.chunks.get(op.name, 1)}:
+            for chunks in sorted({1, self.chunks.get(op.name, 1)}):
                 try:
                     yield decide(op, self.types, self.size, letter, chunks)
                 except PlanError:  # the dim does not divide: no such option
                     continue
+
+    def _root(self, name: str, entry: Entry | None) -> tuple[str, Entry | None]:
+        while name in self.producers and is_relabelling(self.producers[name]):
+            op = self.producers[name]
+            try:
+                entry = through_view(op, self.types, self.size, entry)
+            except LookupError:
+                return name, None
+            name = op.reads[0]
+        return name, entry
 
 
 _OPENING = ("aten.embedding.default", "aten.native_layer_norm.default", "aten._fused_rms_norm.default")
