@@ -1,8 +1,8 @@
 """Splits of operators chosen by linear program beside Megatron's, as the zoo writes them: the program's own price, and the simulation of what is lowered.
 
-    python benchmarks/plan/operators.py [--devices 4] [--model gpt t5 swin]
+    python benchmarks/plan/operators.py [--devices 4] [--model gpt t5 swin swin-one]
 
-One layer of each kind (of a Swin, two), f32, one micro-batch on `devices` of one node dgx-h100; everything is simulated. "whole" does not split at all.
+One layer of each kind (of a Swin, two), f32, one micro-batch (of two samples, four, four and one) on `devices` of one node dgx-h100; everything is simulated. "whole" does not split at all.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -55,18 +56,18 @@ def t5() -> Graph:
     return trained(capture_call(model, (), {"input_ids": ids, "labels": ids}).graph)
 
 
-def swin() -> Graph:
+def swin(samples: int = 4) -> Graph:
     library = transformers_module()
     config = library.SwinConfig(
         image_size=448, window_size=14, embed_dim=512, depths=[2], num_heads=[16], drop_path_rate=0.0, num_labels=1000
     )
     with torch.device("meta"):
         model = library.SwinForImageClassification(config).train()
-        pixels, labels = torch.zeros((4, 3, 448, 448)), torch.zeros((4,), dtype=torch.int64)
+        pixels, labels = torch.zeros((samples, 3, 448, 448)), torch.zeros((samples,), dtype=torch.int64)
     return trained(capture_call(model, (), {"pixel_values": pixels, "labels": labels}).graph)
 
 
-MODELS: dict[str, Callable[[], Graph]] = {"gpt": gpt, "t5": t5, "swin": swin}
+MODELS: dict[str, Callable[[], Graph]] = {"gpt": gpt, "t5": t5, "swin": swin, "swin-one": partial(swin, 1)}
 
 
 def rows(name: str, devices: int) -> None:
