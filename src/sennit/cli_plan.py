@@ -48,8 +48,8 @@ class PlanModel:
     """Whose state is counted: sgd, momentum, adam, adamw; -master keeps a copy in f32."""
     co_shard: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N")] = ()
     """Also look at units in so many pieces, one after another on a device."""
-    lowered: bool = False
-    """Only plans that sennit can lower and run today (no ZeRO, no co-shard)."""
+    interlaced: bool = False
+    """Also look at plans with embeddings and head on all devices, between stages of layers."""
     baselines: bool = False
     """Also search what Megatron, DeepSpeed and Alpa could do, in the same simulator."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
@@ -215,7 +215,7 @@ def _plan(
     progress: Callable[[bool], AbstractContextManager[Progress]],
 ) -> int:
     from sennit.cluster import load
-    from sennit.plan.search import Space, lowered_space, search
+    from sennit.plan.search import Space, search
     from sennit.plan.search.baselines import baselines
 
     cluster, pins = load(command.cluster), parse_pins(command.pin)
@@ -224,8 +224,7 @@ def _plan(
         begin = time.perf_counter()
         graph = _captured(command.model)
         captured = time.perf_counter()
-        space = Space(pieces=(1, *command.co_shard)) if command.co_shard else Space()
-        space = lowered_space(space) if command.lowered else space
+        space = Space(pieces=(1, *command.co_shard), interlaced=command.interlaced)
         found = search(graph, cluster, space=space, optimizer=command.optimizer, pins=pins, say=say)
         searched = time.perf_counter()
         others: list[Alternative] = []

@@ -34,7 +34,7 @@ from sennit.environment import current_environment
 from sennit.errors import RunError
 from sennit.ir.mesh import Mesh
 from sennit.plan import zoo
-from sennit.plan.search import Space, batch_of, lowered_space, mesh_of, planner_of, search
+from sennit.plan.search import Choice, Space, batch_of, mesh_of, planner_of, search
 from sennit.run.compile import Planner, Recipe
 from sennit.run.engine import Call, Engine, Options
 from sennit.run.module import ParallelModule
@@ -58,9 +58,10 @@ def parallelize(
     model: nn.Module,
     sample: Sample | tuple[Any, ...] | Mapping[str, Any] | Tensor,
     *,
-    plan: Planner | Literal["auto"],
+    plan: Planner | Choice | Literal["auto"],
     mesh: Mesh | str | None = None,
     cluster: Cluster | str | None = None,
+    pins: Mapping[str, Mapping[str, object]] | None = None,
     inputs: Literal["whole", "local"] = "whole",
     results: Sequence[str] = (),
     losses: Sequence[str] | None = None,
@@ -78,9 +79,10 @@ def parallelize(
 
     - `sample`: the arguments of one call, for the whole batch: a tuple (positional), a dict (keywords), a tensor, or a `Sample`.
     - `plan`: a function from a graph and a mesh to a plan: of `sennit.plan.zoo`, or one's own; or `"auto"`: the fastest that a search finds for
-      `cluster` (`sennit plan` shows it), among those that can be lowered today. The search counts the state of Adam.
+      `cluster`; or the `Choice` of an earlier search (`Choice.parse` reads what `sennit plan --out` wrote). The search counts the state of Adam.
     - `cluster`: for `plan="auto"`: a description, a preset (`"dgx-h100:4"`) or a TOML file, with as many devices as ranks. Left out: this machine
       as the preset `laptop` describes one.
+    - `pins`: for `plan="auto"`: decisions by module name that the search must keep (docs/plan-search.md).
     - `mesh`: the ranks as a mesh (`"dp=2,tp=2;mb=4"`: a time axis is micro-batches). Left out: all ranks along the axis of a plan
       of the zoo (`dp`, `tp`, `cp`, `ep`, `pp` with twice as many micro-batches), or along `dp`.
     - `inputs`: each call gets the whole batch on every rank, and each rank takes its part; or `"local"`: only this rank's part.
@@ -103,10 +105,13 @@ def parallelize(
     if dynamic and inputs == "local":
         raise RunError('dynamic shapes with inputs="local"', fix="pass whole inputs, or keep their shapes")
     call = _call(sample)
-    if plan == "auto":
+    if plan == "auto" or isinstance(plan, Choice):
         if mesh is not None:
-            raise RunError('plan="auto" with a mesh', fix="leave the mesh out: the search chooses it; or pass a plan")
-        plan, mesh = _search(model, call, cluster)
+            raise RunError("a chosen plan with a mesh", fix="leave the mesh out: the choice has one; or pass a planner")
+        choice = plan if isinstance(plan, Choice) else _search(model, call, cluster, pins or {})
+        plan, mesh = planner_of(choice), mesh_of(choice)
+    elif pins:
+        raise RunError("pins with a plan of one's own", fix='pins are for plan="auto": change the plan instead')
     laid = _mesh(plan, mesh)
     check_mesh(laid)
     place = together(lambda: device_of(model, device), lambda place: place.type, "find the model on one device")
@@ -128,8 +133,10 @@ def parallelize(
     return ParallelModule(engine, first, _value_of(model, broadcast=broadcast))
 
 
-def _search(model: nn.Module, call: Call, cluster: Cluster | str | None) -> tuple[Planner, Mesh]:
-    """The planner and the mesh of the fastest plan. Every rank searches, and finds the same."""
+def _search(
+    model: nn.Module, call: Call, cluster: Cluster | str | None, pins: Mapping[str, Mapping[str, object]]
+) -> Choice:
+    """The fastest plan. Every rank searches, and finds the same."""
     ranks = dist.get_world_size()
     described = cluster if isinstance(cluster, Cluster) else load(cluster or f"laptop:{ranks}")
     if described.devices != ranks:
@@ -139,9 +146,9 @@ def _search(model: nn.Module, call: Call, cluster: Cluster | str | None) -> tupl
         )
     graph = capture_call(model, call.args, dict(call.kwargs)).graph
     sizes = tuple(size for size in (1, 2, 4, 8, 16, 32) if batch_of(graph) % size == 0)
-    choice = search(graph, described, space=lowered_space(Space(sizes=sizes)), optimizer="adam").choice
+    choice = search(graph, described, space=Space(sizes=sizes), optimizer="adam", pins=pins).choice
     _log.info("plan=auto: %s, %.3g s a step (simulated)", choice.title, choice.step)
-    return planner_of(choice), mesh_of(choice)
+    return choice
 
 
 def _mesh(plan: Planner, mesh: Mesh | str | None) -> Mesh:

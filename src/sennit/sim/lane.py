@@ -138,7 +138,7 @@ class _Walk:
         match step:
             case Free(source):
                 self._free(source)
-            case Compute(kind=kind) if is_view(kind):
+            case Compute(kind=kind) if is_view(kind) or self._only_drops_ones(step):
                 self._view(step)
             case Compute(kind="sennit.take", args=(Ref(name),), results=(taken,)) if name in self.buffers and is_all(
                 self.buffers[name], taken
@@ -146,6 +146,18 @@ class _Walk:
                 self._same(name, taken, self.orders.get(name))
             case _:
                 self._job(step)
+
+    def _only_drops_ones(self, step: Compute) -> bool:
+        """Whether it is a reshape that adds or leaves out dims of one element: a view, however its elements lie."""
+        match step:
+            case Compute(kind="aten.reshape.default", args=(Ref(name), *_), results=(made,)) if name in self.buffers:
+                layouts = (self.buffers[name].layout, made.layout)
+                if not all(layout.is_even for layout in layouts):
+                    return False
+                read, result = ([size for size in layout.local_shape() if size != 1] for layout in layouts)
+                return read == result
+            case _:
+                return False
 
     def _same(self, name: str, buffer: Buffer, order: MemoryOrder | None) -> None:
         """Another name for what lies in memory already."""

@@ -1,7 +1,7 @@
 """Search for the fastest plan that fits: probe units with the compiler, bound, choose, schedule."""
 
 from sennit.plan.search.choice import Choice, Kind, Part, differences
-from sennit.plan.search.realize import lowered_space, mesh_of, planner_of
+from sennit.plan.search.realize import mesh_of, planner_of
 from sennit.plan.search.search import Found, Space, batch_of, search
 from sennit.plan.search.ways import Keep, Way
 
@@ -15,7 +15,6 @@ __all__ = [
     "Way",
     "batch_of",
     "differences",
-    "lowered_space",
     "mesh_of",
     "planner_of",
     "search",

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sennit.cost import memory_time
@@ -39,7 +39,10 @@ class Assembly:
         stages: list[list[int]],
         options: tuple[tuple[Variant, ...], ...],
         fast: tuple[ItemCost, ...],
+        passes: int = 1,
     ) -> None:
+        """With several `passes`, the stages are those of each pass in turn; units are listed in those of the last, which is trained."""
+        self.passes = passes
         self.owner, self.config, self.kind, self.chunks = owner, config, kind, chunks
         pattern = make(microbatches)
         assert pattern is not None, "the caller looked"
@@ -64,8 +67,8 @@ class Assembly:
                     if number:
                         name = self.owner.model.items[item].name
                         chosen.setdefault(stage, []).append(Part(name, number, variant.keep, variant.pieces))
-        stages = tuple(tuple(chosen[stage]) for stage in range(len(self.stages)))
-        costs = [self._stage(parts) for parts in stages]
+        stages = tuple(tuple(chosen.get(stage, ())) for stage in range(len(self.stages)))
+        costs = self._in_passes([self._stage(parts) for parts in stages])
         transfer = self._transfer()
         grid = times(self.pattern, [cost.durations for cost in costs], chain(len(costs)), transfer)
         peaks = grid.peaks([cost.held for cost in costs])
@@ -104,7 +107,7 @@ class Assembly:
     def _stage(self, parts: tuple[Part, ...]) -> _StageCost:
         split = any(task.work is Work.WEIGHTS for task in self.pattern.rows[0])
         forward = backward = weights = compute = kept = sync = 0.0
-        wire = working = gradients = state = parameters = 0
+        wire = working = gradients = state = parameters = tensors = 0
         for part in parts:
             cost = self._variant(part).cost
             f, b = self.owner.shared(self.config, cost)
@@ -118,9 +121,24 @@ class Assembly:
             gradients += part.units * cost.gradients
             state += part.units * cost.state
             parameters += part.units * cost.parameters
+            tensors += part.units * cost.tensors
             working = max(working, cost.working)
         durations = Durations(forward, backward, weights)
-        return _StageCost(durations, Held(kept, kept), working, compute, sync, wire, gradients, state, parameters)
+        return _StageCost(
+            durations, Held(kept, kept), working, compute, sync, wire, gradients, state, parameters, tensors
+        )
+
+    def _in_passes(self, costs: list[_StageCost]) -> list[_StageCost]:
+        """Each pass has its part of the forward work; the last has all the rest."""
+        if self.passes == 1:
+            return costs
+        last = costs[-len(costs) // self.passes :]
+        share = [replace(cost.durations, forward=cost.durations.forward / self.passes) for cost in last]
+        early = [
+            _StageCost(Durations(part.forward, 0.0, 0.0), Held(0.0, 0.0), 0, 0.0, 0.0, 0, 0, 0, 0, 0) for part in share
+        ]
+        trained = [replace(cost, durations=part) for cost, part in zip(last, share, strict=True)]
+        return early * (self.passes - 1) + trained
 
     def _transfer(self) -> dict[tuple[int, int], float]:
         lanes: dict[int, set[int]] = {}
@@ -128,11 +146,12 @@ class Assembly:
             for stage in own:
                 lanes.setdefault(stage, set()).add(number)
         found: dict[tuple[int, int], float] = {}
+        each = len(self.stages) // self.passes  # stages of a pass
         for stage in range(len(self.stages) - 1):
             if lanes[stage].isdisjoint(
                 lanes[stage + 1]
             ):  # else it is there already, or comes by the collectives of a shared stage
-                size = self.fast[self.stages[stage][-1]].sends
+                size = self.fast[self.stages[(self.passes - 1) * each + stage % each][-1]].sends
                 found[stage, stage + 1] = self.wires.send(self.devices, self.devices, size)
         return found
 
@@ -178,27 +197,36 @@ class Assembly:
             optimizer=sum(end[2] for end in ends) / lanes,
         )
         wire = config.microbatches * sum(cost.wire for cost in costs) // lanes
-        return Estimate(config, self.kind, self.chunks, stages, step, memory, parts, wire, grid)
+        placed = stages[-len(stages) // self.passes :]
+        return Estimate(config, self.kind, self.chunks, placed, step, memory, parts, wire, grid)
 
     def _sync(self, stages: list[_StageCost]) -> float:
-        """Seconds for gradients behind the last backward. The sum of each unit's gradients runs beside the backward of the units before it."""
+        """Seconds for gradients behind the last backward, and for parameters before the first forward. The sum of each unit's gradients runs beside the
+        backward of the units before it, and the gathering of its parameters beside their forward."""
         config, stride = self.config, self.config.way.devices
         size, parameters = sum(cost.gradients for cost in stages), sum(cost.parameters for cost in stages)
         own = sum(cost.sync for cost in stages)
         hidden = sum(cost.durations.backward + cost.durations.weights for cost in stages)
         units = max(1, sum(len(self.stages[stage]) for stage in range(len(self.stages))) // len(self.pattern.rows))
+        tensors = max(1, sum(cost.tensors for cost in stages))
+
+        def exchange(kind: CollectiveKind, bytes_: int) -> float:
+            """Each parameter by itself, as it is lowered."""
+            return tensors * self.wires.collective(kind, stride, config.dp, bytes_ // tensors)
+
         match config.zero:
             case 0:
-                gradients, gather = self.wires.collective(CollectiveKind.ALL_REDUCE, stride, config.dp, size), 0.0
+                gradients, gather = exchange(CollectiveKind.ALL_REDUCE, size), 0.0
             case 1:
-                gradients = self.wires.collective(CollectiveKind.REDUCE_SCATTER, stride, config.dp, size)
-                gather = self.wires.collective(CollectiveKind.ALL_GATHER, stride, config.dp, parameters)
+                gradients = exchange(CollectiveKind.REDUCE_SCATTER, size)
+                gather = exchange(CollectiveKind.ALL_GATHER, parameters)
             case 2:
-                gradients, gather = 0.0, self.wires.collective(CollectiveKind.ALL_GATHER, stride, config.dp, parameters)
+                gradients, gather = 0.0, exchange(CollectiveKind.ALL_GATHER, parameters)
             case _:
                 gradients = gather = 0.0
-        every = gradients + own
-        return max(every / units, every - hidden * (units - 1) / units) + gather
+        every, forward = gradients + own, sum(cost.durations.forward for cost in stages)
+        behind = max(every / units, every - hidden * (units - 1) / units)
+        return behind + max(gather / units, gather - forward * (units - 1) / units)
 
     def _optimizer(self, stages: list[_StageCost]) -> float:
         moved = sum(3 * cost.parameters + 2 * cost.state for cost in stages)
@@ -216,3 +244,4 @@ class _StageCost:
     gradients: int
     state: int
     parameters: int
+    tensors: int

@@ -35,7 +35,6 @@ class Kind(Enum):
     ZERO_BUBBLE_H1 = "zero-bubble-h1"
     ZERO_BUBBLE_H2 = "zero-bubble-h2"
     DUAL_PIPE_V = "dual-pipe-v"
-    MODULO = "modulo"
     INTERLACED = "interlaced"
     SEVERAL_FORWARD = "several-forward"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
+from sennit.ir.graph import Phase
 from sennit.plan.grid import Grid
 from sennit.plan.pattern import Pattern, Work
 from sennit.plan.schedules import (
@@ -16,19 +17,69 @@ from sennit.plan.schedules import (
     zero_bubble_h2,
 )
 from sennit.plan.search.choice import Kind, Part
+from sennit.plan.search.shallow import Item, Shallow
 from sennit.plan.search.ways import Way
 
 __all__ = [
+    "INTERLACED_SPARE",
     "Breakdown",
     "Config",
     "Estimate",
+    "Fixed",
     "Shortage",
+    "Unit",
     "in_flight",
     "partition",
+    "passes_of",
     "pattern_of",
     "shortened",
     "steady_interval",
+    "units_of",
 ]
+
+INTERLACED_SPARE = 4  # micro-batches that a lane of an interlaced plan may hold beyond one for each lane
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One place in the deep model that a stage can begin or end at: an item, and the module of this copy of it (none outside of units)."""
+
+    item: int
+    module: str | None
+
+
+def units_of(model: Shallow) -> tuple[Unit, ...]:
+    """The units of the deep model in the order of its data. A copy may be several units (a Swin's plain and shifted block): those take turns."""
+    found: list[Unit] = []
+    number = 0
+    while number < len(model.items):
+        item, end = model.items[number], number + 1
+        while item.copies > 1 and end < len(model.items) and _takes_turns(item, model.items[end]):
+            end += 1
+        group = range(number, end)
+        for copy in range(item.copies):
+            for own in group:
+                modules = model.items[own].modules
+                found.append(Unit(own, modules[copy] if modules else None))
+        number = end
+    return tuple(found)
+
+
+def passes_of(model: Shallow) -> int | None:
+    """How often the units run, where only the last pass is trained: 1 in most models. None where one runs several times and all are trained: such units
+    are in no pipeline."""
+    inside = [op for op in model.graph.ops if op.phase is Phase.FORWARD and model.items[model.item_of[op.name]].modules]
+    passes = 1 + max((op.call for op in inside), default=0)
+    nodes = {op.seq for op in model.graph.ops if op.phase is Phase.BACKWARD and op.seq is not None}
+    trained = {op.call for op in inside if op.seq in nodes}
+    return passes if passes == 1 or trained <= {passes - 1} else None
+
+
+def _takes_turns(item: Item, other: Item) -> bool:
+    def parent(path: str) -> str:
+        return path.rpartition(".")[0]
+
+    return item.copies == other.copies and parent(item.modules[0]) == parent(other.modules[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +143,7 @@ def steady_interval(grid: Grid) -> float:
     """Seconds that one more micro-batch adds to a schedule of `shortened` length: between the ends of B one round apart, before the end begins."""
     lanes = len(grid.start)
     last = grid.pattern.microbatches - 2 * lanes - 1
-    stage = grid.pattern.stages[0][0]
+    stage = next(own for own in grid.pattern.stages[0] if Work.BACKWARD in grid.pattern.work(own))
     stop = {
         task.microbatch: end
         for task, end in zip(grid.pattern.rows[0], grid.stop[0], strict=True)
@@ -154,6 +205,53 @@ def partition(weights: list[float], parts: int) -> list[tuple[int, int]]:
         middle_of = (longest[0] + longest[1]) // 2
         cuts[place : place + 1] = [(longest[0], middle_of), (middle_of, longest[1])]
     return cuts
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What is known of a cut into stages beforehand: `stages` are units (by position) and their stage, `begins` units that begin one."""
+
+    stages: tuple[tuple[int, int], ...] = ()
+    begins: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.stages or self.begins)
+
+    def partition(self, weights: list[float], parts: int) -> list[tuple[int, int]] | None:
+        """As `partition`, among the cuts that keep what is fixed; None where there is none.
+
+        least[s][e] = the least greatest sum of s + 1 runs of the first e units = min over b of max(least[s-1][b], sum of b..e)"""
+        if not self:
+            return partition(weights, parts)
+        sums = [0.0]
+        for weight in weights:
+            sums.append(sums[-1] + weight)
+        count = len(weights)
+        least: dict[int, tuple[float, list[tuple[int, int]]]] = {0: (0.0, [])}
+        for stage in range(parts):
+            row: dict[int, tuple[float, list[tuple[int, int]]]] = {}
+            for begin, (worst, runs) in least.items():
+                for end in range(begin + 1, count - (parts - stage - 1) + 1):
+                    if self._allows(stage, begin, end):
+                        most = max(worst, sums[end] - sums[begin])
+                        if end not in row or most < row[end][0]:
+                            row[end] = (most, [*runs, (begin, end)])
+            least = row
+        return least[count][1] if count in least else None
+
+    def fits(self, units: int, parts: int) -> bool:
+        return self.partition([1.0] * units, parts) is not None
+
+    def of(self, positions: list[int]) -> Fixed:
+        """The same for some of the units, by their new positions."""
+        place = {position: number for number, position in enumerate(positions)}
+        stages = tuple((place[position], stage) for position, stage in self.stages if position in place)
+        return Fixed(stages, tuple(place[position] for position in self.begins if position in place))
+
+    def _allows(self, stage: int, begin: int, end: int) -> bool:
+        return all((own == stage) == (begin <= position < end) for position, own in self.stages) and not any(
+            begin < position < end for position in self.begins
+        )
 
 
 def _runs(sums: list[float], most: float, parts: int) -> list[tuple[int, int]]:

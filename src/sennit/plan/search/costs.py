@@ -75,6 +75,8 @@ class CostBook:
             for keep in self.keeps:
                 if pieces > 1 and keep is not Keep.NONE:
                     continue  # pieces save memory only where each is computed again
+                if not self._wanted(keep, pieces):
+                    continue
                 costs = self.probed(replace(way, keep=keep, pieces=pieces), size)
                 for number, item in enumerate(self.model.items):
                     plain = keep is Keep.ALL and pieces == 1
@@ -82,6 +84,14 @@ class CostBook:
                         continue
                     variants[number].append(Variant(keep, pieces, costs[number]))
         return tuple(map(tuple, variants)) if all(variants) else None
+
+    def _wanted(self, keep: Keep, pieces: int) -> bool:
+        """Whether some item may take this option: one that pins forbid everywhere need not be probed."""
+        plain = keep is Keep.ALL and pieces == 1
+        return any(
+            self._allowed(number, keep, pieces) if item.modules else plain
+            for number, item in enumerate(self.model.items)
+        )
 
     def _allowed(self, item: int, keep: Keep, pieces: int) -> bool:
         if item not in self.pinned or not self.model.items[item].modules:

@@ -21,6 +21,7 @@ below every plan of a config with one schedule: there I is the optimum of a line
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from math import ceil, inf
 
 from sennit.ir.program import CollectiveKind
@@ -30,7 +31,18 @@ from sennit.plan.pattern import Pattern
 from sennit.plan.search.assembly import Assembly
 from sennit.plan.search.choice import Kind
 from sennit.plan.search.choose import Group, choose
-from sennit.plan.search.config import Config, Estimate, Shortage, in_flight, partition, pattern_of, shortened
+from sennit.plan.search.config import (
+    INTERLACED_SPARE,
+    Config,
+    Estimate,
+    Fixed,
+    Shortage,
+    in_flight,
+    passes_of,
+    pattern_of,
+    shortened,
+    units_of,
+)
 from sennit.plan.search.costs import CostBook, Variant
 from sennit.plan.search.probe import ItemCost
 from sennit.plan.search.relax import UnitOption, least_interval
@@ -40,10 +52,10 @@ __all__ = ["Estimator"]
 
 
 class Estimator:
-    def __init__(self, book: CostBook) -> None:
-        self.book, self.model, self.wires = book, book.model, book.wires
+    def __init__(self, book: CostBook, fixed: Fixed | None = None) -> None:
+        self.book, self.model, self.wires, self.fixed = book, book.model, book.wires, fixed or Fixed()
         self.memory = int(book.wires.cluster.device.memory.value)
-        self.units = [number for number, item in enumerate(self.model.items) for _ in range(item.copies)]
+        self.units, self.passes = [unit.item for unit in units_of(self.model)], passes_of(self.model)
         self.patterns: dict[tuple[Kind, int, int, int], Pattern | None] = {}
         self.relaxed: dict[tuple[Config, Kind, int], float] = {}
         self.picked: dict[tuple[tuple[Group, ...], int], tuple[tuple[int, ...], ...] | None] = {}
@@ -76,7 +88,9 @@ class Estimator:
             return None
         if self.pattern(kind, config.pp, short, chunks) is None:
             return None
-        cuts = partition([fast[unit].seconds + fast[unit].accumulate for unit in self.units], count)
+        cuts = self.fixed.partition([fast[unit].seconds + fast[unit].accumulate for unit in self.units], count)
+        if cuts is None:
+            return None
         stages = [self.units[begin:end] for begin, end in cuts]
 
         def make(microbatches: int) -> Pattern | None:
@@ -105,7 +119,10 @@ class Estimator:
         choices = tuple(
             (Variant(Keep.ALL, 1, spread[number]),) if number in outer else row for number, row in enumerate(options)
         )
-        cuts = partition([fast[unit].seconds + fast[unit].accumulate for unit in inner], config.pp)
+        fixed = self.fixed.of([place for place, unit in enumerate(self.units) if self.model.items[unit].modules])
+        cuts = fixed.partition([fast[unit].seconds + fast[unit].accumulate for unit in inner], config.pp)
+        if cuts is None:
+            return None
         stages = [[number for number in outer if number != last], *(inner[a:b] for a, b in cuts), [last]]
         problem = self._interlaced_problem(config, stages, costs)
 
@@ -131,8 +148,51 @@ class Estimator:
             edges=chain(len(stages)),
             trained=(True,) * len(stages),
             held=(Held(0.0, 0.0), *(Held(),) * config.pp, Held(0.0, 0.0)),
-            caps=(config.pp + 4.0,) * config.pp,
+            caps=(float(config.pp + INTERLACED_SPARE),) * config.pp,
         )
+
+    def recycled(self, config: Config) -> Estimate | Shortage | None:
+        """Units that run several times on their own results, the last pass trained (3F1B): pass r of the run on lane i is stage r S + i, in an order that
+        the modulo scheduler finds."""
+        options, fast, passes = (
+            self.book.options(config.way, config.size),
+            self.book.fast(config.way, config.size),
+            self.passes,
+        )
+        inner = [place for place, unit in enumerate(self.units) if self.model.items[unit].modules]
+        if options is None or fast is None or passes is None or passes == 1 or len(inner) < config.pp:
+            return None
+        weights = [fast[self.units[place]].seconds + fast[self.units[place]].accumulate for place in inner]
+        cuts = self.fixed.of(inner).partition(weights, config.pp)
+        if cuts is None:
+            return None
+        ends = [0, *(inner[end] for _, end in cuts[:-1]), len(self.units)]  # what lies outside goes with its neighbours
+        runs = [self.units[begin:end] for begin, end in pairwise(ends)]
+        parts = [
+            Durations(
+                sum(fast[unit].forward for unit in run) / passes,
+                sum(fast[unit].together - fast[unit].weights for unit in run),
+                sum(fast[unit].weights + fast[unit].accumulate for unit in run),
+            )
+            for run in runs
+        ]
+        early = tuple(Durations(part.forward, 0.0, 0.0) for part in parts)
+        count = passes * config.pp
+        problem = Problem(
+            lanes=tuple((stage % config.pp,) for stage in range(count)),
+            durations=early * (passes - 1) + tuple(parts),
+            edges=chain(count),
+            trained=tuple(stage >= count - config.pp for stage in range(count)),
+            held=(Held(),) * count,
+            caps=(inf,) * config.pp,
+        )
+
+        def make(microbatches: int) -> Pattern | None:
+            return schedule(problem, solver=False).pattern(microbatches)
+
+        stages = [*([] for _ in range(count - config.pp)), *runs]
+        short = min(config.microbatches, 6 * config.pp)
+        return Assembly(self, config, Kind.SEVERAL_FORWARD, 1, make, short, stages, options, fast, passes).estimate()
 
     def static(self, config: Config, units: list[int], costs: tuple[ItemCost, ...], others: set[int]) -> int:
         """Bytes of parameters, gradients and state of a lane; tied ones again where the item that has them lies on another lane."""
@@ -146,25 +206,20 @@ class Estimator:
                 parameters += cost.tied
                 gradients += cost.tied
                 state += cost.tied * cost.state // cost.parameters if cost.parameters else 6 * cost.tied
-        shared = config.dp
-        most = max((costs[unit].parameters for unit in units), default=0)
-        match config.zero:
-            case 0:
-                return parameters + gradients + state
-            case 1:
-                return parameters + gradients + state // shared
-            case 2:
-                return parameters + (gradients + state) // shared + most
-            case _:
-                return (parameters + gradients + state) // shared + 2 * most
+        most = max(
+            (costs[unit].parameters for unit in units), default=0
+        )  # whole gradients, and with 3 parameters, of a unit in use
+        in_use = (0, most if config.microbatches == 1 else 0, most, 2 * most)[config.zero]
+        return int(_standing(config, parameters, gradients, state)) + in_use
 
     def shared(self, config: Config, cost: ItemCost) -> tuple[float, float]:
         """F and B of a unit, with what replicas exchange beside them for each micro-batch."""
         forward, backward, dp, stride = cost.forward, cost.backward, config.dp, config.way.devices
         if config.zero < 2 or dp == 1:
             return forward, backward
-        scatter = self.wires.collective(CollectiveKind.REDUCE_SCATTER, stride, dp, cost.gradients)
-        gather = self.wires.collective(CollectiveKind.ALL_GATHER, stride, dp, cost.parameters)
+        count = cost.tensors  # each parameter is exchanged by itself
+        scatter = count * self.wires.collective(CollectiveKind.REDUCE_SCATTER, stride, dp, cost.gradients // count)
+        gather = count * self.wires.collective(CollectiveKind.ALL_GATHER, stride, dp, cost.parameters // count)
         both = cost.together
         if config.zero == 2:
             return forward, backward + max(0.0, scatter - both)
@@ -264,15 +319,21 @@ class Estimator:
 
 def _per_unit(config: Config, cost: ItemCost) -> float:
     """Bytes of parameters, gradients and state that each unit adds to a lane."""
+    return _standing(config, cost.parameters, cost.gradients, cost.state)
+
+
+def _standing(config: Config, parameters: float, gradients: float, state: float) -> float:
+    """Bytes of a replica under what replicas share. What is shared lives in pieces; with less than level 3 the wholes of parameters stand beside
+    them. Whole gradients are there with level 1 only where micro-batches add to them."""
     match config.zero:
         case 0:
-            return cost.parameters + cost.gradients + cost.state
-        case 1:
-            return cost.parameters + cost.gradients + cost.state / config.dp
-        case 2:
-            return cost.parameters + (cost.gradients + cost.state) / config.dp
+            return parameters + gradients + state
+        case 1 if config.microbatches > 1:
+            return parameters + gradients + (parameters + state) / config.dp
+        case 1 | 2:
+            return parameters + (parameters + gradients + state) / config.dp
         case _:
-            return (cost.parameters + cost.gradients + cost.state) / config.dp
+            return (parameters + gradients + state) / config.dp
 
 
 def _added(config: Config, cost: ItemCost) -> float:

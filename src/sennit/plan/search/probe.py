@@ -9,7 +9,7 @@ than `dp`, whose size is not known yet.
 
 Of each item, for one unit and one micro-batch on one device:
 
-    F = when its last forward step ends, less when the last forward step of the item before it does
+    F = by how much its forward steps move the end of all steps before them
     B = the same backward, with the steps of W taking no time
     W = the seconds of the backward steps that lead to gradients of its own parameters and to nothing else
     together = B and W where they are not apart: W then runs while B waits for collectives
@@ -20,6 +20,7 @@ Of each item, for one unit and one micro-batch on one device:
     sends         bytes of what a later item reads forward
     parameters, gradients, state: bytes that are there all the time
     tied          bytes of parameters that an earlier item reads first: they are held again where that one lies on other devices
+    tensors       how many parameters it trains: as many messages exchange them, where replicas share
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class ItemCost:
     gradients: int
     state: int
     tied: int = 0
+    tensors: int = 1
 
     @property
     def seconds(self) -> float:
@@ -309,6 +311,7 @@ class _Clock:
             gradients=sum(self._held(name) for name, trained in inputs if trained),
             state=sum(self._state(name, optimizer) for name, trained in inputs if trained),
             tied=sum(self._held(name) for name in self.reads[item] & earlier),
+            tensors=max(1, sum(trained for _, trained in inputs)),
         )
 
     def _state(self, name: str, optimizer: Optimizer) -> int:
@@ -331,12 +334,14 @@ class _Clock:
         return self.wires.wire_bytes(step.kind, *self._group(step.axes), self._moved(step))
 
     def _duration(self, jobs: list[int], stop: list[float]) -> float:
-        """From the end of what was before the first of these to the end of the last."""
-        if not jobs:
-            return 0.0
-        before = [number for number in range(min(jobs)) if self.place[number] != self.place[jobs[0]]]
-        begin = max((stop[number] for number in before), default=0.0)
-        return max(0.0, max(stop[number] for number in jobs) - begin)
+        """By how much these jobs move the end of all that was before them: so the durations of all items add up to the whole, also where an item
+        runs several times, between others."""
+        mine, latest, total = set(jobs), 0.0, 0.0
+        for number, end in enumerate(stop):
+            if end > latest:
+                total += end - latest if number in mine else 0.0
+                latest = end
+        return total
 
     def _inputs(self, item: int) -> list[tuple[str, bool]]:
         """The parameters that an item is the first to read, and whether they are trained."""

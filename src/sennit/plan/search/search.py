@@ -12,8 +12,8 @@ what replicas share, times the schedules. `search` walks it best first:
 The least bound of all is a certificate: no plan of the space, under any of its schedules, any cut into stages and any choice of what to keep, is faster.
 `Found.why` says where the step goes, which is why it is above the bound.
 
-Pins limit the space by module. `pins={"*": {"tp": 4}, "*.h.*": {"keep": "none"}}`: `keep` and `co` hold for the units that the glob matches,
-everything else (`tp`, `sp`, `cp`, `ep`, `vocab`, `pp`, `dp`, `size`, `zero`, `schedule`) for the whole plan, since all units share their devices.
+Pins limit the space by module (`pins.py`). `pins={"*": {"tp": 4}, "*.h.*": {"keep": "none"}}`: `keep`, `co`, `stage` and `cut` hold for the units that the
+glob matches, everything else (`tp`, `sp`, `cp`, `ep`, `vocab`, `pp`, `dp`, `size`, `zero`, `schedule`) for the whole plan, since all units share their devices.
 """
 
 from __future__ import annotations
@@ -152,10 +152,11 @@ class _Search:
             pieces=self.space.pieces,
             pinned=self.pins.units,
         )
-        self.estimator = Estimator(self.book)
+        self.estimator = Estimator(self.book, self.pins.fixed)
         self.found: list[Estimate] = []
         self.shortages: list[Shortage] = []
         self.estimated = 0
+        self.cuttable: dict[int, bool] = {}  # numbers of stages that pins allow, or do not
         self.open: list[
             tuple[float, int, Config, tuple[Kind, int]]
         ] = []  # bounds of schedules that were not estimated, or were
@@ -169,13 +170,33 @@ class _Search:
                 where=f"pins {self.pins}" if self.pins.given else f"cluster {self.cluster.name!r}",
                 fix="change the batch size, the number of devices, or the pins",
             )
+        stages = {config.pp * chunks for config in configs for _, chunks in self.named(config)}
+        stages |= {config.pp for config in configs if config.pp > 1 and self.space.interlaced}
+        if not any(map(self.keeps_pins, stages)):
+            raise self.pins.cannot_be_cut(sorted(stages))
+        self.check_passes()
         best = self.walk(configs)
         least = self.certify(best)
-        if self.space.interlaced:
-            least = min(least, self.interlace(configs, best))
+        if self.estimator.passes != 1:
+            least = min(least, self.special(configs, best, self.estimator.bound, self.estimator.recycled))
+        elif self.space.interlaced:
+            configs = [config for config in configs if config.zero < 2]
+            least = min(least, self.special(configs, best, self.estimator.interlaced_bound, self.estimator.interlaced))
         if not self.found:
             raise self.does_not_fit()
         return self.result(least)
+
+    def check_passes(self) -> None:
+        """A pinned schedule must suit how often the units run."""
+        passes, kind = self.estimator.passes, self.pins.given.get("schedule")
+        several = kind == Kind.SEVERAL_FORWARD.value
+        if kind is None or (several if passes not in (None, 1) else not several and passes == 1):
+            return
+        often = "once" if passes == 1 else f"{passes} times" if passes else "several times, each of them trained"
+        raise PlanError(
+            f"the pin schedule = {kind} does not suit graph {self.graph.name!r}, whose units run {often}",
+            fix=f"{Kind.SEVERAL_FORWARD.value} is for units of which the last of several passes is trained, and the only one for those",
+        )
 
     def walk(self, configs: list[Config]) -> float:
         """Estimates schedules in the order of a guess: the bound, and the schedule's bubble with equal stages. Ends when no guess is below
@@ -222,38 +243,60 @@ class _Search:
                 heapq.heappush(self.open, (sharper, number, config, kind))
         return best
 
-    def interlace(self, configs: list[Config], best: float) -> float:
-        """Interlaced plans of all configs that could be faster; the least bound among them."""
+    def special(
+        self,
+        configs: list[Config],
+        best: float,
+        bound_of: Callable[[Config], float],
+        estimate: Callable[[Config], Estimate | Shortage | None],
+    ) -> float:
+        """Pipelines whose order the modulo scheduler finds (interlaced, or of several passes), of all configs that could be faster; the least bound among
+        them."""
         least = float("inf")
         for config in configs:
-            bound = self.estimator.interlaced_bound(config) if config.pp > 1 and config.zero < 2 else float("inf")
+            bound = bound_of(config) if config.pp > 1 else float("inf")
             least = min(least, bound)
             if bound >= best:
                 continue
-            self.say(f"interlacing {config.way}, pp={config.pp}, dp={config.dp}, micro-batches of {config.size}")
+            self.say(f"ordering {config.way}, pp={config.pp}, dp={config.dp}, micro-batches of {config.size}")
             self.estimated += 1
-            match self.estimator.interlaced(config):
-                case Estimate() as estimate:
-                    best = min(best, estimate.step)
-                    self.found.append(estimate)
+            match estimate(config):
+                case Estimate() as found:
+                    best = min(best, found.step)
+                    self.found.append(found)
                 case Shortage() as shortage:
                     self.shortages.append(shortage)
         return least
 
     def kinds(self, config: Config) -> list[tuple[Kind, int]]:
-        """The schedules of a config, those with the least bubble first."""
+        """The schedules of a config that pins allow, those with the least bubble first."""
+        fitting = [item for item in self.named(config) if self.keeps_pins(config.pp * item[1])]
+        found = [item for item in fitting if item[0] is not Kind.SEVERAL_FORWARD]  # ordered by `special`
+        return sorted(found, key=lambda item: self.estimator.fill(config, *item))
+
+    def named(self, config: Config) -> Iterator[tuple[Kind, int]]:
+        """The schedules of a config, and how many stages a lane has."""
         if config.pp == 1:
-            return [(Kind.ONE_F_ONE_B, 1)]
-        found: list[tuple[Kind, int]] = []
+            yield Kind.ONE_F_ONE_B, 1
+            return
+        if self.estimator.passes != 1:
+            if self.estimator.passes is not None:
+                yield Kind.SEVERAL_FORWARD, 1
+            return
         for kind in self.space.kinds:
             match kind:
                 case Kind.INTERLEAVED:
-                    found += [(kind, chunks) for chunks in self.space.chunks]
+                    yield from ((kind, chunks) for chunks in self.space.chunks)
                 case Kind.DUAL_PIPE_V:
-                    found.append((kind, 2))
+                    yield kind, 2
                 case _:
-                    found.append((kind, 1))
-        return sorted(found, key=lambda item: self.estimator.fill(config, *item))
+                    yield kind, 1
+
+    def keeps_pins(self, stages: int) -> bool:
+        """Whether the units can be cut into so many stages as pins say."""
+        if stages not in self.cuttable:
+            self.cuttable[stages] = not self.pins.fixed or self.pins.fixed.fits(len(self.estimator.units), stages)
+        return self.cuttable[stages]
 
     def scheduled(self, config: Config, kind: Kind, chunks: int) -> Iterator[Estimate]:
         self.say(

@@ -16,7 +16,7 @@ the reason: `Refusal`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -29,11 +29,11 @@ from sennit.plan.recompute import recompute
 from sennit.plan.search.shallow import Shallow
 from sennit.plan.zoo.batch import split_batch
 from sennit.plan.zoo.experts import expert_parallel
-from sennit.plan.zoo.find import weights_of
+from sennit.plan.zoo.find import pairs_of_products, weights_of
 from sennit.plan.zoo.sequence import context_parallel
 from sennit.plan.zoo.tensor import sequence_of, split_products
 
-__all__ = ["Keep", "Way", "embeddings", "heads", "plan_of", "split_as"]
+__all__ = ["Keep", "Way", "computed_again", "embeddings", "heads", "plan_of", "split_as"]
 
 _PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.convolution.default")
 
@@ -106,7 +106,12 @@ def plan_of(way: Way, model: Shallow) -> Callable[[Graph, Mesh], Plan]:
 
     def planner(graph: Graph, mesh: Mesh) -> Plan:
         plan = split_as(way, graph, mesh)
-        return plan if way.keep is Keep.ALL else _forget(plan, model, way.keep)
+        if way.keep is Keep.ALL:
+            return plan
+        units = {name: item for name, item in model.item_of.items() if model.items[item].modules}
+        keeps = dict.fromkeys(units.values(), way.keep)
+        closing = {op.name for op in pairs_of_products(graph).rows} if way.pieces > 1 else set()
+        return recompute(plan, computed_again(plan.graph, units, keeps, closing))
 
     return planner
 
@@ -133,15 +138,18 @@ def split_as(way: Way, graph: Graph, mesh: Mesh) -> Plan:
 
 
 def embeddings(graph: Graph) -> tuple[Op, ...]:
-    """The embeddings of the model's inputs with the largest tables: of vocabularies, not of positions."""
-    inputs = {item.value.name for item in graph.inputs if item.role is Role.INPUT}
-    for op in graph.ops:  # indices made of inputs by views and casts alone
-        if op.reads and all(name in inputs for name in op.reads) and op.kind != "aten.embedding.default":
-            inputs.update(value.name for value in op.results)
+    """The embeddings with the largest tables whose indices are made of the model's inputs: of vocabularies, not of positions."""
+    data = {item.value.name for item in graph.inputs if item.role is Role.INPUT}
+    trained = {item.value.name for item in graph.inputs if item.role is Role.PARAM}
+    for op in graph.ops:
+        for names in (data, trained):
+            if any(name in names for name in op.reads):
+                names.update(value.name for value in op.results)
     tables = [op for op in graph.ops if op.kind == "aten.embedding.default" and op.phase is Phase.FORWARD]
     types = graph.types()
     largest = max((types[op.reads[0]].shape[0] for op in tables), default=0)
-    return tuple(op for op in tables if types[op.reads[0]].shape[0] == largest and op.reads[1] in inputs)
+    fed = [op for op in tables if op.reads[1] in data and op.reads[1] not in trained]
+    return tuple(op for op in fed if types[op.reads[0]].shape[0] == largest)
 
 
 def heads(graph: Graph) -> tuple[Op, ...]:
@@ -159,26 +167,23 @@ def heads(graph: Graph) -> tuple[Op, ...]:
     )
 
 
-def _forget(plan: Plan, model: Shallow, keep: Keep) -> Plan:
-    """Each unit a segment of its own: it starts again from what enters it, which is never computed again."""
-    for number, item in enumerate(model.items):
-        if item.modules:
-            plan = recompute(plan, tuple(_chosen(plan.graph, model, number, keep)))
-    return plan
-
-
-def _chosen(graph: Graph, model: Shallow, item: int, keep: Keep) -> Iterator[Op]:
-    """Forward operators of a unit that no other item reads; with `PRODUCTS`, none of the products with weights."""
-    leaves = {
-        name
-        for op in graph.ops
-        if op.phase is Phase.FORWARD and model.item_of.get(op.name, item) != item
-        for name in op.reads
-    }
-    weights = weights_of(graph) if keep is Keep.PRODUCTS else set()
+def computed_again(
+    graph: Graph, unit_of: Mapping[str, int], keeps: Mapping[int, Keep], kept: Collection[str] = ()
+) -> tuple[Op, ...]:
+    """The forward operators that the backward pass of their unit computes again: none that another unit reads, so each unit starts from what
+    enters it; with `PRODUCTS`, none of the products with weights; none of those `kept`."""
+    weights = weights_of(graph) if Keep.PRODUCTS in keeps.values() else set()
+    producers, leaves = graph.producers(), set(kept)
     for op in graph.ops:
-        if op.phase is not Phase.FORWARD or model.item_of.get(op.name) != item:
+        if op.phase is Phase.FORWARD:
+            makers = {producers[name].name for name in op.reads if name in producers}
+            leaves.update(name for name in makers if unit_of.get(name) != unit_of.get(op.name))
+    found: list[Op] = []
+    for op in graph.ops:
+        keep = keeps.get(unit_of.get(op.name, -1), Keep.ALL)
+        if op.phase is not Phase.FORWARD or keep is Keep.ALL or op.name in leaves:
             continue
         weighted = op.kind in _PRODUCTS and any(name in weights for name in op.reads)
-        if not weighted and not any(value.name in leaves for value in op.results):
-            yield op
+        if keep is Keep.NONE or not weighted:
+            found.append(op)
+    return tuple(found)

@@ -1,14 +1,16 @@
 """Expert parallelism: the experts of a mixture over `ep`, the batch over `dp` and `ep`.
 
-Everything but the experts is data parallel over all devices. At a mixture each group of `ep` devices gathers its tokens, every device puts them through
-its own experts, and the weighted results, a sum over experts, are scattered back to where the tokens belong:
+Everything but the experts is data parallel over all devices. Experts' weights, gradients and optimizer state lie on one device of `ep` each. The experts must be a batched
+product over experts, of which there are two forms with static shapes (`capture/experts.py`), and the collectives follow from the form:
 
-    forward    all-gather tokens (dispatch)       reduce-scatter results (combine)
-    backward   all-gather gradients of results    reduce-scatter gradients of tokens
+    as a batch     forward    all-gather tokens                   reduce-scatter results, a sum over experts
+                   backward   all-gather gradients of results     reduce-scatter gradients of tokens
+    by capacity    forward    all-to-all of dispatched tokens     all-to-all of their results
+                   backward   all-to-all of their gradients       all-to-all of gradients of dispatched tokens
 
-a mixture layer, and a few numbers for each token and its chosen experts. Experts' weights, gradients and optimizer state lie on one
-device of `ep` each. The experts must be a batched product over experts (`capture/experts.py`): shapes are fixed, so no token is ever dropped, and
-a device sends all its tokens to all others of its group, whatever was chosen.
+a mixture layer, and a few numbers for each token and its chosen experts. In the first, a device sends all its tokens to all others of its group, whatever was chosen; in the second,
+each of the slots of an expert, which hold `factor` times the tokens that choose it on average. Dispatch and combine are products of each group of tokens: they stay where the
+group is.
 """
 
 from __future__ import annotations
@@ -28,7 +30,19 @@ def expert_parallel(graph: Graph, mesh: Mesh, *, experts: str = "*") -> Plan:
     plan = split_batch(Plan("expert parallel", graph, mesh), "ep")
     products = expert_products(graph, experts)
     plan = transform(plan, products, dim="b", axis="ep")
+    plan = transform(plan, _routing(graph, products), dim="b", axis="ep")
     return transform(plan, _handed_out(graph, products), dim="i0", axis="ep")
+
+
+def _routing(graph: Graph, products: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Dispatch and combine, where experts have a capacity: the batched products beside those of experts, over groups of tokens. Left open, the combining one
+    would follow the experts that its read lies on, and leave a sum to scatter."""
+    names, modules = {op.name for op in products}, {op.module for op in products}
+    return tuple(
+        op
+        for op in graph.ops
+        if op.kind == "aten.bmm.default" and op.phase is Phase.FORWARD and op.module in modules and op.name not in names
+    )
 
 
 def _handed_out(graph: Graph, products: tuple[Op, ...]) -> tuple[Op, ...]:
@@ -55,6 +69,6 @@ def expert_products(graph: Graph, experts: str = "*") -> tuple[Op, ...]:
     if not found:
         raise PlanError(
             f"graph {graph.name!r} has no batched product with the weights of experts",
-            fix="write the experts as one batched product: capture/experts.py has one for Hugging Face models",
+            fix="write the experts as one batched product: capture/experts.py has two for Hugging Face models",
         )
     return found

@@ -1,0 +1,140 @@
+"""Whatever the search chooses is lowered: the plan verifies and equals the serial step, and its simulated step and peak are near the estimate."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from sennit.capture import capture_call
+from sennit.cluster import load
+from sennit.errors import PlanError
+from sennit.ir.graph import Graph
+from sennit.plan import Plan, lower, propagate, zoo
+from sennit.plan.search import Choice, Keep, Kind, Space, mesh_of, planner_of, search
+from sennit.plan.verify import verify
+from sennit.run import run_in_process
+from sennit.sim import optimizer, simulate_fully
+from sennit.testing.eager_torch import Float64
+from sennit.testing.families_torch import families
+from sennit.testing.family_parity_torch import batched, build
+from sennit.testing.graph_torch import run_graph_torch
+from sennit.testing.parity_torch import state_of
+from sennit.testing.random_plans import trained
+
+Pins = Mapping[str, Mapping[str, object]]
+SMALL = Space(tps=(1,), sequence=(False,), sizes=(2,), chunks=(2,), keeps=(Keep.ALL,))
+
+
+@dataclass(frozen=True)
+class Subject:
+    graph: Graph
+    state: dict[str, Tensor]
+    reference: dict[str, Tensor]
+
+
+@cache
+def subject(name: str) -> Subject:
+    if name == "evoformer of two blocks":
+        sample = batched(families()["evoformer"].build(2))
+    elif importlib.util.find_spec(families()[name].library) is None:
+        pytest.skip(f"{families()[name].library} is not installed")
+    else:
+        sample = build(name)
+    with Float64():
+        captured = capture_call(sample.model.train(), (), sample.kwargs, training=True)
+    graph = trained(captured.graph)
+    state = state_of(captured, sample.model, sample.kwargs, 5, 9)
+    return Subject(graph, state, run_graph_torch(graph, state))
+
+
+def chosen(graph: Graph, pins: Pins, devices: int) -> Choice:
+    return search(graph, load(f"laptop:{devices}"), space=SMALL, optimizer="adam", pins=pins).choice
+
+
+def planned(choice: Choice, graph: Graph) -> Plan:
+    return planner_of(choice)(graph, mesh_of(choice))
+
+
+CASES: dict[str, tuple[str, int, Pins]] = {
+    "pipeline, ZeRO-1": ("gpt2", 4, {"*": {"tp": 1, "pp": 2, "dp": 2, "zero": 1, "schedule": "1f1b"}}),
+    "pipeline of tensor parallel stages, ZeRO-3": (
+        "gpt2",
+        8,
+        {"*": {"tp": 2, "pp": 2, "dp": 2, "size": 1, "zero": 3, "schedule": "1f1b"}},
+    ),
+    "zero bubble, ZeRO-2": ("gpt2", 4, {"*": {"pp": 2, "dp": 2, "size": 1, "zero": 2, "schedule": "zero-bubble-h1"}}),
+    "zero bubble H2": ("gpt2", 2, {"*": {"pp": 2, "dp": 1, "size": 1, "schedule": "zero-bubble-h2"}}),
+    "dual pipe V, an embedding alone": ("gpt2", 2, {"*": {"pp": 2, "dp": 1, "size": 1, "schedule": "dual-pipe-v"}}),
+    "interleaved": ("gpt2", 2, {"*": {"pp": 2, "dp": 1, "size": 1, "schedule": "interleaved"}}),
+    "co-shard, two factors, ZeRO-1": (
+        "gpt2",
+        4,
+        {"*": {"tp": 1, "pp": 1, "dp": 4, "size": 1, "zero": 1}, "*.h.0*": {"co": 2}, "*.h.1*": {"co": 4}},
+    ),
+    "co-shard in a pipeline of tensor parallel stages": (
+        "gpt2",
+        4,
+        {"*": {"tp": 2, "pp": 2, "dp": 1, "size": 2, "schedule": "1f1b"}, "*.h.*": {"co": 2}},
+    ),
+    "co-shard of one stage's blocks": ("swin", 2, {"*": {"tp": 1, "pp": 1, "dp": 2}, "*layers.0.*": {"co": 2}}),
+    "keep by unit": (
+        "t5",
+        2,
+        {"*": {"pp": 2, "dp": 1, "schedule": "1f1b"}, "encoder*": {"keep": "none"}, "decoder*": {"keep": "products"}},
+    ),
+    "interlaced": ("t5", 4, {"*": {"tp": 1, "pp": 4, "dp": 1, "size": 1, "schedule": "interlaced"}}),
+    "interlaced, tensor parallel, ZeRO-1, co-shard": (
+        "gpt2",
+        8,
+        {"*": {"tp": 2, "pp": 2, "dp": 2, "size": 1, "zero": 1, "schedule": "interlaced"}, "*.h.*": {"co": 2}},
+    ),
+    "tensor parallel, ZeRO-3": ("swin", 4, {"*": {"tp": 2, "pp": 1, "dp": 2, "zero": 3}}),
+}
+
+
+@pytest.mark.filterwarnings("default")  # those of the libraries
+@pytest.mark.usefixtures("single_core")
+@pytest.mark.parametrize("case", CASES)
+def test_a_choice_equals_the_serial_step(case: str) -> None:
+    family, devices, pins = CASES[case]
+    given = subject(family)
+    choice = chosen(given.graph, pins, devices)
+    assert Choice.parse(str(choice)) == choice
+    words = pins["*"]
+    assert choice.pp == words["pp"]
+    assert choice.zero == words.get("zero", choice.zero)
+    assert choice.pp == 1 or choice.kind is Kind(words["schedule"])
+    plan = planned(choice, given.graph)
+    program = lower(propagate(plan))
+    verify(program, plan.graph)
+    outputs = run_in_process(program, given.state)
+    assert set(outputs) == set(given.reference)
+    for key, whole in given.reference.items():
+        torch.testing.assert_close(outputs[key].double(), whole.double(), rtol=1e-12, atol=1e-12)
+
+
+def test_units_that_run_several_times() -> None:
+    """Three passes, of which the last is trained: the only pipeline has the stages of each pass in turn."""
+    graph, cluster = subject("evoformer of two blocks").graph, load("laptop:2")
+    choice = chosen(graph, {"*": {"pp": 2, "size": 1}}, 2)
+    assert choice.kind is Kind.SEVERAL_FORWARD
+    plan = planned(choice, graph)
+    by_hand = zoo.recycled(graph, mesh_of(choice), layers=("blocks.0", "blocks.1"))
+    assert (plan.parts, plan.places, plan.pattern) == (by_hand.parts, by_hand.places, by_hand.pattern)
+    simulated = simulate_fully(lower(propagate(plan)), cluster, optimizer=optimizer("adam")).timeline
+    assert choice.step == pytest.approx(simulated.span, rel=0.25)
+    with pytest.raises(
+        PlanError, match=r"schedule = 1f1b does not suit graph 'AlphaFoldTrunk', whose units run 3 times"
+    ):
+        chosen(graph, {"*": {"pp": 2, "schedule": "1f1b"}}, 2)
+
+
+def test_units_that_run_once() -> None:
+    with pytest.raises(PlanError, match=r"schedule = several-forward does not suit graph .*, whose units run once"):
+        chosen(subject("gpt2").graph, {"*": {"pp": 2, "schedule": "several-forward"}}, 2)
