@@ -28,7 +28,7 @@ from sennit.errors import PlanError
 from sennit.ir.graph import Graph, Role
 from sennit.plan.search.choice import Choice, Kind
 from sennit.plan.search.config import Breakdown, Config, Estimate, Shortage
-from sennit.plan.search.costs import CostBook
+from sennit.plan.search.costs import CostBook, Probes
 from sennit.plan.search.estimate import Estimator
 from sennit.plan.search.pins import Pins
 from sennit.plan.search.probe import Wires
@@ -37,14 +37,16 @@ from sennit.plan.search.ways import Keep, Way
 from sennit.sim.optimizer import Optimizer
 from sennit.sim.optimizer import optimizer as named_optimizer
 
-__all__ = ["Found", "Space", "batch_of", "search"]
+__all__ = ["Found", "Space", "batch_of", "probes_of", "search"]
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
     """What a search may choose from. `sizes` are the samples of a micro-batch on a replica; `pieces` the co-shard factors; `most_tp` is
     the node where none is given. `estimates` is the most schedules that are estimated, best guesses first, `effort` the
-    most linear programs that the certificate may take: the bound holds in any case. The baselines are spaces too (`baselines.py`)."""
+    most linear programs that the certificate may take: the bound holds in any case. `fused_attention` counts what a model calls
+    `scaled_dot_product_attention` as one kernel, as torch runs it on a GPU; sennit's own ranks run its mathematical form, which is counted without.
+    The baselines are spaces too (`baselines.py`)."""
 
     name: str = "all"
     tps: tuple[int, ...] | None = None
@@ -67,6 +69,7 @@ class Space:
     interlaced: bool = False
     effort: int = 1000
     estimates: int = 120
+    fused_attention: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +112,21 @@ def search(
     pins: Mapping[str, Mapping[str, object]] | None = None,
     say: Callable[[str], None] = lambda message: None,
     most_alternatives: int = 8,
+    probes: Probes | None = None,
 ) -> Found:
-    """The fastest plan that fits on all devices of the cluster. The batch of the graph is that of a whole step."""
+    """The fastest plan that fits on all devices of the cluster. The batch of the graph is that of a whole step. Searches of several spaces for one
+    model share their `probes` (`probes_of`)."""
+    space = space or Space()
+    probes = probes or probes_of(graph, cluster, optimizer, fused_attention=space.fused_attention)
+    return _Search(graph, cluster, space, probes, pins or {}, say, most_alternatives).run()
+
+
+def probes_of(
+    graph: Graph, cluster: Cluster, optimizer: Optimizer | str = "adamw-master", *, fused_attention: bool = True
+) -> Probes:
+    """What units cost, to be found as searches ask for it."""
     chosen = named_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
-    return _Search(graph, cluster, space or Space(), chosen, pins or {}, say, most_alternatives).run()
+    return Probes(shallow(graph), Wires(cluster), chosen, batch_of(graph), fused_attention=fused_attention)
 
 
 def batch_of(graph: Graph) -> int:
@@ -132,25 +146,25 @@ class _Search:
         graph: Graph,
         cluster: Cluster,
         space: Space,
-        optimizer: Optimizer,
+        probes: Probes,
         pins: Mapping[str, Mapping[str, object]],
         say: Callable[[str], None],
         most: int,
     ) -> None:
         self.graph, self.cluster, self.say, self.most = graph, cluster, say, most
-        self.batch = batch_of(graph)
-        self.model = shallow(graph)
+        self.batch = probes.batch
+        self.model = probes.model
         self.pins = Pins.read(pins, graph, self.model)
         self.space = self.pins.limit(space)
-        wires = Wires(cluster)
         self.book = CostBook(
             self.model,
-            wires,
-            optimizer,
+            probes.wires,
+            probes.optimizer,
             self.batch,
             keeps=self.space.keeps,
             pieces=self.space.pieces,
             pinned=self.pins.units,
+            probes=probes,
         )
         self.estimator = Estimator(self.book)
         self.found: list[Estimate] = []
@@ -318,8 +332,8 @@ class _Search:
             if estimate.config not in seen and len(others) < self.most:
                 seen.add(estimate.config)
                 others.append(self.choice(estimate, bound))
-        refusals = tuple((str(way), reason) for way, reason in self.book.refusals.items())
-        probes = sum(costs is not None for costs in self.book.found.values())
+        refusals = tuple((str(way), reason) for way, reason in self.book.probes.refusals.items())
+        probes = sum(costs is not None for costs in self.book.probes.found.values())
         configs = len(list(self.configs()))
         return Found(self.choice(best, bound), best, tuple(others), configs, self.estimated, probes, refusals)
 
@@ -350,7 +364,7 @@ class _Search:
             for config in lean[:24]:
                 self.found += list(self.scheduled(config, Kind.ONE_F_ONE_B, 1))
         if not self.shortages:
-            reasons = "; ".join(f"{way}: {reason}" for way, reason in self.book.refusals.items()) or "too few units"
+            reasons = "; ".join(f"{way}: {reason}" for way, reason in self.book.probes.refusals.items()) or "too few units"
             return PlanError(f"no plan of the space suits graph {self.graph.name!r}: {reasons}", fix="widen the space")
         least = min(self.shortages, key=lambda shortage: shortage.lacking)
         config, memory = least.config, device.memory.value
