@@ -18,8 +18,9 @@ backward:
   bytes alone it might be cheaper to gather a weight than a gradient, once; but then its derivative is in the wrong place.
 
 **Sources.** Operators that read nothing but the seed (positions, masks made of them, random numbers, fills) can be made in any piece,
-and so can what is made of whole inputs (the one-hot rows of targets). They are decided last, backwards: split as all their
-readers want them, whole where readers differ, since a slice is free.
+and so can what is made of whole inputs (the one-hot rows of targets), and what repeats whole values along a new dim (a bias of relative
+positions, added to the mask of each sample: whole, it has the scores of all samples). They are decided last, backwards: split as all
+their readers want them, whole where readers differ, since a slice is free.
 
 **Time.** A time axis (micro-batches) is propagated like any other, with one difference: nothing can be gathered over it while
 micro-batches are in flight. Three moments make it work:

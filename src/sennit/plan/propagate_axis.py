@@ -63,6 +63,7 @@ class AxisPass:
         self.gradients: dict[str, Entry] = {}
         # pending values that some operator needs reduced: the others get that for nothing
         self.resolved: set[str] = set()
+        self.spread: set[str] = set()  # results of operators that their readers decide
 
     def run(self, moment: dict[str, Moment]) -> None:
         self._inputs()
@@ -78,6 +79,7 @@ class AxisPass:
                 continue
             if self._is_free(op):
                 free.append(op)
+                self.spread.update(value.name for value in op.results)
                 self.have.update((value.name, None) for value in op.results)
                 continue
             strategy = self.decided.get(op.name) or self._mirror(op) or self._choose(op)
@@ -112,13 +114,24 @@ class AxisPass:
 
     def _is_free(self, op: Op) -> bool:
         """Whether any piece of what the operator makes can be made here, without moving anything: it reads nothing but the seed,
-        or, in space, only values that are whole on this axis and that no parameter flows into."""
+        or, in space, only values that are whole on this axis and that no parameter flows into; or it repeats whole values."""
         if op.name in self.decided:
             return False
         if op.name in self.index.sources:
             return True
+        if any(self._seen(name, op) for name in self.index.reads[op.name]):
+            return False
         early = all(value.name in self.index.whole for value in op.results)
-        return early and not self.is_time and not any(self._seen(name, op) for name in self.index.reads[op.name])
+        return (early and not self.is_time) or self._spreads(op)
+
+    def _spreads(self, op: Op) -> bool:
+        """Whether it repeats whole values along a dim of its result that none of them has: a bias of positions, once for each sample. Or
+        passes such a result on."""
+        rule = self.index.book.rule(op)
+        if is_product(op) or (isinstance(rule, Letters) and rule.summed):
+            return False
+        size = max(value.type.elements for value in op.results)
+        return all(name in self.spread or self.types[name].elements < size for name in self.index.reads[op.name])
 
     def _settle(
         self, op: Op, strategy: Strategy, wanted: dict[str, set[Entry | None]], moment: Mapping[str, Moment]

@@ -139,7 +139,9 @@ def _search(model: nn.Module, call: Call, cluster: Cluster | str | None) -> tupl
         )
     graph = capture_call(model, call.args, dict(call.kwargs)).graph
     sizes = tuple(size for size in (1, 2, 4, 8, 16, 32) if batch_of(graph) % size == 0)
-    choice = search(graph, described, space=lowered_space(Space(sizes=sizes, fused_attention=False)), optimizer="adam").choice
+    choice = search(
+        graph, described, space=lowered_space(Space(sizes=sizes, fused_attention=False)), optimizer="adam"
+    ).choice
     _log.info("plan=auto: %s, %.3g s a step (simulated)", choice.title, choice.step)
     return planner_of(choice), mesh_of(choice)
 

@@ -1,12 +1,14 @@
 """One plan of the space, put together: what each lane's units keep, the recurrence of its schedule, gradients, optimizer, memory.
 
-`Assembly` is given the stages and a function that makes the schedule for any number of micro-batches; `plan/search/estimate.py` says which.
+`Assembly` is given the stages and a function that makes the schedule for any number of micro-batches; `plan/search/estimate.py` says which. A stage may
+be a further run of another one (`again`: stage -> the stage whose forward it runs, without gradients, as a recycled model does): it has no units of its own, so no
+parameters and nothing kept, and takes the other's forward seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sennit.cost import memory_time
@@ -39,7 +41,9 @@ class Assembly:
         stages: list[list[int]],
         options: tuple[tuple[Variant, ...], ...],
         fast: tuple[ItemCost, ...],
+        again: Mapping[int, int] | None = None,
     ) -> None:
+        self.again = again or {}
         self.owner, self.config, self.kind, self.chunks = owner, config, kind, chunks
         pattern = make(microbatches)
         assert pattern is not None, "the caller looked"
@@ -64,8 +68,10 @@ class Assembly:
                     if number:
                         name = self.owner.model.items[item].name
                         chosen.setdefault(stage, []).append(Part(name, number, variant.keep, variant.pieces))
-        stages = tuple(tuple(chosen[stage]) for stage in range(len(self.stages)))
+        stages = tuple(tuple(chosen.get(stage, ())) for stage in range(len(self.stages)))
         costs = [self._stage(parts) for parts in stages]
+        for stage, other in self.again.items():
+            costs[stage] = self._forward_of(costs[other])
         transfer = self._transfer()
         grid = times(self.pattern, [cost.durations for cost in costs], chain(len(costs)), transfer)
         peaks = grid.peaks([cost.held for cost in costs])
@@ -122,6 +128,14 @@ class Assembly:
         durations = Durations(forward, backward, weights)
         return _StageCost(durations, Held(kept, kept), working, compute, sync, wire, gradients, state, parameters)
 
+    def _forward_of(self, cost: _StageCost) -> _StageCost:
+        """A stage that runs the forward pass of another one, and keeps nothing of it."""
+        forward = cost.durations.forward
+        share = forward / max(forward + cost.durations.backward + cost.durations.weights, 1e-30)
+        durations = Durations(forward, 0.0, 0.0)
+        nothing = _StageCost(durations, Held(0.0, 0.0), 0, share * cost.compute, 0.0, int(share * cost.wire), 0, 0, 0)
+        return replace(nothing, working=cost.working)
+
     def _transfer(self) -> dict[tuple[int, int], float]:
         lanes: dict[int, set[int]] = {}
         for number, own in enumerate(self.pattern.stages):
@@ -132,7 +146,7 @@ class Assembly:
             if lanes[stage].isdisjoint(
                 lanes[stage + 1]
             ):  # else it is there already, or comes by the collectives of a shared stage
-                size = self.fast[self.stages[stage][-1]].sends
+                size = self.fast[self.stages[self.again.get(stage, stage)][-1]].sends
                 found[stage, stage + 1] = self.wires.send(self.devices, self.devices, size)
         return found
 
@@ -159,7 +173,9 @@ class Assembly:
             for own in self.pattern.stages
         ]
         plain = [
-            sum(self.fast[unit].compute for stage in own for unit in self.stages[stage]) for own in self.pattern.stages
+            sum(self.fast[unit].compute for stage in own for unit in self.stages[stage])
+            + sum(costs[stage].compute for stage in own if stage in self.again)
+            for own in self.pattern.stages
         ]
         compute = [sum(costs[stage].compute for stage in own) for own in self.pattern.stages]
         accumulate = [

@@ -89,18 +89,22 @@ class CostBook:
         return self.probed(way, size)
 
     def options(self, way: Way, size: int) -> tuple[tuple[Variant, ...], ...] | None:
-        """The options of each item; None where one has none."""
-        variants: list[list[Variant]] = [[] for _ in self.model.items]
+        """The options of each item; None where one has none. What lies outside of units keeps everything."""
+        plain = self.probed(way, size)
+        if plain is None:
+            return None
+        variants: list[list[Variant]] = [
+            [] if item.modules else [Variant(Keep.ALL, 1, plain[number])]
+            for number, item in enumerate(self.model.items)
+        ]
         for pieces in self.pieces:
             for keep in self.keeps:
                 if pieces > 1 and keep is not Keep.NONE:
                     continue  # pieces save memory only where each is computed again
                 costs = self.probed(replace(way, keep=keep, pieces=pieces), size)
                 for number, item in enumerate(self.model.items):
-                    plain = keep is Keep.ALL and pieces == 1
-                    if costs is None or not (item.modules or plain) or not self._allowed(number, keep, pieces):
-                        continue
-                    variants[number].append(Variant(keep, pieces, costs[number]))
+                    if costs is not None and item.modules and self._allowed(number, keep, pieces):
+                        variants[number].append(Variant(keep, pieces, costs[number]))
         return tuple(map(tuple, variants)) if all(variants) else None
 
     def _allowed(self, item: int, keep: Keep, pieces: int) -> bool:

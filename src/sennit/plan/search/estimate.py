@@ -26,7 +26,7 @@ from math import ceil, inf
 from sennit.ir.program import CollectiveKind
 from sennit.plan.grid import Durations, Held, chain
 from sennit.plan.modulo import Problem, schedule
-from sennit.plan.pattern import Pattern
+from sennit.plan.pattern import Pattern, Task, Work, one_forward_one_backward
 from sennit.plan.search.assembly import Assembly
 from sennit.plan.search.choice import Kind
 from sennit.plan.search.choose import Group, choose
@@ -40,7 +40,10 @@ __all__ = ["Estimator"]
 
 
 class Estimator:
-    def __init__(self, book: CostBook) -> None:
+    def __init__(self, book: CostBook, *, equal_stages: bool = False, passes: int = 1) -> None:
+        """`equal_stages` gives each stage as many units, whatever they take; `passes` is how often a micro-batch goes through the units, the last time with
+        gradients."""
+        self.equal_stages, self.passes = equal_stages, passes
         self.book, self.model, self.wires = book, book.model, book.wires
         self.memory = int(book.wires.cluster.device.memory.value)
         self.units = [number for number, item in enumerate(self.model.items) for _ in range(item.copies)]
@@ -76,13 +79,68 @@ class Estimator:
             return None
         if self.pattern(kind, config.pp, short, chunks) is None:
             return None
-        cuts = partition([fast[unit].seconds + fast[unit].accumulate for unit in self.units], count)
-        stages = [self.units[begin:end] for begin, end in cuts]
+        stages = self._cut(fast, count)
 
         def make(microbatches: int) -> Pattern | None:
             return self.pattern(kind, config.pp, microbatches, chunks)
 
         return Assembly(self, config, kind, chunks, make, short, stages, options, fast).estimate()
+
+    def _cut(self, fast: tuple[ItemCost, ...], count: int) -> list[list[int]]:
+        """The units in order, in `count` stages: with the least slowest one, or with equally many units each."""
+        each = [
+            fast[unit].seconds + fast[unit].accumulate + (self.passes - 1) * fast[unit].forward for unit in self.units
+        ]
+        if self.equal_stages:  # what lies outside of units weighs nothing
+            each = [1.0 if self.model.items[unit].modules else 1e-6 for unit in self.units]
+        return [self.units[begin:end] for begin, end in partition(each, count)]
+
+    def recycled(self, config: Config, kind: Kind) -> Estimate | Shortage | None:
+        """A model whose units run `passes` times, each time on the result of the time before, with gradients only the last time: pass r of stage i is stage
+        r S + i on lane i. `SEVERAL_FORWARD` lets passes of different micro-batches run beside each other, in an order that the modulo scheduler finds
+        (3F1B); with `ONE_F_ONE_B` a pass begins when all micro-batches are through the one before, as a pipeline can that knows one forward pass."""
+        options, fast = self.book.options(config.way, config.size), self.book.fast(config.way, config.size)
+        lanes = config.pp
+        if options is None or fast is None or len(self.units) < lanes:
+            return None
+        trained = self._cut(fast, lanes)
+        early = (self.passes - 1) * lanes
+        again = {stage: early + stage % lanes for stage in range(early)}
+        stages: list[list[int]] = [*([] for _ in range(early)), *trained]
+
+        def make(microbatches: int) -> Pattern | None:
+            if kind is Kind.ONE_F_ONE_B:
+                return _pass_after_pass(lanes, microbatches, self.passes)
+            return schedule(self._recycled_problem(trained, fast), solver=False).pattern(microbatches)
+
+        return Assembly(self, config, kind, 1, make, config.microbatches, stages, options, fast, again).estimate()
+
+    def _recycled_problem(self, trained: list[list[int]], fast: tuple[ItemCost, ...]) -> Problem:
+        lanes, count = len(trained), self.passes * len(trained)
+        durations = tuple(
+            Durations(
+                sum(fast[unit].forward for unit in own),
+                sum(fast[unit].together - fast[unit].weights for unit in own),
+                sum(fast[unit].weights + fast[unit].accumulate for unit in own),
+            )
+            for own in trained
+        )
+        return Problem(
+            lanes=tuple((stage % lanes,) for stage in range(count)),
+            durations=durations * self.passes,
+            edges=chain(count),
+            trained=tuple(stage >= count - lanes for stage in range(count)),
+            held=(Held(),) * count,
+            caps=(inf,) * lanes,
+        )
+
+    def recycled_bound(self, config: Config) -> float:
+        """Seconds that no plan of a config is below, whatever its schedule: all passes of all micro-batches, over the lanes."""
+        fast = self.book.fast(config.way, config.size)
+        if fast is None or config.pp > len(self.units):
+            return inf
+        more = sum(self.shared(config, fast[unit])[0] for unit in self.units)
+        return self.bound(config) + (self.passes - 1) * config.microbatches * more / config.pp
 
     def interlaced(self, config: Config) -> Estimate | Shortage | None:
         """Embeddings and heads on all lanes, over the devices of all of them; the units in stages between them, in an order that the modulo
@@ -260,6 +318,20 @@ class Estimator:
                 return forward
             case _:
                 return total
+
+
+def _pass_after_pass(lanes: int, microbatches: int, passes: int) -> Pattern:
+    """All micro-batches through each pass without gradients, and then 1F1B."""
+    last, rows = one_forward_one_backward(lanes, microbatches), []
+    early = (passes - 1) * lanes
+    for lane, row in enumerate(last.rows):
+        before = [
+            Task(Work.FORWARD, number, turn * lanes + lane)
+            for turn in range(passes - 1)
+            for number in range(microbatches)
+        ]
+        rows.append((*before, *(Task(task.work, task.microbatch, early + task.stage) for task in row)))
+    return Pattern(tuple(rows))
 
 
 def _per_unit(config: Config, cost: ItemCost) -> float:

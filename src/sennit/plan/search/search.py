@@ -46,7 +46,7 @@ class Space:
     the node where none is given. `estimates` is the most schedules that are estimated, best guesses first, `effort` the
     most linear programs that the certificate may take: the bound holds in any case. `fused_attention` counts what a model calls
     `scaled_dot_product_attention` as one kernel, as torch runs it on a GPU; sennit's own ranks run its mathematical form, which is counted without.
-    The baselines are spaces too (`baselines.py`)."""
+    `equal_stages` gives stages equally many units. The baselines are spaces too (`baselines.py`)."""
 
     name: str = "all"
     tps: tuple[int, ...] | None = None
@@ -70,6 +70,7 @@ class Space:
     effort: int = 1000
     estimates: int = 120
     fused_attention: bool = True
+    equal_stages: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +114,13 @@ def search(
     say: Callable[[str], None] = lambda message: None,
     most_alternatives: int = 8,
     probes: Probes | None = None,
+    passes: int = 1,
 ) -> Found:
     """The fastest plan that fits on all devices of the cluster. The batch of the graph is that of a whole step. Searches of several spaces for one
-    model share their `probes` (`probes_of`)."""
+    model share their `probes` (`probes_of`). A recycled model is searched as one pass of it, and `passes` says how many it has, of which the last is trained."""
     space = space or Space()
     probes = probes or probes_of(graph, cluster, optimizer, fused_attention=space.fused_attention)
-    return _Search(graph, cluster, space, probes, pins or {}, say, most_alternatives).run()
+    return _Search(graph, cluster, space, probes, pins or {}, say, most_alternatives, passes).run()
 
 
 def probes_of(
@@ -150,6 +152,7 @@ class _Search:
         pins: Mapping[str, Mapping[str, object]],
         say: Callable[[str], None],
         most: int,
+        passes: int = 1,
     ) -> None:
         self.graph, self.cluster, self.say, self.most = graph, cluster, say, most
         self.batch = probes.batch
@@ -166,7 +169,7 @@ class _Search:
             pinned=self.pins.units,
             probes=probes,
         )
-        self.estimator = Estimator(self.book)
+        self.estimator = Estimator(self.book, equal_stages=space.equal_stages, passes=passes)
         self.found: list[Estimate] = []
         self.shortages: list[Shortage] = []
         self.estimated = 0
@@ -183,6 +186,11 @@ class _Search:
                 where=f"pins {self.pins}" if self.pins.given else f"cluster {self.cluster.name!r}",
                 fix="change the batch size, the number of devices, or the pins",
             )
+        if self.estimator.passes > 1:
+            least = self.recycle(configs)
+            if not self.found:
+                raise self.does_not_fit()
+            return self.result(least)
         best = self.walk(configs)
         least = self.certify(best)
         if self.space.interlaced:
@@ -253,6 +261,26 @@ class _Search:
                 case Shortage() as shortage:
                     self.shortages.append(shortage)
         return least
+
+    def recycle(self, configs: list[Config]) -> float:
+        """Plans of a recycled model, the least bound first, until the next is not below the best step; the least bound of all."""
+        kind = Kind.SEVERAL_FORWARD if Kind.SEVERAL_FORWARD in self.space.kinds else Kind.ONE_F_ONE_B
+        bounds = sorted(
+            ((self.estimator.recycled_bound(config), config) for config in configs), key=lambda item: item[0]
+        )
+        best = float("inf")
+        for bound, config in bounds:
+            if bound >= best or self.estimated >= self.space.estimates:
+                break
+            self.say(f"recycling {config.way}, pp={config.pp}, dp={config.dp}, micro-batches of {config.size}")
+            self.estimated += 1
+            match self.estimator.recycled(config, kind):
+                case Estimate() as estimate:
+                    best = min(best, estimate.step)
+                    self.found.append(estimate)
+                case Shortage() as shortage:
+                    self.shortages.append(shortage)
+        return bounds[0][0]
 
     def kinds(self, config: Config) -> list[tuple[Kind, int]]:
         """The schedules of a config, those with the least bubble first."""
@@ -364,7 +392,9 @@ class _Search:
             for config in lean[:24]:
                 self.found += list(self.scheduled(config, Kind.ONE_F_ONE_B, 1))
         if not self.shortages:
-            reasons = "; ".join(f"{way}: {reason}" for way, reason in self.book.probes.refusals.items()) or "too few units"
+            reasons = (
+                "; ".join(f"{way}: {reason}" for way, reason in self.book.probes.refusals.items()) or "too few units"
+            )
             return PlanError(f"no plan of the space suits graph {self.graph.name!r}: {reasons}", fix="widen the space")
         least = min(self.shortages, key=lambda shortage: shortage.lacking)
         config, memory = least.config, device.memory.value
