@@ -15,12 +15,13 @@ Each row comes in two forms of attention. `written`: products and a softmax in f
 Sizes of Swin and T5 are the paper's. Those of GPT are of its family, with 2048 tokens. Those of the Evoformer are our own: blocks, width of the alignment
 and of pairs, for 256 residues, 128 sequences and three passes.
 
-A row is written to `paper.json` when it ends, and not run again; `--table` prints what is there.
+A row is written to `paper.json` (`--out`) when it ends, and not run again; several processes may write to one file. `--table` prints what is there.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import time
@@ -289,25 +290,38 @@ def _plan(found: dict[str, Any]) -> str:
     return found["plan"] + (f" ({', '.join(kept)})" if kept else "")
 
 
+def saved(path: Path, key: str | None = None, item: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
+    """What is in the file, with one row more where one is given. Nobody else writes in between."""
+    with path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        found: dict[str, dict[str, Any]] = json.loads(file.read() or "{}")
+        if key is not None and item is not None:
+            found[key] = item
+            file.truncate(0)
+            file.write(json.dumps(found, indent=1) + "\n")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=[*MODELS], nargs="*", default=[*MODELS])
     parser.add_argument("--gpus", type=int, nargs="*", default=[4, 8, 16, 32])
     parser.add_argument("--form", choices=FORMS, nargs="*", default=[*FORMS])
     parser.add_argument("--batch", type=int, default=64, help="samples of a step, the same for all plans")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--again", action="store_true", help="also what is there already")
     parser.add_argument("--table", action="store_true", help="print what is there, and run nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found = saved(options.out)
     wanted = [(name, gpus, form) for gpus in options.gpus for name in options.model for form in options.form]
     for name, gpus, form in wanted if not options.table else ():
         key = f"{name} {gpus} {form}"
         if key in found and not options.again:
             continue
         print(f"{key}: load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores", flush=True)
-        found[key] = row(name, gpus, options.batch, form)
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        found = saved(options.out, key, row(name, gpus, options.batch, form))
         print(
             f"  {found[key]['clock_s']} s by the clock, {found[key]['search_processor_s']} s of the processor",
             flush=True,

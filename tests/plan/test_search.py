@@ -35,11 +35,11 @@ from sennit.plan.search import choose as chooser
 from sennit.plan.search.choose import Group, Option, choose
 from sennit.plan.search.config import Config, partition, pattern_of, shortened, steady_interval
 from sennit.plan.search.probe import Wires, probe
-from sennit.plan.search.relax import UnitOption, least_interval
+from sennit.plan.search.relax import Lanes, UnitOption, least_step
 from sennit.plan.search.shallow import shallow
 from sennit.plan.search.ways import plan_of
 from sennit.plan.verify import verify
-from sennit.sim import optimizer, simulate, simulate_fully
+from sennit.sim import fuse_attention, optimizer, simulate, simulate_fully
 
 CONFIG = GPTConfig(vocabulary=512, context=128, width=256, heads=8, layers=6)
 
@@ -114,14 +114,16 @@ def test_a_copy_may_be_a_pair_of_units() -> None:
     assert {output.path for output in found.outputs if output.kind is OutputKind.GRADIENT} == held
 
 
-@pytest.mark.parametrize("way", ["plain", "tp=4", "tp=4,sp"])
-def test_a_probe_adds_up_to_the_simulated_step(graph, cluster, way):
-    """One micro-batch, no replicas: the sum over items is what the simulator says of the deep graph."""
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("way", ["plain", "tp=4", "tp=4,sp", "tp=2,keep=none"])
+def test_a_probe_adds_up_to_the_simulated_step(graph, cluster, way, fused):
+    """One micro-batch, no replicas: the sum over items is what the simulator says of the deep graph, with either form of attention."""
     chosen, model = Way.parse(way), shallow(graph)
-    costs = probe(model, plan_of(chosen, model), chosen.mesh(1), Wires(cluster), optimizer("sgd"))
+    mesh, wires = chosen.mesh(1), Wires(cluster)
+    costs = probe(model, plan_of(chosen, model), mesh, wires, optimizer("sgd"), fused_attention=fused)
     total = sum(item.copies * cost.seconds for item, cost in zip(model.items, costs, strict=True))
-    program = lower(propagate(plan_of(chosen, shallow_of_itself(graph))(graph, chosen.mesh(1))))
-    measured = simulate(program, cluster).span
+    program = lower(propagate(plan_of(chosen, shallow_of_itself(graph))(graph, mesh)))
+    measured = simulate(fuse_attention(program) if fused else program, cluster).span
     assert total == pytest.approx(measured, rel=0.05)
 
 
@@ -181,11 +183,15 @@ def test_the_solver_agrees_with_trying_all(groups, room):
         return
     assert seconds_of(groups, solved) == pytest.approx(seconds_of(groups, found))
     (first, *_) = groups
-    choices = [UnitOption(option.seconds, option.activations) for option in first.options]
-    alone = choose([first], room)
+    choices = [
+        UnitOption(option.seconds / 2, option.seconds / 4, option.seconds / 4, option.activations, option.working)
+        for option in first.options
+    ]
+    alone, lanes = choose([first], room), Lanes(((0,),), (first.in_flight,))
+    least, exact = (least_step(lanes, choices, first.count, 0.0, room, whole=whole) for whole in (False, True))
+    assert least <= exact + 1e-6
     if alone is not None:
-        least = least_interval([(0,)], [first.in_flight], choices, first.count, 0.0, room)
-        assert least <= seconds_of([first], alone) + 1e-6
+        assert exact == pytest.approx(seconds_of([first], alone), rel=1e-3)
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
@@ -312,11 +318,15 @@ def test_ways_print_and_parse():
     ],
 )
 def test_an_estimate_is_near_the_simulation_of_the_lowered_plan(graph, cluster, pins):
-    found = search(graph, cluster, space=lowered_space(SMALL), optimizer="adam", pins=pins)
+    fused = "schedule" in pins["*"]
+    space = replace(lowered_space(SMALL), fused_attention=fused)
+    found = search(graph, cluster, space=space, optimizer="adam", pins=pins)
     mesh = mesh_of(found.choice)
     program = lower(propagate(planner_of(found.choice)(graph, mesh)))
     verify(program, planner_of(found.choice)(graph, mesh).graph)
-    simulated = simulate_fully(program, cluster, optimizer=optimizer("adam")).timeline
+    simulated = simulate_fully(
+        fuse_attention(program) if fused else program, cluster, optimizer=optimizer("adam")
+    ).timeline
     assert found.choice.step == pytest.approx(simulated.span, rel=0.15)
     assert found.choice.memory == pytest.approx(max(simulated.peak_memory(device) for device in range(8)), rel=0.25)
 

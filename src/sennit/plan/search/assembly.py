@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sennit.cost import memory_time
 from sennit.ir.program import CollectiveKind
 from sennit.plan.grid import Durations, Grid, Held, chain, times
 from sennit.plan.pattern import Pattern, Work
@@ -49,6 +48,7 @@ class Assembly:
         assert pattern is not None, "the caller looked"
         self.make, self.pattern, self.in_flight, self.stages = make, pattern, in_flight(pattern), stages
         self.options, self.fast, self.wires = options, fast, owner.wires
+        self.split = any(task.work is Work.WEIGHTS for task in pattern.rows[0])
         self.devices = config.dp * config.way.devices  # of a lane
 
     def estimate(self) -> Estimate | Shortage:
@@ -87,12 +87,16 @@ class Assembly:
         for stage in own:
             for item in dict.fromkeys(self.stages[stage]):
                 choices = tuple(
-                    Option(variant.cost.seconds, variant.cost.activations, variant.cost.working)
+                    Option(self._takes(variant.cost), variant.cost.activations, variant.cost.working)
                     for variant in self.options[item]
                 )
                 groups.append(Group(self.stages[stage].count(item), self.in_flight[stage], choices))
                 keys.append((stage, item))
         return groups, keys
+
+    def _takes(self, cost: ItemCost) -> float:
+        parts = self.owner.seconds(self.config, cost, split=self.split)
+        return parts.forward + parts.backward + parts.weights
 
     def _lacking(self, groups: list[Group], static: int) -> int:
         lean = sum(group.count * group.in_flight * min(o.activations for o in group.options) for group in groups)
@@ -108,15 +112,15 @@ class Assembly:
         )
 
     def _stage(self, parts: tuple[Part, ...]) -> _StageCost:
-        split = any(task.work is Work.WEIGHTS for task in self.pattern.rows[0])
+        split = self.split
         forward = backward = weights = compute = kept = sync = 0.0
         wire = working = gradients = state = parameters = 0
         for part in parts:
             cost = self._variant(part).cost
-            f, b = self.owner.shared(self.config, cost)
-            forward += part.units * f
-            backward += part.units * (b if split else min(b, b + cost.together - cost.backward - cost.weights))
-            weights += part.units * (cost.weights + (cost.accumulate if self.config.microbatches > 1 else 0.0))
+            seconds = self.owner.seconds(self.config, cost, split=split)
+            forward += part.units * seconds.forward
+            backward += part.units * seconds.backward
+            weights += part.units * seconds.weights
             compute += part.units * cost.compute
             kept += part.units * cost.activations
             sync += part.units * cost.sync
@@ -217,8 +221,8 @@ class Assembly:
         return max(every / units, every - hidden * (units - 1) / units) + gather
 
     def _optimizer(self, stages: list[_StageCost]) -> float:
-        moved = sum(3 * cost.parameters + 2 * cost.state for cost in stages)
-        return memory_time(moved // (self.config.dp if self.config.zero else 1), self.wires.cluster.device)[0]
+        parameters, state = sum(cost.parameters for cost in stages), sum(cost.state for cost in stages)
+        return self.owner.optimizer_seconds(self.config, parameters, state)
 
 
 @dataclass(frozen=True, slots=True)

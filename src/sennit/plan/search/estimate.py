@@ -13,9 +13,11 @@ too: they are scattered for each micro-batch, beside its backward; 3, parameters
 
 **Bounds.** `Estimator.bound` is below every plan of a config, whatever its schedule, stages, and what its units keep: with S lanes and M micro-batches, the interval I
 from one to the next is at least (all seconds of a micro-batch) / S, and ceil(n / S) times the seconds of a unit that stands n times. `schedule_bound` is
-below every plan of a config with one schedule: there I is the optimum of a linear program with the memory of each lane (`relax.py`). Then
+below every plan of a config with one schedule: the optimum of a linear program with the memory and the bubble of each lane (`relax.py`). The first has
 
     step >= M I + (S - 1) * the shortest F of a unit
+
+With one lane there are no stages to cut, and `choose.py` finds what to keep exactly: less the sum of gradients, an estimate is its own bound.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import ceil, inf
 
+from sennit.cost import memory_time
 from sennit.ir.program import CollectiveKind
 from sennit.plan.grid import Durations, Held, chain
 from sennit.plan.modulo import Problem, schedule
@@ -33,22 +36,24 @@ from sennit.plan.search.choose import Group, choose
 from sennit.plan.search.config import Config, Estimate, Shortage, in_flight, partition, pattern_of, shortened
 from sennit.plan.search.costs import CostBook, Variant
 from sennit.plan.search.probe import ItemCost
-from sennit.plan.search.relax import UnitOption, least_interval
+from sennit.plan.search.relax import Counted, Lanes, Rest, UnitOption, least_step
 from sennit.plan.search.ways import Keep
 
 __all__ = ["Estimator"]
 
 
 class Estimator:
-    def __init__(self, book: CostBook, *, equal_stages: bool = False, passes: int = 1) -> None:
+    def __init__(
+        self, book: CostBook, *, equal_stages: bool = False, passes: int = 1, counted: Counted | None = None
+    ) -> None:
         """`equal_stages` gives each stage as many units, whatever they take; `passes` is how often a micro-batch goes through the units, the last time with
         gradients."""
-        self.equal_stages, self.passes = equal_stages, passes
+        self.equal_stages, self.passes, self.counted = equal_stages, passes, counted or Counted()
         self.book, self.model, self.wires = book, book.model, book.wires
         self.memory = int(book.wires.cluster.device.memory.value)
         self.units = [number for number, item in enumerate(self.model.items) for _ in range(item.copies)]
         self.patterns: dict[tuple[Kind, int, int, int], Pattern | None] = {}
-        self.relaxed: dict[tuple[Config, Kind, int], float] = {}
+        self.relaxed: dict[tuple[Config, Kind, int, bool], float] = {}
         self.picked: dict[tuple[tuple[Group, ...], int], tuple[tuple[int, ...], ...] | None] = {}
 
     # ---- schedules -----------------------------------------------------------------------------------------------------
@@ -254,30 +259,64 @@ class Estimator:
         assert fast is not None, "a config with a bound"
         return min((fast[unit].forward for unit in self.units if self.model.items[unit].modules), default=0.0)
 
-    def schedule_bound(self, config: Config, kind: Kind, chunks: int) -> float:
-        """Seconds that no plan of a config with this schedule is below: with the relaxed interval (`relax.py`) of the units that most of the
-        model is made of, and the rest of the model shared as suits."""
-        key = (config, kind, chunks)
+    def schedule_bound(self, config: Config, kind: Kind, chunks: int, *, whole: bool = False) -> float:
+        """Seconds that no plan of a config with this schedule is below (`relax.py`): for the units that most of the model is made of, and the rest of the model
+        shared as suits. `whole` counts whole units."""
+        key = (config, kind, chunks, whole)
         if key not in self.relaxed:
-            self.relaxed[key] = self._relaxed(config, kind, chunks)
-        return config.microbatches * self.relaxed[key] + (config.pp - 1) * self.shortest(config)
+            self.relaxed[key] = self._relaxed(config, kind, chunks, whole)
+        return self.relaxed[key]
 
-    def _relaxed(self, config: Config, kind: Kind, chunks: int) -> float:
+    def _relaxed(self, config: Config, kind: Kind, chunks: int, whole: bool) -> float:
         fast, options = self.book.fast(config.way, config.size), self.book.options(config.way, config.size)
         pattern = self.pattern(kind, config.pp, min(config.microbatches, shortened(config)), chunks)
         if fast is None or options is None or pattern is None or len(self.units) < config.pp * chunks:
             return inf
         most = max(range(len(self.model.items)), key=lambda number: self.model.items[number].copies)
         alike = [unit for unit in self.units if self._same(fast, unit, most)]
-        rest = sum(
-            fast[unit].seconds + _added(config, fast[unit]) for unit in self.units if not self._same(fast, unit, most)
+        others = [unit for unit in self.units if not self._same(fast, unit, most)]
+        counted, split = self.counted, any(task.work is Work.WEIGHTS for task in pattern.rows[0])
+        choices = []
+        for variant in options[most]:
+            like = (variant.keep, variant.pieces)
+            rows = [other.cost for unit in {*alike} for other in options[unit] if (other.keep, other.pieces) == like]
+            parts = [self.seconds(config, cost, split=split, shared=counted.traffic) for cost in rows]
+            choices.append(
+                UnitOption(
+                    min(part.forward for part in parts),
+                    min(part.backward for part in parts),
+                    min(part.weights for part in parts),
+                    min(cost.activations for cost in rows),
+                    min(cost.working for cost in rows) if counted.working else 0.0,
+                )
+            )
+        rest = Rest(
+            sum(_total(self.seconds(config, fast[unit], split=split, shared=counted.traffic)) for unit in others),
+            sum(_per_unit(config, fast[unit]) for unit in others) if counted.rest else 0.0,
         )
-        choices = [
-            UnitOption(variant.cost.seconds + _added(config, variant.cost), variant.cost.activations)
-            for variant in options[most]
-        ]
-        static, flying = _per_unit(config, fast[most]), in_flight(pattern)
-        return least_interval(pattern.stages, flying, choices, len(alike), static, self.memory, rest)
+        end = self.optimizer_seconds(config, fast[most].parameters, fast[most].state) if counted.optimizer else 0.0
+        lanes = Lanes(pattern.stages, in_flight(pattern), config.microbatches, split)
+        return least_step(
+            lanes,
+            choices,
+            len(alike),
+            _per_unit(config, fast[most]),
+            self.memory,
+            rest,
+            optimizer=end,
+            bubble=counted.bubble,
+            whole=whole,
+        )
+
+    def optimizer_seconds(self, config: Config, parameters: int, state: int) -> float:
+        moved = 3 * parameters + 2 * state
+        return memory_time(moved // (config.dp if config.zero else 1), self.wires.cluster.device)[0]
+
+    def seconds(self, config: Config, cost: ItemCost, *, split: bool, shared: bool = True) -> Durations:
+        """F, B and W of a unit and a micro-batch, with what replicas exchange beside them. Where W is not apart it may run while B waits."""
+        forward, backward = self.shared(config, cost) if shared else (cost.forward, cost.backward)
+        hidden = 0.0 if split else max(0.0, cost.backward + cost.weights - cost.together)
+        return Durations(forward, backward - hidden, cost.weights + _added(config, cost))
 
     def _same(self, fast: tuple[ItemCost, ...], unit: int, most: int) -> bool:
         """Whether a unit costs what those that most of the model is made of cost: the first and the last layer do."""
@@ -345,6 +384,10 @@ def _per_unit(config: Config, cost: ItemCost) -> float:
             return cost.parameters + (cost.gradients + cost.state) / config.dp
         case _:
             return (cost.parameters + cost.gradients + cost.state) / config.dp
+
+
+def _total(parts: Durations) -> float:
+    return parts.forward + parts.backward + parts.weights
 
 
 def _added(config: Config, cost: ItemCost) -> float:

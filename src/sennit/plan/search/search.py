@@ -7,7 +7,7 @@ what replicas share, times the schedules. `search` walks it best first:
    equal stages;
 2. the one with the least guess is bounded again, by a linear program with the memory of its lanes, and waits for its turn;
 3. when that comes, it is estimated. The walk ends when no guess is below the best step found, or after `Space.estimates` of them;
-4. then the least bounds of what was left are sharpened by their linear programs, until the least of all is a sharp one.
+4. then the least bounds of what was left are sharpened: by their linear programs, then by whole units, until the least of all is as sharp as we know.
 
 The least bound of all is a certificate: no plan of the space, under any of its schedules, any cut into stages and any choice of what to keep, is faster.
 `Found.why` says where the step goes, which is why it is above the bound.
@@ -32,12 +32,15 @@ from sennit.plan.search.costs import CostBook, Probes
 from sennit.plan.search.estimate import Estimator
 from sennit.plan.search.pins import Pins
 from sennit.plan.search.probe import Wires
+from sennit.plan.search.relax import Counted
 from sennit.plan.search.shallow import shallow
 from sennit.plan.search.ways import Keep, Way
 from sennit.sim.optimizer import Optimizer
 from sennit.sim.optimizer import optimizer as named_optimizer
 
 __all__ = ["Found", "Space", "batch_of", "probes_of", "search"]
+
+_TOLERANCE = 1e-4  # relative: within which integer programs are solved
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Space:
     the node where none is given. `estimates` is the most schedules that are estimated, best guesses first, `effort` the
     most linear programs that the certificate may take: the bound holds in any case. `fused_attention` counts what a model calls
     `scaled_dot_product_attention` as one kernel, as torch runs it on a GPU; sennit's own ranks run its mathematical form, which is counted without.
-    `equal_stages` gives stages equally many units. The baselines are spaces too (`baselines.py`)."""
+    `equal_stages` gives stages equally many units; `counted` says what the bounds count (`relax.py`). The baselines are spaces too (`baselines.py`)."""
 
     name: str = "all"
     tps: tuple[int, ...] | None = None
@@ -71,6 +74,7 @@ class Space:
     estimates: int = 120
     fused_attention: bool = True
     equal_stages: bool = False
+    counted: Counted | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +173,14 @@ class _Search:
             pinned=self.pins.units,
             probes=probes,
         )
-        self.estimator = Estimator(self.book, equal_stages=space.equal_stages, passes=passes)
+        self.estimator = Estimator(self.book, equal_stages=space.equal_stages, passes=passes, counted=space.counted)
         self.found: list[Estimate] = []
         self.shortages: list[Shortage] = []
         self.estimated = 0
         self.open: list[
             tuple[float, int, Config, tuple[Kind, int]]
         ] = []  # bounds of schedules that were not estimated, or were
+        self.exact: dict[Config, float] = {}  # bounds of configs with one lane that were estimated
         self.roomy: set[Config] = set()  # configs, less what replicas share, in which every unit can keep everything
 
     def run(self) -> Found:
@@ -212,13 +217,13 @@ class _Search:
         best = float("inf")
         while guesses:
             guess, _, config, kind, bound = heapq.heappop(guesses)
-            sharp = (config, *kind) in self.estimator.relaxed
+            sharp = (config, *kind, False) in self.estimator.relaxed
             if guess >= best or (best < float("inf") and self.estimated >= self.space.estimates):
                 self.open.append((bound, next(order), config, kind))
             elif not sharp:
                 sharper = max(bound, self.estimator.schedule_bound(config, *kind))
                 if sharper < float("inf"):
-                    heapq.heappush(guesses, (guess + sharper - bound, next(order), config, kind, sharper))
+                    heapq.heappush(guesses, (max(guess, sharper), next(order), config, kind, sharper))
             else:
                 self.open.append((bound, next(order), config, kind))
                 if config.zero > 1 and replace(config, zero=0) in self.roomy:
@@ -229,20 +234,34 @@ class _Search:
         return best
 
     def certify(self, best: float) -> float:
-        """The least bound of all schedules of all configs: those with the least are bounded by their linear program, until the least is one of
-        these, or `effort` programs were solved."""
+        """The least bound of all schedules of all configs. That with the least is sharpened, until nothing sharper is known of it, or `effort` is spent."""
         heapq.heapify(self.open)
-        solved = 0
+        spent = 0
         while self.open and self.open[0][0] < best:
             bound, number, config, kind = heapq.heappop(self.open)
-            if (config, *kind) in self.estimator.relaxed or solved >= self.space.effort:
+            sharper, effort = self.sharper(bound, config, kind)
+            if sharper is None or spent + effort > self.space.effort:
                 return bound
-            solved += 1
+            spent += effort
             self.say(f"certifying: no plan below {bound:.4g} s, found {best:.4g} s")
-            sharper = max(bound, self.estimator.schedule_bound(config, *kind))
+            best = min([best, *(estimate.step for estimate in self.found[-1:])])
             if sharper < float("inf"):
                 heapq.heappush(self.open, (sharper, number, config, kind))
         return best
+
+    def sharper(self, bound: float, config: Config, kind: tuple[Kind, int]) -> tuple[float | None, int]:
+        """A sharper bound of a config with a schedule, and the effort: its linear program; then, with one lane, its estimate, which is exact but for the sum of
+        gradients; with several, its integer program. None where that was done."""
+        if (config, *kind, False) not in self.estimator.relaxed:
+            return max(bound, self.estimator.schedule_bound(config, *kind)), 1
+        if config.pp == 1:
+            if config in self.exact:
+                return None, 0
+            self.found += list(self.scheduled(config, *kind))
+            return max(bound, self.exact.setdefault(config, float("inf"))), 5
+        if self.estimator.counted.whole and (config, *kind, True) not in self.estimator.relaxed:
+            return max(bound, self.estimator.schedule_bound(config, *kind, whole=True)), 25
+        return None, 0
 
     def interlace(self, configs: list[Config], best: float) -> float:
         """Interlaced plans of all configs that could be faster; the least bound among them."""
@@ -304,6 +323,8 @@ class _Search:
         self.estimated += 1
         match self.estimator.estimate(config, kind, chunks):
             case Estimate() as estimate:
+                if config.pp == 1:
+                    self.exact[config] = (1 - _TOLERANCE) * (estimate.step - estimate.breakdown.sync)
                 if all(part.keep is Keep.ALL for stage in estimate.stages for part in stage):
                     self.roomy.add(replace(config, zero=0))
                 yield estimate
