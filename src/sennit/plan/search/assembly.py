@@ -99,9 +99,14 @@ class Assembly:
         return parts.forward + parts.backward + parts.weights
 
     def _lacking(self, groups: list[Group], static: int) -> int:
-        lean = sum(group.count * group.in_flight * min(o.activations for o in group.options) for group in groups)
-        working = max((min(o.working for o in group.options) for group in groups), default=0)
-        return max(1, static + lean + working - self.owner.memory)
+        """The least that all units need, less the memory: for each limit on working memory, the leanest options within it."""
+        least = float("inf")
+        for limit in sorted({option.working for group in groups for option in group.options}):
+            within = [[o.activations for o in group.options if o.working <= limit] for group in groups]
+            if all(within):
+                held = [group.count * group.in_flight * min(row) for group, row in zip(groups, within, strict=True)]
+                least = min(least, sum(held) + limit)
+        return max(1, static + int(least if groups else 0) - self.owner.memory)
 
     def _variant(self, part: Part) -> Variant:
         names = [item.name for item in self.owner.model.items]
