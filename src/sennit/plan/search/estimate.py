@@ -292,7 +292,12 @@ class Estimator:
             )
         rest = Rest(
             sum(_total(self.seconds(config, fast[unit], split=split, shared=counted.traffic)) for unit in others),
-            sum(_per_unit(config, fast[unit]) for unit in others) if counted.rest else 0.0,
+            sum(  # of each, one micro-batch at least is in flight
+                _per_unit(config, fast[unit]) + min(variant.cost.activations for variant in options[unit])
+                for unit in others
+            )
+            if counted.rest
+            else 0.0,
         )
         end = self.optimizer_seconds(config, fast[most].parameters, fast[most].state) if counted.optimizer else 0.0
         lanes = Lanes(pattern.stages, in_flight(pattern), config.microbatches, split)

@@ -72,7 +72,7 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What of the model is not of these units: seconds of a micro-batch, and bytes of parameters, gradients and state."""
+    """What of the model is not of these units: seconds of a micro-batch; bytes of parameters, gradients and state, and the least of activations."""
 
     seconds: float = 0.0
     static: float = 0.0

@@ -218,7 +218,7 @@ class _Search:
         while guesses:
             guess, _, config, kind, bound = heapq.heappop(guesses)
             sharp = (config, *kind, False) in self.estimator.relaxed
-            if guess >= best or (best < float("inf") and self.estimated >= self.space.estimates):
+            if guess >= best or (best < float("inf") and self.spent()):
                 self.open.append((bound, next(order), config, kind))
             elif not sharp:
                 sharper = max(bound, self.estimator.schedule_bound(config, *kind))
@@ -232,6 +232,10 @@ class _Search:
                     best = min(best, estimate.step)
                     self.found.append(estimate)
         return best
+
+    def spent(self) -> bool:
+        """Whether enough was estimated. What does not fit is found out sooner."""
+        return len(self.found) + (self.estimated - len(self.found)) // 4 >= self.space.estimates
 
     def certify(self, best: float) -> float:
         """The least bound of all schedules of all configs. That with the least is sharpened, until nothing sharper is known of it, or `effort` is spent."""
@@ -289,7 +293,7 @@ class _Search:
         )
         best = float("inf")
         for bound, config in bounds:
-            if bound >= best or self.estimated >= self.space.estimates:
+            if bound >= best or self.spent():
                 break
             self.say(f"recycling {config.way}, pp={config.pp}, dp={config.dp}, micro-batches of {config.size}")
             self.estimated += 1
