@@ -78,6 +78,7 @@ def show(graph: Graph, cluster: Cluster, space: Space, probes: Probes, clock: fl
         f"simulated: step {choice.step:.3f} s, bound {choice.bound:.3f} s, gap {100 * choice.gap:.2f} %, {choice.memory / 1e9:.1f} GB"
     )
     print(f"where the step goes: {found.why()}")
+    print(found.certificate())
     for other in found.alternatives[:5]:
         print(f"  {other.step:.3f} s  {other.title}")
     return found

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import count
 
 from sennit.cluster import Cluster
@@ -38,7 +38,7 @@ from sennit.plan.search.ways import Keep, Way
 from sennit.sim.optimizer import Optimizer
 from sennit.sim.optimizer import optimizer as named_optimizer
 
-__all__ = ["Found", "Space", "batch_of", "probes_of", "search"]
+__all__ = ["Found", "Lowest", "Space", "batch_of", "probes_of", "search"]
 
 _TOLERANCE = 1e-4  # relative: within which integer programs are solved
 
@@ -78,8 +78,26 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
+class Lowest:
+    """Whose bound the least is: a config and a schedule that no plan better than the one found is ruled out for. `parts` is that bound with one part
+    more counted each time (`relax.py`)."""
+
+    config: Config
+    kind: Kind
+    chunks: int
+    parts: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        config = self.config
+        schedule = "" if config.pp == 1 else f", {self.kind.value}" + (f" x{self.chunks}" if self.chunks > 1 else "")
+        zero = f", ZeRO-{config.zero}" if config.zero else ""
+        return f"{config.way}, pp={config.pp}, dp={config.dp}{schedule}, micro-batches of {config.size}{zero}"
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
-    """`alternatives` are the best plans of other configs, best first; `configs` and `probes` say how much was looked at."""
+    """`alternatives` are the best plans of other configs, best first; `configs` and `probes` say how much was looked at; `lowest` is None where
+    the plan is its own bound."""
 
     choice: Choice
     estimate: Estimate
@@ -88,6 +106,7 @@ class Found:
     estimated: int
     probes: int
     refusals: tuple[tuple[str, str], ...]
+    lowest: Lowest | None = None
 
     @property
     def breakdown(self) -> Breakdown:
@@ -106,6 +125,16 @@ class Found:
             ("optimizer", parts.optimizer),
         )
         return ", ".join(f"{name} {100 * seconds / step:.1f} %" for name, seconds in named if seconds > 0.0005 * step)
+
+    def certificate(self) -> str:
+        """The bound, whose it is, and what each part that it counts adds to it."""
+        choice = self.choice
+        said = f"no plan of the space is below {choice.bound:.4g} s: a gap of {100 * choice.gap:.2f} %"
+        if self.lowest is None:
+            return said
+        lines = [f"{said}, of {self.lowest}"]
+        lines += [f"  {seconds:.4g} s  {name}" for name, seconds in self.lowest.parts]
+        return "\n".join(lines)
 
 
 def search(
@@ -180,6 +209,7 @@ class _Search:
         self.open: list[
             tuple[float, int, Config, tuple[Kind, int]]
         ] = []  # bounds of schedules that were not estimated, or were
+        self.lowest: Lowest | None = None
         self.exact: dict[Config, float] = {}  # bounds of configs with one lane that were estimated
         self.roomy: set[Config] = set()  # configs, less what replicas share, in which every unit can keep everything
 
@@ -245,6 +275,7 @@ class _Search:
             bound, number, config, kind = heapq.heappop(self.open)
             sharper, effort = self.sharper(bound, config, kind)
             if sharper is None or spent + effort > self.space.effort:
+                self.lowest = Lowest(config, *kind, self.parts(config, kind, bound))
                 return bound
             spent += effort
             self.say(f"certifying: no plan below {bound:.4g} s, found {best:.4g} s")
@@ -266,6 +297,20 @@ class _Search:
         if self.estimator.counted.whole and (config, *kind, True) not in self.estimator.relaxed:
             return max(bound, self.estimator.schedule_bound(config, *kind, whole=True)), 25
         return None, 0
+
+    def parts(self, config: Config, kind: tuple[Kind, int], bound: float) -> tuple[tuple[str, float], ...]:
+        """The bound of a config with a schedule, with one part more counted each time."""
+        counted = Counted(**dict.fromkeys((part.name for part in fields(Counted)), False))
+        found = [
+            (
+                "units: their seconds, and what they hold",
+                Estimator(self.book, counted=counted).schedule_bound(config, *kind),
+            )
+        ]
+        for part in fields(Counted)[:-1]:
+            counted = replace(counted, **{part.name: True})
+            found.append((f"+ {part.name}", Estimator(self.book, counted=counted).schedule_bound(config, *kind)))
+        return (*found, ("+ whole units", bound))
 
     def interlace(self, configs: list[Config], best: float) -> float:
         """Interlaced plans of all configs that could be faster; the least bound among them."""
@@ -388,7 +433,8 @@ class _Search:
         refusals = tuple((str(way), reason) for way, reason in self.book.probes.refusals.items())
         probes = sum(costs is not None for costs in self.book.probes.found.values())
         configs = len(list(self.configs()))
-        return Found(self.choice(best, bound), best, tuple(others), configs, self.estimated, probes, refusals)
+        lowest = self.lowest if bound < best.step else None
+        return Found(self.choice(best, bound), best, tuple(others), configs, self.estimated, probes, refusals, lowest)
 
     def choice(self, estimate: Estimate, bound: float) -> Choice:
         config = estimate.config
