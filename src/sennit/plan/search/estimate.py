@@ -37,7 +37,7 @@ from sennit.plan.search.config import Config, Estimate, Shortage, in_flight, par
 from sennit.plan.search.costs import CostBook, Variant
 from sennit.plan.search.probe import ItemCost
 from sennit.plan.search.relax import Counted, Lanes, Rest, UnitOption, least_step
-from sennit.plan.search.ways import Keep
+from sennit.plan.search.ways import Keep, Way
 
 __all__ = ["Estimator"]
 
@@ -150,8 +150,7 @@ class Estimator:
     def interlaced(self, config: Config) -> Estimate | Shortage | None:
         """Embeddings and heads on all lanes, over the devices of all of them; the units in stages between them, in an order that the modulo
         scheduler finds under the memory of the lanes."""
-        wide = replace(config.way, tp=config.way.tp * config.pp, vocabulary=True, keep=Keep.ALL, pieces=1)
-        spread = self.book.probed(wide, config.size)
+        spread = self.book.probed(self._wide(config), config.size)
         options, fast = self.book.options(config.way, config.size), self.book.fast(config.way, config.size)
         inner = [unit for unit in self.units if self.model.items[unit].modules]
         if (
@@ -333,15 +332,21 @@ class Estimator:
         )
 
     def interlaced_bound(self, config: Config) -> float:
-        """Seconds that no interlaced plan of a config is below: the units over the lanes, and what is shared on all of them."""
+        """Seconds that no interlaced plan of a config is below: the units over the lanes, and on each lane all that is shared, spread over all devices. Infinite where
+        the memory of all lanes does not hold the model."""
         fast = self.book.fast(config.way, config.size)
-        if fast is None:
+        spread = self.book.probed(self._wide(config), config.size) if fast is not None else None
+        if fast is None or spread is None:
+            return inf
+        if config.pp * self.memory < self.static(config, self.units, fast, set()):
             return inf
         inner = sum(fast[unit].seconds for unit in self.units if self.model.items[unit].modules)
-        outer = sum(fast[unit].seconds for unit in self.units if not self.model.items[unit].modules)
-        return (
-            config.microbatches * (inner + outer) / config.pp
-        )  # of the shared part, no more than its division is sure
+        outer = sum(spread[unit].seconds for unit in self.units if not self.model.items[unit].modules)
+        return config.microbatches * (inner / config.pp + outer)
+
+    def _wide(self, config: Config) -> Way:
+        """How embeddings and heads are split in an interlaced plan."""
+        return replace(config.way, tp=config.way.tp * config.pp, vocabulary=True, keep=Keep.ALL, pieces=1)
 
     def fill(self, config: Config, kind: Kind, chunks: int) -> float:
         """Seconds of bubble that a schedule has with equal stages (the table of `plan/schedules.py`): with unequal ones it has more."""
