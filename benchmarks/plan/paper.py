@@ -171,7 +171,7 @@ def ours(model: str) -> Space:
         case "t5":
             return replace(space, interlaced=True)
         case "evoformer":
-            return replace(space, kinds=(Kind.SEVERAL_FORWARD,))
+            return replace(space, kinds=(Kind.SEVERAL_FORWARD, Kind.ONE_F_ONE_B))
         case _:
             return space
 

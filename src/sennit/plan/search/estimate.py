@@ -17,7 +17,8 @@ below every plan of a config with one schedule: the optimum of a linear program 
 
     step >= M I + (S - 1) * the shortest F of a unit
 
-With one lane there are no stages to cut, and `choose.py` finds what to keep exactly: less the sum of gradients, an estimate is its own bound.
+With one lane there are no stages to cut, and `choose.py` finds the least seconds of a micro-batch exactly. Computing again makes B longer and never F, so what it adds to the
+step is at least what it hides of the sum of gradients: an estimate is its own bound. Where units run in pieces F may differ too, and the sum of gradients is left out.
 """
 
 from __future__ import annotations
@@ -290,6 +291,7 @@ class Estimator:
                 )
             )
         rest = Rest(
+            len(others),
             sum(_total(self.seconds(config, fast[unit], split=split, shared=counted.traffic)) for unit in others),
             sum(  # of each, one micro-batch at least is in flight
                 _per_unit(config, fast[unit]) + min(variant.cost.activations for variant in options[unit])

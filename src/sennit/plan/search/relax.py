@@ -10,6 +10,7 @@ and o seconds of the optimizer for a unit, r_l and p_l lane l's share of the sec
                 sum over s on l, c of  n_sc (q + k_s a_c)  +  p_l + z_l <=  memory    for each lane l
                 z_l >= z_c n_sc / n,  z_l >= the least z_c              for s on l
                 sum over s, c of n_sc = n,  sum of r_l, and of p_l = those of the rest
+                y_s <= 1,  y_s <= sum over c of n_sc,  sum of y_s >= stages - items of the rest
 
     ahead_l  = sum over s < i_l, c of n_sc f_c          work_l  = r_l + sum over s on l, c of n_sc (f_c + b_c + w_c)
     behind_l = sum over s < i_l, c of n_sc b'_c         work'_l = the same without w_c and r_l where W is apart; b' = b, else b + w
@@ -18,7 +19,7 @@ and o seconds of the optimizer for a unit, r_l and p_l lane l's share of the sec
 stages before it for the same micro-batch: the lane starts at `ahead_l`, and then runs M times all its work, and its optimizer. *(back)*: of the lane's tasks other than W,
 each one of micro-batch m is before B of stage i_l for m (dependencies), so the last of these B's ends after all of them; behind it, B of the stages before i_l
 follow one after another, down to stage 0, whose lane then runs its optimizer. Memory: in the state with the most micro-batches in flight the lane holds k_s a_c for each unit, and the working memory of
-one of them. Units are taken as divisible, in any order, and the rest of the model too; sums of gradients and transfers between stages are left out: each can only make the step
+one of them. No stage is empty: those without a unit have an item of the rest each. Units are taken as divisible, in any order, and the rest of the model too; sums of gradients and transfers between stages are left out: each can only make the step
 longer. For equal stages (own) and (back) are the bubbles of 1F1B, interleaved 1F1B and, with b = w, of zero bubble H1 and DualPipeV.
 
 With `whole`, n_sc are whole numbers and z_l >= z_c wherever n_sc > 0: an integer program, of which HiGHS's bound is taken when its time is over. `Counted` says
@@ -72,8 +73,9 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What of the model is not of these units: seconds of a micro-batch; bytes of parameters, gradients and state, and the least of activations."""
+    """What of the model is not of these units: how many items, seconds of a micro-batch; bytes of parameters, gradients and state, and the least of activations."""
 
+    items: int = 0
     seconds: float = 0.0
     static: float = 0.0
 
@@ -99,6 +101,7 @@ def least_step(
     for lane in range(len(lanes.stages)):
         program.time(lane, scale, optimizer, bubble)
         program.room(lane)
+    program.filled(rest.items)
     program.shared("seconds", rest.seconds * lanes.microbatches / scale)
     program.shared("bytes", rest.static / memory)
     return program.solve(limit) * scale
@@ -196,6 +199,15 @@ class _Program:
                     size = option.working / self.memory / (1.0 if self.whole else self.units)
                     self._row(0.0, inf, {working: 1.0, used: -size})
         self._row(-inf, 1.0, row)
+
+    def filled(self, others: int) -> None:
+        """No stage is empty."""
+        stages = range(len(self.lanes.in_flight))
+        used = [self._column(high=1.0) for _ in stages]
+        for stage, column in zip(stages, used, strict=True):
+            units = {self.number[stage, which]: 1.0 for which in range(len(self.options))}
+            self._row(0.0, inf, {**units, column: -1.0})
+        self._row(float(len(used) - others), inf, dict.fromkeys(used, 1.0))
 
     def shared(self, what: str, amount: float) -> None:
         self._row(amount, amount, {self.share[what, lane]: 1.0 for lane in range(len(self.lanes.stages))})

@@ -291,7 +291,7 @@ class _Search:
             return max(bound, self.estimator.schedule_bound(config, *kind)), 1
         if config.pp == 1:
             if config in self.exact:
-                return None, 0
+                return (self.exact[config], 0) if self.exact[config] > bound else (None, 0)
             self.found += list(self.scheduled(config, *kind))
             return max(bound, self.exact.setdefault(config, float("inf"))), 5
         if self.estimator.counted.whole and (config, *kind, True) not in self.estimator.relaxed:
@@ -333,7 +333,8 @@ class _Search:
 
     def recycle(self, configs: list[Config]) -> float:
         """Plans of a recycled model, the least bound first, until the next is not below the best step; the least bound of all."""
-        kind = Kind.SEVERAL_FORWARD if Kind.SEVERAL_FORWARD in self.space.kinds else Kind.ONE_F_ONE_B
+        known = (Kind.SEVERAL_FORWARD, Kind.ONE_F_ONE_B)
+        kinds = [kind for kind in known if kind in self.space.kinds] or [Kind.ONE_F_ONE_B]
         bounds = sorted(
             ((self.estimator.recycled_bound(config), config) for config in configs), key=lambda item: item[0]
         )
@@ -342,13 +343,14 @@ class _Search:
             if bound >= best or self.spent():
                 break
             self.say(f"recycling {config.way}, pp={config.pp}, dp={config.dp}, micro-batches of {config.size}")
-            self.estimated += 1
-            match self.estimator.recycled(config, kind):
-                case Estimate() as estimate:
-                    best = min(best, estimate.step)
-                    self.found.append(estimate)
-                case Shortage() as shortage:
-                    self.shortages.append(shortage)
+            for kind in kinds if config.pp > 1 else kinds[:1]:
+                self.estimated += 1
+                match self.estimator.recycled(config, kind):
+                    case Estimate() as estimate:
+                        best = min(best, estimate.step)
+                        self.found.append(estimate)
+                    case Shortage() as shortage:
+                        self.shortages.append(shortage)
         return bounds[0][0]
 
     def kinds(self, config: Config) -> list[tuple[Kind, int]]:
@@ -374,7 +376,9 @@ class _Search:
         match self.estimator.estimate(config, kind, chunks):
             case Estimate() as estimate:
                 if config.pp == 1:
-                    self.exact[config] = (1 - _TOLERANCE) * (estimate.step - estimate.breakdown.sync)
+                    plain = all(part.pieces == 1 for stage in estimate.stages for part in stage)
+                    left = 0.0 if plain else estimate.breakdown.sync
+                    self.exact[config] = (1 - _TOLERANCE) * (estimate.step - left)
                 if all(part.keep is Keep.ALL for stage in estimate.stages for part in stage):
                     self.roomy.add(replace(config, zero=0))
                 yield estimate
