@@ -13,11 +13,12 @@ from sennit.capture import capture
 from sennit.cluster import load
 from sennit.demo.gpt import GPT, GPTConfig, random_batch
 from sennit.ir.dtype import DType
-from sennit.ir.graph import OutputKind, Ref, Role
+from sennit.ir.graph import OutputKind, Phase, Ref, Role
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Compute, Program
 from sennit.ir.program_check import check_program
 from sennit.plan import data_parallel, lower, pipeline, propagate, tensor_parallel
+from sennit.plan.recompute import recompute
 from sennit.sim import fuse_attention, simulate
 
 TOKENS, WIDTH, HEADS = 40, 32, 4
@@ -58,6 +59,17 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.transpose(-1, -2) * 0.25, -1) @ v
 
 
+class Biased(nn.Module):
+    """A trained mask, the same in all layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.linspace(-1.0, 1.0, HEADS * TOKENS * TOKENS).view(1, HEADS, TOKENS, TOKENS))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
+
+
 def model_of(attend: Callable[[Tensor, Tensor, Tensor], Tensor], dtype: torch.dtype) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     return Model(attend).to(dtype), torch.randn(4, TOKENS, WIDTH, dtype=dtype)
@@ -77,8 +89,10 @@ def kernels(program: Program) -> list[Compute]:
 # ---- the oracle: both programs computed, with the kernels by their mathematics --------------------------------------------
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, bias: Tensor | None = None) -> Tensor:
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    if bias is not None:
+        scores = scores + bias
     if is_causal:
         scores = scores + torch.full(scores.shape[-2:], -torch.inf).triu(1)
     return torch.softmax(scores, -1) @ v
@@ -108,10 +122,12 @@ def computed(program: Program, known: dict[str, Tensor]) -> dict[str, Tensor]:
         args = [value(arg) for arg in step.args]
         found: Any
         if step.kind.endswith("attention.default"):
-            found = (attention(*args[:3], args[6]), None)
+            found = (attention(*args[:3], args[6], args[3]), None)
         elif step.kind.endswith("attention_backward.default"):
+            q, k, v, bias = args[1:5]
+            given = (q, k, v) if bias is None else (q, k, v, bias.expand(*q.shape[:-1], k.shape[-2]))
             _, found = torch.autograd.functional.vjp(
-                lambda q, k, v, mask=args[-1]: attention(q, k, v, mask), tuple(args[1:4]), args[0]
+                lambda q, k, v, bias=None, causal=args[-1]: attention(q, k, v, causal, bias), given, args[0]
             )
         elif step.kind in ("aten.alias.default", "aten.clone.default"):
             found = args[0].contiguous()  # a kernel has written the first so, programs mean the second so
@@ -139,6 +155,43 @@ def test_a_fused_program_computes_the_same(attend: Callable[[Tensor, Tensor, Ten
     known = {**{path: item.detach() for path, item in model.named_parameters()}, "x": x}
     wanted, found = computed(program, known), computed(fused, known)
     assert wanted.keys() == found.keys()
+    for path, tensor in wanted.items():
+        torch.testing.assert_close(found[path], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_a_trained_mask_gets_its_gradient() -> None:
+    model, x = Model(Biased()), torch.randn(4, TOKENS, WIDTH)
+    program = lower(propagate(data_parallel(capture(model, (x,), name="attention"), Mesh.parse("dp=1"))))
+    fused = fuse_attention(program)
+    check_program(fused)
+    assert [len(step.results) for step in kernels(fused)] == [2, 2, 4, 4]
+    assert all(isinstance(step.args[3 if len(step.results) == 2 else 4], Ref) for step in kernels(fused))
+    known = {**{path: item.detach() for path, item in model.named_parameters()}, "x": x}
+    wanted, found = computed(program, known), computed(fused, known)
+    for path, tensor in wanted.items():
+        torch.testing.assert_close(found[path], tensor, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("trained_mask", [False, True])
+def test_attention_that_is_computed_again_is_found_again(trained_mask: bool) -> None:
+    model, x = Model(Biased() if trained_mask else causal), torch.randn(4, TOKENS, WIDTH)
+    plan = data_parallel(capture(model, (x,), name="attention"), Mesh.parse("dp=1"))
+    for number in range(2):
+        inside = plan.graph.select(f"blocks.{number}|blocks.{number}.*", phase=Phase.FORWARD)
+        plan = recompute(plan, inside)
+    program = lower(propagate(plan))
+    fused = fuse_attention(program)
+    check_program(fused)
+    assert ["backward" in step.kind for step in kernels(fused)].count(False) == 4  # two, and two again
+    size = 4 * HEADS * TOKENS * TOKENS
+    stored = [
+        step for step in fused.lanes[0].steps if isinstance(step, Compute) and step.kind == "aten._softmax.default"
+    ]
+    assert not stored
+    left = [item for item in fused.lanes[0].buffers().values() if item.type.elements == size]
+    assert bool(left) == trained_mask  # the gradient of the mask, before it is summed
+    known = {**{path: item.detach() for path, item in model.named_parameters()}, "x": x}
+    wanted, found = computed(program, known), computed(fused, known)
     for path, tensor in wanted.items():
         torch.testing.assert_close(found[path], tensor, rtol=1e-4, atol=1e-6)
 

@@ -5,7 +5,7 @@ axis takes only what the earlier ones left free. A decided operator does what th
 plan says, and so do the parameters it reads, through their transposes. Any other follows what its reads have: among the
 strategies of its rule (`capture/rules/`) take the one with the fewest bytes to move now, then the least work. So a split
 travels until an operator needs the whole, a contraction over a split dim leaves a pending sum, and the sum travels through
-linear operators only where that is free. Four rules make the decisions of Megatron give Megatron's collectives, forward and
+linear operators only where that is free. Five rules make the decisions of Megatron give Megatron's collectives, forward and
 backward:
 
 - *join*: a pending sum passes only through operators that move values, scale them, or add sums that are all pending
@@ -13,13 +13,16 @@ backward:
 - *hoist*: a redistribution sits at the root of a chain of views and serves all of them (`plan/lower.py`);
 - *return*: a pending gradient that must be reduced is scattered to where the value lies that it is the gradient of, also where nothing
   else that its reader reads is split (a factor of positions, the weight of a norm);
+- *home*: the gradient of a parameter that is split where it is used is made in the parameter's piece where that moves less than reducing the whole
+  (a table of words, against the gradients of one micro-batch's tokens), also where it is a sum over several readers (tied weights);
 - *mirror*: a product of the backward pass is split as the forward product that it is a derivative of. With y = x w and letters m, k, n:
   dx = g w' sums over n, dw = x' g sums over m, so each letter of the forward product names one of the backward product. By
   bytes alone it might be cheaper to gather a weight than a gradient, once; but then its derivative is in the wrong place.
 
 **Sources.** Operators that read nothing but the seed (positions, masks made of them, random numbers, fills) can be made in any piece,
-and so can what is made of whole inputs (the one-hot rows of targets). They are decided last, backwards: split as all their
-readers want them, whole where readers differ, since a slice is free.
+and so can what is made of whole inputs (the one-hot rows of targets), and what repeats whole values along a new dim (a bias of relative
+positions, added to the mask of each sample: whole, it has the scores of all samples). They are decided last, backwards: split as all
+their readers want them, whole where readers differ, since a slice is free.
 
 **Time.** A time axis (micro-batches) is propagated like any other, with one difference: nothing can be gathered over it while
 micro-batches are in flight. Three moments make it work:

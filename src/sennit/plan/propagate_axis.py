@@ -63,6 +63,8 @@ class AxisPass:
         self.gradients: dict[str, Entry] = {}
         # pending values that some operator needs reduced: the others get that for nothing
         self.resolved: set[str] = set()
+        self.at_home: set[str] = set()  # gradients of parameters that are split where they are used
+        self.spread: set[str] = set()  # results of operators that their readers decide
 
     def run(self, moment: dict[str, Moment]) -> None:
         self._inputs()
@@ -78,6 +80,7 @@ class AxisPass:
                 continue
             if self._is_free(op):
                 free.append(op)
+                self.spread.update(value.name for value in op.results)
                 self.have.update((value.name, None) for value in op.results)
                 continue
             strategy = self.decided.get(op.name) or self._mirror(op) or self._choose(op)
@@ -112,13 +115,24 @@ class AxisPass:
 
     def _is_free(self, op: Op) -> bool:
         """Whether any piece of what the operator makes can be made here, without moving anything: it reads nothing but the seed,
-        or, in space, only values that are whole on this axis and that no parameter flows into."""
+        or, in space, only values that are whole on this axis and that no parameter flows into; or it repeats whole values."""
         if op.name in self.decided:
             return False
         if op.name in self.index.sources:
             return True
+        if any(self._seen(name, op) for name in self.index.reads[op.name]):
+            return False
         early = all(value.name in self.index.whole for value in op.results)
-        return early and not self.is_time and not any(self._seen(name, op) for name in self.index.reads[op.name])
+        return (early and not self.is_time) or self._spreads(op)
+
+    def _spreads(self, op: Op) -> bool:
+        """Whether it repeats whole values along a dim of its result that none of them has: a bias of positions, once for each sample. Or
+        passes such a result on."""
+        rule = self.index.book.rule(op)
+        if is_product(op) or (isinstance(rule, Letters) and rule.summed):
+            return False
+        size = max(value.type.elements for value in op.results)
+        return all(name in self.spread or self.types[name].elements < size for name in self.index.reads[op.name])
 
     def _settle(
         self, op: Op, strategy: Strategy, wanted: dict[str, set[Entry | None]], moment: Mapping[str, Moment]
@@ -355,9 +369,11 @@ class AxisPass:
             )
         others = tuple((axis, strategy) for axis, strategy in self.strategies[op.name].items())
         early = tuple(name in self.index.whole for name in names) if self.is_time else ()
-        hint = self._hint(op, names, have) if any(isinstance(entry, Pending) for entry in have) else None
+        needed = op.name in self.at_home or any(isinstance(entry, Pending) for entry in have)
+        hint = self._hint(op, names, have) if needed else None
         early += tuple(name in self.resolved for name in names)
-        key = (self.index.book.signature(op), self.index.stage[op.name], have, others, early, hint)
+        home = op.name in self.at_home
+        key = (self.index.book.signature(op), self.index.stage[op.name], have, others, early, hint, home)
         if key not in self.chosen:
             self.chosen[key] = self._cheapest(op, have, hint)
         return self.chosen[key]
@@ -394,9 +410,18 @@ class AxisPass:
                 stage = self.index.stage[made.name]
                 if stage not in holders:
                     continue
-                root, entry = self._root(output.name, self.held[name, stage])
-                if isinstance(entry, Split):
-                    found.setdefault(root, entry)
+                waiting = [self._root(output.name, self.held[name, stage])]
+                while (
+                    waiting
+                ):  # a parameter with several readers: the gradient is a sum, and each of its terms lies as it does
+                    root, entry = waiting.pop()
+                    if isinstance(entry, Split) and root not in found:
+                        found[root] = entry
+                        op = self.index.producers.get(root)
+                        if op is not None and _adds_gradients(op) and self._size(op) == self._size(made):
+                            waiting += [self._root(term, entry) for term in op.reads]
+                    if isinstance(entry, Split) and name not in self.homes:
+                        self.at_home.add(root)
         return found
 
     def _hints(self) -> dict[str, Entry]:
@@ -440,6 +465,10 @@ class AxisPass:
             if not self._fits(op, strategy):
                 continue
             moved = sum(self._moved(size, *read) for read in zip(op.reads, have, strategy.reads, strict=True))
+            if (
+                op.name in self.at_home
+            ):  # what is left pending is reduced at once: a table's gradient, against those of its tokens
+                moved += _left(op, strategy) * (size - 1) / size
             cost = (moved, _left(op, strategy), _work(op, self.types, strategy, size))
             if moved < float("inf") and (best is None or cost < best[0]):
                 best = (cost, strategy)

@@ -146,7 +146,8 @@ def _search(
         )
     graph = capture_call(model, call.args, dict(call.kwargs)).graph
     sizes = tuple(size for size in (1, 2, 4, 8, 16, 32) if batch_of(graph) % size == 0)
-    choice = search(graph, described, space=Space(sizes=sizes), optimizer="adam", pins=pins).choice
+    space = Space(sizes=sizes, fused_attention=False)  # programs run attention as it was captured
+    choice = search(graph, described, space=space, optimizer="adam", pins=pins).choice
     _log.info("plan=auto: %s, %.3g s a step (simulated)", choice.title, choice.step)
     return choice
 

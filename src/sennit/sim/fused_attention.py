@@ -11,8 +11,14 @@ made them, in their own element type. It is for asking what a model takes with s
 
 **What is found.** Both operands of the product before a softmax are multiplied by one same number: only torch's own decomposition does
 that, a model that writes attention by hand says `scores * s` and keeps its operators, as it does in eager torch. From the softmax on, all that
-passes scores-sized arrays along is followed, up to the products: those of the forward pass are one kernel, those of the backward
-pass the other. Where such an array is read by anything else, or the products are not those above, the attention stays as it is.
+passes scores-sized arrays along is followed, up to the products: the two of the first line are one kernel, the four of the second
+the other. Where such an array is read by anything else, or the products are not those above, the attention stays as it is.
+An attention that the backward pass computes again (`plan/recompute.py`) is found there a second time, and its derivative belongs to
+that one.
+
+**A mask that is trained** (a bias of relative positions, a pair representation). torch's memory-efficient kernel takes any mask, and gives its
+gradient in the shape of the scores and the type of the query; what sums it over the batch follows as before. So no scores are kept, and the
+gradient lies in memory while it is summed. cuDNN's and FlashAttention's kernels have no such result.
 
 **What is left out** besides: whatever nobody reads any more (masks made of `arange`, copies to float32), and the copies that put heads and
 tokens in their order, since a kernel writes its results in the order that the model's view asks for.
@@ -24,13 +30,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sennit.ir.dtype import DType
-from sennit.ir.graph import Arg, Phase, Ref
+from sennit.ir.graph import Arg, Ref
 from sennit.ir.operators import is_view
 from sennit.ir.program import Buffer, Compute, Free, Lane, Program, Step, defines, reads
 
 __all__ = ["fuse_attention"]
 
 PRODUCT = "aten.bmm.default"
+SOFTMAX = "aten._softmax.default"
+DERIVATIVE = "aten._softmax_backward_data.default"
 SCALED = "aten.mul.Scalar"
 CAST = "aten._to_copy.default"
 COPY = "aten.clone.default"
@@ -41,8 +49,8 @@ POINTWISE = (
     "aten.mul.Scalar",
     "aten.where.self",
     "aten.masked_fill.Scalar",
-    "aten._softmax.default",
-    "aten._softmax_backward_data.default",
+    SOFTMAX,
+    DERIVATIVE,
     "aten.eq.Scalar",
     "aten.all.dim",
 )
@@ -66,7 +74,7 @@ def _fuse(lane: Lane) -> Lane:
     code = _Code(lane)
     kernels: list[_Kernel] = []
     for position, step in enumerate(lane.steps):
-        if isinstance(step, Compute) and step.kind == "aten._softmax.default" and step.phase is Phase.FORWARD:
+        if isinstance(step, Compute) and step.kind == SOFTMAX:
             kernels += _kernels(code, position)
     return _replaced(code, kernels) if kernels else lane
 
@@ -106,18 +114,22 @@ class _Code:
 
 
 class _Scores:
-    """The scores-sized arrays around a softmax, the steps that pass them along, and the products at their ends."""
+    """The scores-sized arrays around a softmax, the steps that pass them along, and the products at their ends. `derived` are those of the
+    gradient of the scores, `leaks` those among them that something else reads: the gradient of a mask."""
 
     def __init__(self, code: _Code, softmax: int) -> None:
         self.code = code
         step = code.compute(softmax)
         assert step is not None
-        self.size = code.elements(step.results[0].name)
+        self.result = step.results[0].name
+        self.size = code.elements(self.result)
         self.steps: set[int] = set()
         self.products: set[int] = set()
         self.arrays: set[str] = set()
+        self.derived: set[str] = set()
+        self.leaks: set[str] = set()
         self.exposed = False
-        waiting = [name for name in (*reads(step), step.results[0].name) if code.elements(name) == self.size]
+        waiting = [name for name in (*reads(step), self.result) if code.elements(name) == self.size]
         while waiting:
             name = waiting.pop()
             if name not in self.arrays:
@@ -130,7 +142,18 @@ class _Scores:
         if name in code.maker and self._from_product(name):
             yield from self._step(code.maker[name])
         for position in code.readers.get(name, ()):
-            yield from self._step(position)
+            if name in self.derived and not self._ends_in_products(position):
+                self.leaks.add(name)
+            else:
+                yield from self._step(position)
+
+    def _ends_in_products(self, position: int) -> bool:
+        """Whether a reader is a product, or passes what it reads along to products alone."""
+        step = self.code.compute(position)
+        if step is None or not (step.kind == PRODUCT or _moves(step.kind)):
+            return False
+        readers = self.code.readers.get(step.results[0].name, ())
+        return step.kind == PRODUCT or (bool(readers) and all(map(self._ends_in_products, readers)))
 
     def _step(self, position: int) -> Iterable[str]:
         """The scores-sized arrays that a step passes along."""
@@ -142,8 +165,46 @@ class _Scores:
             self.products.add(position)
         else:
             self.steps.add(position)
-            yield from (b.name for b in step.results if code.elements(b.name) == self.size or b.dtype is DType.BOOL)
+            results = [b.name for b in step.results if code.elements(b.name) == self.size or b.dtype is DType.BOOL]
+            if step.kind == DERIVATIVE or any(name in self.derived for name in reads(step)):
+                self.derived.update(results)
+            yield from results
             yield from (name for name in reads(step) if code.elements(name) == self.size and self._from_product(name))
+
+    def weighs_values(self, position: int) -> bool:
+        """Whether a product is p v: its left operand is the softmax's result, not transposed."""
+        step = self.code.compute(position)
+        assert step is not None
+        name, swapped = reads(step)[0], False
+        while name in self.arrays and name not in self.derived:
+            if name == self.result:
+                return not swapped
+            maker = self.code.made_by(name)
+            if maker is None:
+                return False
+            swapped ^= maker.kind == "aten.permute.default" and _swaps(maker)
+            passed = [item for item in reads(maker) if item in self.arrays and self.code.elements(item) == self.size]
+            if not passed:
+                return False
+            name = passed[-1]  # of `where(no scores, 0, p)`, p
+        return False
+
+    def comes_before(self, position: int) -> bool:
+        """Whether a product makes scores that the softmax reads, and no gradient of them."""
+        step = self.code.compute(position)
+        assert step is not None
+        name, seen = step.results[0].name, set[str]()
+        waiting = [name]
+        while waiting:
+            name = waiting.pop()
+            if name == self.result:
+                return True
+            seen.add(name)
+            for reader in self.code.readers.get(name, ()):
+                made = self.code.compute(reader)
+                if reader in self.steps and made is not None and made.kind != DERIVATIVE:
+                    waiting += [b.name for b in made.results if b.name in self.arrays and b.name not in seen]
+        return False
 
     def _from_product(self, name: str) -> bool:
         """Whether an array comes from a product by steps that only pass it along."""
@@ -166,11 +227,12 @@ def _kernels(code: _Code, softmax: int) -> list[_Kernel]:
     scores = _Scores(code, softmax)
     if scores.exposed:
         return []
-    forward = sorted(position for position in scores.products if _phase(code, position) is Phase.FORWARD)
-    backward = sorted(position for position in scores.products if _phase(code, position) is not Phase.FORWARD)
-    if len(forward) != 2 or len(backward) not in (0, 4):
+    first = [position for position in scores.products if scores.comes_before(position)]
+    second = [position for position in scores.products if scores.weighs_values(position)]
+    backward = sorted(scores.products - {*first, *second})
+    if len(first) != 1 or len(second) != 1 or len(backward) not in (0, 4):
         return []
-    query_key, mix = (code.compute(position) for position in forward)
+    query_key, mix = code.compute(first[0]), code.compute(second[0])
     assert query_key is not None
     assert mix is not None
     query, key = (_entry(code, name) for name in reads(query_key))
@@ -184,30 +246,29 @@ def _kernels(code: _Code, softmax: int) -> list[_Kernel]:
     statistics = _statistics(out, f"{out.name}.logsumexp")
     causal = mask is None and _masked(code, scores)
     bias: Arg = Ref(mask) if mask is not None else None
-    forward_steps = {position for position in scores.steps if _phase(code, position) is Phase.FORWARD}
-    first = Compute(
+    attention = Compute(
         f"aten.{name}.default",
         (*inputs, bias, True, 0.0, causal),
         (),
         (out, statistics),
-        Phase.FORWARD,
+        mix.phase,
         mix.module,
         mix.op,
     )
-    kernels = [_Kernel(forward[1], first, frozenset(forward_steps | set(forward) | result_steps))]
+    kernels = [_Kernel(second[0], attention, frozenset(scores.steps | {first[0], second[0]} | result_steps))]
     if backward:
-        second = _backward(code, scores, backward, first, name, mask is not None)
-        if second is None:
+        last = _backward(code, scores, backward, attention, name, second[0])
+        if last is None:
             return []
-        kernels.append(second)
+        kernels.append(last)
     return kernels
 
 
 def _backward(
-    code: _Code, scores: _Scores, products: Sequence[int], first: Compute, name: str, biased: bool
+    code: _Code, scores: _Scores, products: Sequence[int], attention: Compute, name: str, attends: int
 ) -> _Kernel | None:
-    """The derivative: its products are pᵀ g, g vᵀ, and the two of dscores."""
-    covers = {position for position in scores.steps if _phase(code, position) is not Phase.FORWARD} | set(products)
+    """The derivative: its products are pᵀ g, g vᵀ, and the two of dscores. `attends` is where the attention itself runs."""
+    covers = set(products)
     found: dict[str, Buffer] = {}  # dq, dk and dv
     steps = [step for step in map(code.compute, products) if step is not None]
     gradients = [_entry(code, reads(step)[0]) for step in steps if step.results[0].name in scores.arrays]
@@ -218,26 +279,29 @@ def _backward(
             which = "dk" if right in scores.arrays else "dv" if _entry(code, right) in gradients else "dq"
             found[which], passed = _exit(code, step.results[0].name)
             covers |= passed
-    if len(gradients) != 1 or gradients[0] is None or len(found) != 3 or biased:
+    bias = attention.args[3]
+    if len(gradients) != 1 or gradients[0] is None or len(found) != 3 or len(scores.leaks) > (bias is not None):
         return None
     gradient, results = gradients[0], [found[which] for which in ("dq", "dk", "dv")]
-    at = max(products)
-    if any(reader <= at for buffer in results for reader in code.readers.get(buffer.name, ()) if reader not in covers):
+    narrow = code.buffers[gradient.name].dtype
+    results += [replace(code.buffers[leak], dtype=narrow) for leak in scores.leaks]
+    behind = covers | scores.steps
+    readers = [item for made in results for item in code.readers.get(made.name, ()) if item not in behind]
+    # at the last product that comes before whoever reads a result, and behind all that the kernel reads
+    at = max((product for product in products if product < min(readers, default=len(code.lane.steps))), default=-1)
+    given = (gradient.name, *(arg.name for arg in attention.args if isinstance(arg, Ref)))
+    if at <= max(attends, *(code.maker.get(name, -1) for name in given)):
         return None
-    out, statistics = first.results
-    args: tuple[Arg, ...] = (Ref(gradient.name), *first.args[:3], Ref(out.name), Ref(statistics.name))
+    out, statistics = attention.results
+    args: tuple[Arg, ...] = (Ref(gradient.name), *attention.args[:3])
+    args += (bias,) if "efficient" in name else ()
+    args += (Ref(out.name), Ref(statistics.name))
     places = {"_scaled_dot_product_efficient_attention": 11, "_scaled_dot_product_cudnn_attention": 14}
-    args += (None,) * (places[name] - len(args)) + (first.args[6],)
+    args += (None,) * (places[name] - len(args)) + (attention.args[6],)
     last = code.compute(at)
     assert last is not None
     step = Compute(f"aten.{name}_backward.default", args, (), tuple(results), last.phase, last.module, last.op)
     return _Kernel(at, step, frozenset(covers))
-
-
-def _phase(code: _Code, position: int) -> Phase:
-    step = code.compute(position)
-    assert step is not None
-    return step.phase
 
 
 def _name(dtype: DType, mask: str | None) -> str:
@@ -248,7 +312,8 @@ def _name(dtype: DType, mask: str | None) -> str:
 
 def _masked(code: _Code, scores: _Scores) -> bool:
     """Whether something is added to the scores: with no mask that the model gave, the causal one."""
-    kinds = {step.kind for step in map(code.compute, scores.steps) if step is not None and step.phase is Phase.FORWARD}
+    steps = [step for step in map(code.compute, scores.steps) if step is not None]
+    kinds = {step.kind for step in steps if step.results[0].name not in scores.derived}
     return bool(kinds & {"aten.add.Tensor", "aten.masked_fill.Scalar"})
 
 
@@ -256,7 +321,7 @@ def _mask(code: _Code, scores: _Scores, query: str) -> str | None:
     """The mask that was added to the scores, if anything that the model was given went into it."""
     for position in sorted(scores.steps):
         step = code.compute(position)
-        if step is None or step.kind != "aten.add.Tensor" or step.phase is not Phase.FORWARD:
+        if step is None or step.kind != "aten.add.Tensor" or step.results[0].name in scores.derived:
             continue
         for name in reads(step):
             if name not in scores.arrays and not _constant(code, name):
@@ -281,7 +346,7 @@ class _Entry:
 
 def _entry(code: _Code, operand: str) -> _Entry | None:
     """What the model gave: the operand of a product, before copies, a change of type and the factor √s."""
-    rank = 4
+    least = 4  # dims of what a model gives; the products' operands have three
     name, factor = operand, None
     found: str | None = None
     while (step := code.made_by(name)) is not None:
@@ -294,7 +359,7 @@ def _entry(code: _Code, operand: str) -> _Entry | None:
             found = above
         if step.kind == CAST or (factor is not None and not _moves(_kind_above(code, above))):
             break
-        if step.kind == "aten.permute.default" and len(code.buffers[above].layout.shape) == rank and found is not None:
+        if step.kind == "aten.permute.default" and len(code.buffers[above].layout.shape) >= least and found is not None:
             found = above if _swaps(step) and found == name else found
             if not _swaps(step):
                 break

@@ -35,6 +35,7 @@ class EvoformerConfig:
     distance_bins: int = 8
     msa_dropout: float = 0.15
     pair_dropout: float = 0.25
+    by_hand: bool = False  # attention as products and a softmax, as before there were kernels for it
 
 
 class SharedDropout(nn.Module):
@@ -53,9 +54,9 @@ class GatedAttention(nn.Module):
     """Attention along the last dim but one of x [..., n, width], with a gate on each head's output; `bias` [..., heads, n, n]
     is added to the logits."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, by_hand: bool = False) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.by_hand = heads, by_hand
         self.query = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width, bias=False)
@@ -66,9 +67,14 @@ class GatedAttention(nn.Module):
         q, k, v = (
             layer(x).unflatten(-1, (self.heads, -1)).transpose(-2, -3) for layer in (self.query, self.key, self.value)
         )
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        y = _by_hand(q, k, v, bias) if self.by_hand else F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
         out: Tensor = self.out(torch.sigmoid(self.gate(x)) * y.transpose(-2, -3).flatten(-2))
         return out
+
+
+def _by_hand(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    return torch.softmax(scores if bias is None else scores + bias, dim=-1) @ v
 
 
 class RowAttention(nn.Module):
@@ -79,7 +85,7 @@ class RowAttention(nn.Module):
         self.norm = nn.LayerNorm(config.msa_width)
         self.pair_norm = nn.LayerNorm(config.pair_width)
         self.pair_bias = nn.Linear(config.pair_width, config.heads, bias=False)
-        self.attention = GatedAttention(config.msa_width, config.heads)
+        self.attention = GatedAttention(config.msa_width, config.heads, by_hand=config.by_hand)
 
     def forward(self, msa: Tensor, pair: Tensor) -> Tensor:
         bias = self.pair_bias(self.pair_norm(pair)).permute(0, 3, 1, 2).unsqueeze(1)
@@ -93,7 +99,7 @@ class ColumnAttention(nn.Module):
     def __init__(self, config: EvoformerConfig) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(config.msa_width)
-        self.attention = GatedAttention(config.msa_width, config.heads)
+        self.attention = GatedAttention(config.msa_width, config.heads, by_hand=config.by_hand)
 
     def forward(self, msa: Tensor) -> Tensor:
         out: Tensor = self.attention(self.norm(msa).transpose(1, 2)).transpose(1, 2)
@@ -153,12 +159,12 @@ class TriangleMultiplication(nn.Module):
 class TriangleAttention(nn.Module):
     """Edge ij attends to the edges ik (starting) or kj (ending), biased by the third edge of the triangle."""
 
-    def __init__(self, width: int, heads: int, *, starting: bool) -> None:
+    def __init__(self, width: int, heads: int, *, starting: bool, by_hand: bool = False) -> None:
         super().__init__()
         self.starting = starting
         self.norm = nn.LayerNorm(width)
         self.bias = nn.Linear(width, heads, bias=False)
-        self.attention = GatedAttention(width, heads)
+        self.attention = GatedAttention(width, heads, by_hand=by_hand)
 
     def forward(self, pair: Tensor) -> Tensor:
         pair = self.norm(pair if self.starting else pair.transpose(1, 2))
@@ -176,8 +182,8 @@ class EvoformerBlock(nn.Module):
         self.outer = OuterProductMean(config)
         self.outgoing = TriangleMultiplication(width, outgoing=True)
         self.incoming = TriangleMultiplication(width, outgoing=False)
-        self.starting = TriangleAttention(width, config.heads, starting=True)
-        self.ending = TriangleAttention(width, config.heads, starting=False)
+        self.starting = TriangleAttention(width, config.heads, starting=True, by_hand=config.by_hand)
+        self.ending = TriangleAttention(width, config.heads, starting=False, by_hand=config.by_hand)
         self.pair_transition = Transition(width)
         self.row_dropout = SharedDropout(config.msa_dropout, 1)
         self.pair_row_dropout = SharedDropout(config.pair_dropout, 1)

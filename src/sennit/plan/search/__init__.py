@@ -2,7 +2,7 @@
 
 from sennit.plan.search.choice import Choice, Kind, Part, differences
 from sennit.plan.search.realize import mesh_of, planner_of
-from sennit.plan.search.search import Found, Space, batch_of, search
+from sennit.plan.search.search import Found, Space, batch_of, probes_of, search
 from sennit.plan.search.ways import Keep, Way
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "differences",
     "mesh_of",
     "planner_of",
+    "probes_of",
     "search",
 ]

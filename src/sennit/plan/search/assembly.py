@@ -1,15 +1,16 @@
 """One plan of the space, put together: what each lane's units keep, the recurrence of its schedule, gradients, optimizer, memory.
 
-`Assembly` is given the stages and a function that makes the schedule for any number of micro-batches; `plan/search/estimate.py` says which.
+`Assembly` is given the stages and a function that makes the schedule for any number of micro-batches; `plan/search/estimate.py` says which. A stage may
+be a further run of another one (`again`: stage -> the stage whose forward it runs, without gradients, as a recycled model does): it has no units of its own, so no
+parameters and nothing kept, and takes the other's forward seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from sennit.cost import memory_time
 from sennit.ir.program import CollectiveKind
 from sennit.plan.grid import Durations, Grid, Held, chain, times
 from sennit.plan.pattern import Pattern, Work
@@ -40,14 +41,16 @@ class Assembly:
         options: tuple[tuple[Variant, ...], ...],
         fast: tuple[ItemCost, ...],
         passes: int = 1,
+        again: Mapping[int, int] | None = None,
     ) -> None:
         """With several `passes`, the stages are those of each pass in turn; units are listed in those of the last, which is trained."""
-        self.passes = passes
+        self.passes, self.again = passes, again or {}
         self.owner, self.config, self.kind, self.chunks = owner, config, kind, chunks
         pattern = make(microbatches)
         assert pattern is not None, "the caller looked"
         self.make, self.pattern, self.in_flight, self.stages = make, pattern, in_flight(pattern), stages
         self.options, self.fast, self.wires = options, fast, owner.wires
+        self.split = any(task.work is Work.WEIGHTS for task in pattern.rows[0])
         self.devices = config.dp * config.way.devices  # of a lane
 
     def estimate(self) -> Estimate | Shortage:
@@ -69,6 +72,8 @@ class Assembly:
                         chosen.setdefault(stage, []).append(Part(name, number, variant.keep, variant.pieces))
         stages = tuple(tuple(chosen.get(stage, ())) for stage in range(len(self.stages)))
         costs = self._in_passes([self._stage(parts) for parts in stages])
+        for stage, other in self.again.items():
+            costs[stage] = self._forward_of(costs[other])
         transfer = self._transfer()
         grid = times(self.pattern, [cost.durations for cost in costs], chain(len(costs)), transfer)
         peaks = grid.peaks([cost.held for cost in costs])
@@ -84,17 +89,26 @@ class Assembly:
         for stage in own:
             for item in dict.fromkeys(self.stages[stage]):
                 choices = tuple(
-                    Option(variant.cost.seconds, variant.cost.activations, variant.cost.working)
+                    Option(self._takes(variant.cost), variant.cost.activations, variant.cost.working)
                     for variant in self.options[item]
                 )
                 groups.append(Group(self.stages[stage].count(item), self.in_flight[stage], choices))
                 keys.append((stage, item))
         return groups, keys
 
+    def _takes(self, cost: ItemCost) -> float:
+        parts = self.owner.seconds(self.config, cost, split=self.split)
+        return parts.forward + parts.backward + parts.weights
+
     def _lacking(self, groups: list[Group], static: int) -> int:
-        lean = sum(group.count * group.in_flight * min(o.activations for o in group.options) for group in groups)
-        working = max((min(o.working for o in group.options) for group in groups), default=0)
-        return max(1, static + lean + working - self.owner.memory)
+        """The least that all units need, less the memory: for each limit on working memory, the leanest options within it."""
+        least = float("inf")
+        for limit in sorted({option.working for group in groups for option in group.options}):
+            within = [[o.activations for o in group.options if o.working <= limit] for group in groups]
+            if all(within):
+                held = [group.count * group.in_flight * min(row) for group, row in zip(groups, within, strict=True)]
+                least = min(least, sum(held) + limit)
+        return max(1, static + int(least if groups else 0) - self.owner.memory)
 
     def _variant(self, part: Part) -> Variant:
         names = [item.name for item in self.owner.model.items]
@@ -105,15 +119,15 @@ class Assembly:
         )
 
     def _stage(self, parts: tuple[Part, ...]) -> _StageCost:
-        split = any(task.work is Work.WEIGHTS for task in self.pattern.rows[0])
+        split = self.split
         forward = backward = weights = compute = kept = sync = 0.0
         wire = working = gradients = state = parameters = tensors = 0
         for part in parts:
             cost = self._variant(part).cost
-            f, b = self.owner.shared(self.config, cost)
-            forward += part.units * f
-            backward += part.units * (b if split else min(b, b + cost.together - cost.backward - cost.weights))
-            weights += part.units * (cost.weights + (cost.accumulate if self.config.microbatches > 1 else 0.0))
+            seconds = self.owner.seconds(self.config, cost, split=split)
+            forward += part.units * seconds.forward
+            backward += part.units * seconds.backward
+            weights += part.units * seconds.weights
             compute += part.units * cost.compute
             kept += part.units * cost.activations
             sync += part.units * cost.sync
@@ -140,6 +154,16 @@ class Assembly:
         trained = [replace(cost, durations=part) for cost, part in zip(last, share, strict=True)]
         return early * (self.passes - 1) + trained
 
+    def _forward_of(self, cost: _StageCost) -> _StageCost:
+        """A stage that runs the forward pass of another one, and keeps nothing of it."""
+        forward = cost.durations.forward
+        share = forward / max(forward + cost.durations.backward + cost.durations.weights, 1e-30)
+        durations = Durations(forward, 0.0, 0.0)
+        nothing = _StageCost(
+            durations, Held(0.0, 0.0), 0, share * cost.compute, 0.0, int(share * cost.wire), 0, 0, 0, 0
+        )
+        return replace(nothing, working=cost.working)
+
     def _transfer(self) -> dict[tuple[int, int], float]:
         lanes: dict[int, set[int]] = {}
         for number, own in enumerate(self.pattern.stages):
@@ -151,7 +175,8 @@ class Assembly:
             if lanes[stage].isdisjoint(
                 lanes[stage + 1]
             ):  # else it is there already, or comes by the collectives of a shared stage
-                size = self.fast[self.stages[(self.passes - 1) * each + stage % each][-1]].sends
+                last = (self.passes - 1) * each + stage % each if self.passes > 1 else self.again.get(stage, stage)
+                size = self.fast[self.stages[last][-1]].sends
                 found[stage, stage + 1] = self.wires.send(self.devices, self.devices, size)
         return found
 
@@ -178,7 +203,9 @@ class Assembly:
             for own in self.pattern.stages
         ]
         plain = [
-            sum(self.fast[unit].compute for stage in own for unit in self.stages[stage]) for own in self.pattern.stages
+            sum(self.fast[unit].compute for stage in own for unit in self.stages[stage])
+            + sum(costs[stage].compute for stage in own if stage in self.again)
+            for own in self.pattern.stages
         ]
         compute = [sum(costs[stage].compute for stage in own) for own in self.pattern.stages]
         accumulate = [
@@ -229,8 +256,8 @@ class Assembly:
         return behind + max(gather / units, gather - forward * (units - 1) / units)
 
     def _optimizer(self, stages: list[_StageCost]) -> float:
-        moved = sum(3 * cost.parameters + 2 * cost.state for cost in stages)
-        return memory_time(moved // (self.config.dp if self.config.zero else 1), self.wires.cluster.device)[0]
+        parameters, state = sum(cost.parameters for cost in stages), sum(cost.state for cost in stages)
+        return self.owner.optimizer_seconds(self.config, parameters, state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,12 @@ too: they are scattered for each micro-batch, beside its backward; 3, parameters
 
 **Bounds.** `Estimator.bound` is below every plan of a config, whatever its schedule, stages, and what its units keep: with S lanes and M micro-batches, the interval I
 from one to the next is at least (all seconds of a micro-batch) / S, and ceil(n / S) times the seconds of a unit that stands n times. `schedule_bound` is
-below every plan of a config with one schedule: there I is the optimum of a linear program with the memory of each lane (`relax.py`). Then
+below every plan of a config with one schedule: the optimum of a linear program with the memory and the bubble of each lane (`relax.py`). The first has
 
     step >= M I + (S - 1) * the shortest F of a unit
+
+With one lane there are no stages to cut, and `choose.py` finds the least seconds of a micro-batch exactly. Computing again makes B longer and never F, so what it adds to the
+step is at least what it hides of the sum of gradients: an estimate is its own bound. Where units run in pieces F may differ too, and the sum of gradients is left out.
 """
 
 from __future__ import annotations
@@ -24,10 +27,11 @@ from dataclasses import replace
 from itertools import pairwise
 from math import ceil, inf
 
+from sennit.cost import memory_time
 from sennit.ir.program import CollectiveKind
 from sennit.plan.grid import Durations, Held, chain
 from sennit.plan.modulo import Problem, schedule
-from sennit.plan.pattern import Pattern
+from sennit.plan.pattern import Pattern, Task, Work, one_forward_one_backward
 from sennit.plan.search.assembly import Assembly
 from sennit.plan.search.choice import Kind
 from sennit.plan.search.choose import Group, choose
@@ -45,19 +49,30 @@ from sennit.plan.search.config import (
 )
 from sennit.plan.search.costs import CostBook, Variant
 from sennit.plan.search.probe import ItemCost
-from sennit.plan.search.relax import UnitOption, least_interval
-from sennit.plan.search.ways import Keep
+from sennit.plan.search.relax import Counted, Lanes, Rest, UnitOption, least_step
+from sennit.plan.search.ways import Keep, Way
 
 __all__ = ["Estimator"]
 
 
 class Estimator:
-    def __init__(self, book: CostBook, fixed: Fixed | None = None) -> None:
+    def __init__(
+        self,
+        book: CostBook,
+        fixed: Fixed | None = None,
+        *,
+        equal_stages: bool = False,
+        repeated: int = 1,
+        counted: Counted | None = None,
+    ) -> None:
+        """`equal_stages` gives each stage as many units, whatever they take; `repeated` is how often a micro-batch goes through the units of the graph, the last time with
+        gradients (`passes` is how often units run in the graph itself)."""
+        self.equal_stages, self.repeated, self.counted = equal_stages, repeated, counted or Counted()
         self.book, self.model, self.wires, self.fixed = book, book.model, book.wires, fixed or Fixed()
         self.memory = int(book.wires.cluster.device.memory.value)
         self.units, self.passes = [unit.item for unit in units_of(self.model)], passes_of(self.model)
         self.patterns: dict[tuple[Kind, int, int, int], Pattern | None] = {}
-        self.relaxed: dict[tuple[Config, Kind, int], float] = {}
+        self.relaxed: dict[tuple[Config, Kind, int, bool], float] = {}
         self.picked: dict[tuple[tuple[Group, ...], int], tuple[tuple[int, ...], ...] | None] = {}
 
     # ---- schedules -----------------------------------------------------------------------------------------------------
@@ -88,21 +103,78 @@ class Estimator:
             return None
         if self.pattern(kind, config.pp, short, chunks) is None:
             return None
-        cuts = self.fixed.partition([fast[unit].seconds + fast[unit].accumulate for unit in self.units], count)
-        if cuts is None:
+        stages = self._cut(fast, count)
+        if stages is None:
             return None
-        stages = [self.units[begin:end] for begin, end in cuts]
 
         def make(microbatches: int) -> Pattern | None:
             return self.pattern(kind, config.pp, microbatches, chunks)
 
         return Assembly(self, config, kind, chunks, make, short, stages, options, fast).estimate()
 
+    def _cut(self, fast: tuple[ItemCost, ...], count: int) -> list[list[int]] | None:
+        """The units in order, in `count` stages: with the least slowest one, or with equally many units each. None where pins leave no such cut."""
+        each = [
+            fast[unit].seconds + fast[unit].accumulate + (self.repeated - 1) * fast[unit].forward for unit in self.units
+        ]
+        if self.equal_stages:  # what lies outside of units weighs nothing
+            each = [1.0 if self.model.items[unit].modules else 1e-6 for unit in self.units]
+        cuts = self.fixed.partition(each, count)
+        return None if cuts is None else [self.units[begin:end] for begin, end in cuts]
+
+    def repeats(self, config: Config, kind: Kind) -> Estimate | Shortage | None:
+        """A model whose units run `repeated` times, each time on the result of the time before, with gradients only the last time: pass r of stage i is stage
+        r S + i on lane i. `SEVERAL_FORWARD` lets passes of different micro-batches run beside each other, in an order that the modulo scheduler finds
+        (3F1B); with `ONE_F_ONE_B` a pass begins when all micro-batches are through the one before, as a pipeline can that knows one forward pass."""
+        options, fast = self.book.options(config.way, config.size), self.book.fast(config.way, config.size)
+        lanes = config.pp
+        if options is None or fast is None or len(self.units) < lanes:
+            return None
+        trained = self._cut(fast, lanes)
+        if trained is None:
+            return None
+        early = (self.repeated - 1) * lanes
+        again = {stage: early + stage % lanes for stage in range(early)}
+        stages: list[list[int]] = [*([] for _ in range(early)), *trained]
+
+        def make(microbatches: int) -> Pattern | None:
+            if kind is Kind.ONE_F_ONE_B:
+                return _pass_after_pass(lanes, microbatches, self.repeated)
+            return schedule(self._repeated_problem(trained, fast), solver=False).pattern(microbatches)
+
+        return Assembly(self, config, kind, 1, make, config.microbatches, stages, options, fast, again=again).estimate()
+
+    def _repeated_problem(self, trained: list[list[int]], fast: tuple[ItemCost, ...]) -> Problem:
+        lanes, count = len(trained), self.repeated * len(trained)
+        durations = tuple(
+            Durations(
+                sum(fast[unit].forward for unit in own),
+                sum(fast[unit].together - fast[unit].weights for unit in own),
+                sum(fast[unit].weights + fast[unit].accumulate for unit in own),
+            )
+            for own in trained
+        )
+        return Problem(
+            lanes=tuple((stage % lanes,) for stage in range(count)),
+            durations=durations * self.repeated,
+            edges=chain(count),
+            trained=tuple(stage >= count - lanes for stage in range(count)),
+            held=(Held(),) * count,
+            caps=(inf,) * lanes,
+        )
+
+    def repeated_bound(self, config: Config) -> float:
+        """Seconds that no plan of a config is below, whatever its schedule: all passes of all micro-batches, over the lanes."""
+        fast = self.book.fast(config.way, config.size)
+        if fast is None or config.pp > len(self.units):
+            return inf
+        more = sum(self.shared(config, fast[unit])[0] for unit in self.units)
+        return self.bound(config) + (self.repeated - 1) * config.microbatches * more / config.pp
+
     def interlaced(self, config: Config) -> Estimate | Shortage | None:
         """Embeddings and heads on all lanes, over the devices of all of them; the units in stages between them, in an order that the modulo
         scheduler finds under the memory of the lanes."""
-        wide = replace(config.way, tp=config.way.tp * config.pp, vocabulary=True, keep=Keep.ALL, pieces=1)
-        spread = self.book.probed(wide, config.size)
+        spread = self.book.probed(self._wide(config), config.size)
         options, fast = self.book.options(config.way, config.size), self.book.fast(config.way, config.size)
         inner = [unit for unit in self.units if self.model.items[unit].modules]
         if (
@@ -251,30 +323,70 @@ class Estimator:
         assert fast is not None, "a config with a bound"
         return min((fast[unit].forward for unit in self.units if self.model.items[unit].modules), default=0.0)
 
-    def schedule_bound(self, config: Config, kind: Kind, chunks: int) -> float:
-        """Seconds that no plan of a config with this schedule is below: with the relaxed interval (`relax.py`) of the units that most of the
-        model is made of, and the rest of the model shared as suits."""
-        key = (config, kind, chunks)
+    def schedule_bound(self, config: Config, kind: Kind, chunks: int, *, whole: bool = False) -> float:
+        """Seconds that no plan of a config with this schedule is below (`relax.py`): for the units that most of the model is made of, and the rest of the model
+        shared as suits. `whole` counts whole units."""
+        key = (config, kind, chunks, whole)
         if key not in self.relaxed:
-            self.relaxed[key] = self._relaxed(config, kind, chunks)
-        return config.microbatches * self.relaxed[key] + (config.pp - 1) * self.shortest(config)
+            self.relaxed[key] = self._relaxed(config, kind, chunks, whole)
+        return self.relaxed[key]
 
-    def _relaxed(self, config: Config, kind: Kind, chunks: int) -> float:
+    def _relaxed(self, config: Config, kind: Kind, chunks: int, whole: bool) -> float:
         fast, options = self.book.fast(config.way, config.size), self.book.options(config.way, config.size)
         pattern = self.pattern(kind, config.pp, min(config.microbatches, shortened(config)), chunks)
         if fast is None or options is None or pattern is None or len(self.units) < config.pp * chunks:
             return inf
         most = max(range(len(self.model.items)), key=lambda number: self.model.items[number].copies)
         alike = [unit for unit in self.units if self._same(fast, unit, most)]
-        rest = sum(
-            fast[unit].seconds + _added(config, fast[unit]) for unit in self.units if not self._same(fast, unit, most)
+        others = [unit for unit in self.units if not self._same(fast, unit, most)]
+        counted, split = self.counted, any(task.work is Work.WEIGHTS for task in pattern.rows[0])
+        choices = []
+        for variant in options[most]:
+            like = (variant.keep, variant.pieces)
+            rows = [other.cost for unit in {*alike} for other in options[unit] if (other.keep, other.pieces) == like]
+            parts = [self.seconds(config, cost, split=split, shared=counted.traffic) for cost in rows]
+            choices.append(
+                UnitOption(
+                    min(part.forward for part in parts),
+                    min(part.backward for part in parts),
+                    min(part.weights for part in parts),
+                    min(cost.activations for cost in rows),
+                    min(cost.working for cost in rows) if counted.working else 0.0,
+                )
+            )
+        rest = Rest(
+            len(others),
+            sum(_total(self.seconds(config, fast[unit], split=split, shared=counted.traffic)) for unit in others),
+            sum(  # of each, one micro-batch at least is in flight
+                _per_unit(config, fast[unit]) + min(variant.cost.activations for variant in options[unit])
+                for unit in others
+            )
+            if counted.rest
+            else 0.0,
         )
-        choices = [
-            UnitOption(variant.cost.seconds + _added(config, variant.cost), variant.cost.activations)
-            for variant in options[most]
-        ]
-        static, flying = _per_unit(config, fast[most]), in_flight(pattern)
-        return least_interval(pattern.stages, flying, choices, len(alike), static, self.memory, rest)
+        end = self.optimizer_seconds(config, fast[most].parameters, fast[most].state) if counted.optimizer else 0.0
+        lanes = Lanes(pattern.stages, in_flight(pattern), config.microbatches, split)
+        return least_step(
+            lanes,
+            choices,
+            len(alike),
+            _per_unit(config, fast[most]),
+            self.memory,
+            rest,
+            optimizer=end,
+            bubble=counted.bubble,
+            whole=whole,
+        )
+
+    def optimizer_seconds(self, config: Config, parameters: int, state: int) -> float:
+        moved = 3 * parameters + 2 * state
+        return memory_time(moved // (config.dp if config.zero else 1), self.wires.cluster.device)[0]
+
+    def seconds(self, config: Config, cost: ItemCost, *, split: bool, shared: bool = True) -> Durations:
+        """F, B and W of a unit and a micro-batch, with what replicas exchange beside them. Where W is not apart it may run while B waits."""
+        forward, backward = self.shared(config, cost) if shared else (cost.forward, cost.backward)
+        hidden = 0.0 if split else max(0.0, cost.backward + cost.weights - cost.together)
+        return Durations(forward, backward - hidden, cost.weights + _added(config, cost))
 
     def _same(self, fast: tuple[ItemCost, ...], unit: int, most: int) -> bool:
         """Whether a unit costs what those that most of the model is made of cost: the first and the last layer do."""
@@ -286,15 +398,21 @@ class Estimator:
         )
 
     def interlaced_bound(self, config: Config) -> float:
-        """Seconds that no interlaced plan of a config is below: the units over the lanes, and what is shared on all of them."""
+        """Seconds that no interlaced plan of a config is below: the units over the lanes, and on each lane all that is shared, spread over all devices. Infinite where
+        the memory of all lanes does not hold the model."""
         fast = self.book.fast(config.way, config.size)
-        if fast is None:
+        spread = self.book.probed(self._wide(config), config.size) if fast is not None else None
+        if fast is None or spread is None:
+            return inf
+        if config.pp * self.memory < self.static(config, self.units, fast, set()):
             return inf
         inner = sum(fast[unit].seconds for unit in self.units if self.model.items[unit].modules)
-        outer = sum(fast[unit].seconds for unit in self.units if not self.model.items[unit].modules)
-        return (
-            config.microbatches * (inner + outer) / config.pp
-        )  # of the shared part, no more than its division is sure
+        outer = sum(spread[unit].seconds for unit in self.units if not self.model.items[unit].modules)
+        return config.microbatches * (inner / config.pp + outer)
+
+    def _wide(self, config: Config) -> Way:
+        """How embeddings and heads are split in an interlaced plan."""
+        return replace(config.way, tp=config.way.tp * config.pp, vocabulary=True, keep=Keep.ALL, pieces=1)
 
     def fill(self, config: Config, kind: Kind, chunks: int) -> float:
         """Seconds of bubble that a schedule has with equal stages (the table of `plan/schedules.py`): with unequal ones it has more."""
@@ -317,6 +435,20 @@ class Estimator:
                 return total
 
 
+def _pass_after_pass(lanes: int, microbatches: int, passes: int) -> Pattern:
+    """All micro-batches through each pass without gradients, and then 1F1B."""
+    last, rows = one_forward_one_backward(lanes, microbatches), []
+    early = (passes - 1) * lanes
+    for lane, row in enumerate(last.rows):
+        before = [
+            Task(Work.FORWARD, number, turn * lanes + lane)
+            for turn in range(passes - 1)
+            for number in range(microbatches)
+        ]
+        rows.append((*before, *(Task(task.work, task.microbatch, early + task.stage) for task in row)))
+    return Pattern(tuple(rows))
+
+
 def _per_unit(config: Config, cost: ItemCost) -> float:
     """Bytes of parameters, gradients and state that each unit adds to a lane."""
     return _standing(config, cost.parameters, cost.gradients, cost.state)
@@ -334,6 +466,10 @@ def _standing(config: Config, parameters: float, gradients: float, state: float)
             return parameters + (parameters + gradients + state) / config.dp
         case _:
             return (parameters + gradients + state) / config.dp
+
+
+def _total(parts: Durations) -> float:
+    return parts.forward + parts.backward + parts.weights
 
 
 def _added(config: Config, cost: ItemCost) -> float:

@@ -2,7 +2,8 @@
 
 `probe` propagates and lowers a plan of the shallow graph, and puts one device of it on the clock: operators cost what `sennit.cost` says of their local
 pieces, collectives what all their groups together take on the cluster's wires (`sim/transfers.py`), and a step starts when what it
-waits for has ended (`sim/lane.py`). There is no other cost model. The batch lies over an axis `dp` that is as large as the number of
+waits for has ended (`sim/lane.py`). What the model calls `scaled_dot_product_attention` is one kernel there and another for its derivative, as eager
+torch runs it on a GPU (`sim/fused_attention.py`), unless the mathematical form is asked for. There is no other cost model. The batch lies over an axis `dp` that is as large as the number of
 micro-batches of all replicas: so a device sees one micro-batch of the size that is asked for, and the plan needs no time axis.
 Sums of weight gradients are made once a step and not for every micro-batch: they take no time here, and `sync` has those over other axes
 than `dp`, whose size is not known yet.
@@ -41,6 +42,7 @@ from sennit.plan.lower import lower
 from sennit.plan.plan import Plan
 from sennit.plan.propagate import propagate
 from sennit.plan.search.shallow import Shallow
+from sennit.sim.fused_attention import fuse_attention
 from sennit.sim.lane import LaneCode, compile_lane
 from sennit.sim.local import LocalTypes, Machine, StepCosts, Types
 from sennit.sim.optimizer import Optimizer
@@ -142,12 +144,14 @@ def probe(
     wires: Wires,
     optimizer: Optimizer,
     serial: Mapping[str, int] | None = None,
+    *,
+    fused_attention: bool = True,
 ) -> tuple[ItemCost, ...]:
     """The costs of each item of the model under a plan on this mesh. `serial` names axes whose pieces one device runs one after another
     (co-shard), with their sizes: compute counts for all pieces, sums over the axis are made where they lie."""
     plan = planner(model.graph, mesh)
     program = lower(propagate(plan))
-    (lane,) = program.lanes
+    (lane,) = (fuse_attention(program) if fused_attention else program).lanes
     code = compile_lane(lane, blocking=False)
     types = LocalTypes().of(code, lane.devices[0])
     clock = _Clock(model, plan, lane, code, types, wires, serial or {})

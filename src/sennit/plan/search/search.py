@@ -7,7 +7,7 @@ what replicas share, times the schedules. `search` walks it best first:
    equal stages;
 2. the one with the least guess is bounded again, by a linear program with the memory of its lanes, and waits for its turn;
 3. when that comes, it is estimated. The walk ends when no guess is below the best step found, or after `Space.estimates` of them;
-4. then the least bounds of what was left are sharpened by their linear programs, until the least of all is a sharp one.
+4. then the least bounds of what was left are sharpened: by their linear programs, then by whole units, until the least of all is as sharp as we know.
 
 The least bound of all is a certificate: no plan of the space, under any of its schedules, any cut into stages and any choice of what to keep, is faster.
 `Found.why` says where the step goes, which is why it is above the bound.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import count
 
 from sennit.cluster import Cluster
@@ -28,23 +28,28 @@ from sennit.errors import PlanError
 from sennit.ir.graph import Graph, Role
 from sennit.plan.search.choice import Choice, Kind
 from sennit.plan.search.config import Breakdown, Config, Estimate, Shortage
-from sennit.plan.search.costs import CostBook
+from sennit.plan.search.costs import CostBook, Probes
 from sennit.plan.search.estimate import Estimator
 from sennit.plan.search.pins import Pins
 from sennit.plan.search.probe import Wires
+from sennit.plan.search.relax import Counted
 from sennit.plan.search.shallow import shallow
 from sennit.plan.search.ways import Keep, Way
 from sennit.sim.optimizer import Optimizer
 from sennit.sim.optimizer import optimizer as named_optimizer
 
-__all__ = ["Found", "Space", "batch_of", "search"]
+__all__ = ["Found", "Lowest", "Space", "batch_of", "probes_of", "search"]
+
+_TOLERANCE = 1e-4  # relative: within which integer programs are solved
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
     """What a search may choose from. `sizes` are the samples of a micro-batch on a replica; `pieces` the co-shard factors; `most_tp` is
     the node where none is given. `estimates` is the most schedules that are estimated, best guesses first, `effort` the
-    most linear programs that the certificate may take: the bound holds in any case. The baselines are spaces too (`baselines.py`)."""
+    most linear programs that the certificate may take: the bound holds in any case. `fused_attention` counts what a model calls
+    `scaled_dot_product_attention` as one kernel, as torch runs it on a GPU; sennit's own ranks run its mathematical form, which is counted without.
+    `equal_stages` gives stages equally many units; `counted` says what the bounds count (`relax.py`). The baselines are spaces too (`baselines.py`)."""
 
     name: str = "all"
     tps: tuple[int, ...] | None = None
@@ -67,11 +72,32 @@ class Space:
     interlaced: bool = False
     effort: int = 1000
     estimates: int = 120
+    fused_attention: bool = True
+    equal_stages: bool = False
+    counted: Counted | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lowest:
+    """Whose bound the least is: a config and a schedule that no plan better than the one found is ruled out for. `parts` is that bound with one part
+    more counted each time (`relax.py`)."""
+
+    config: Config
+    kind: Kind
+    chunks: int
+    parts: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        config = self.config
+        schedule = "" if config.pp == 1 else f", {self.kind.value}" + (f" x{self.chunks}" if self.chunks > 1 else "")
+        zero = f", ZeRO-{config.zero}" if config.zero else ""
+        return f"{config.way}, pp={config.pp}, dp={config.dp}{schedule}, micro-batches of {config.size}{zero}"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`alternatives` are the best plans of other configs, best first; `configs` and `probes` say how much was looked at."""
+    """`alternatives` are the best plans of other configs, best first; `configs` and `probes` say how much was looked at; `lowest` is None where
+    the plan is its own bound."""
 
     choice: Choice
     estimate: Estimate
@@ -80,6 +106,7 @@ class Found:
     estimated: int
     probes: int
     refusals: tuple[tuple[str, str], ...]
+    lowest: Lowest | None = None
 
     @property
     def breakdown(self) -> Breakdown:
@@ -99,6 +126,16 @@ class Found:
         )
         return ", ".join(f"{name} {100 * seconds / step:.1f} %" for name, seconds in named if seconds > 0.0005 * step)
 
+    def certificate(self) -> str:
+        """The bound, whose it is, and what each part that it counts adds to it."""
+        choice = self.choice
+        said = f"no plan of the space is below {choice.bound:.4g} s: a gap of {100 * choice.gap:.2f} %"
+        if self.lowest is None:
+            return said
+        lines = [f"{said}, of {self.lowest}"]
+        lines += [f"  {seconds:.4g} s  {name}" for name, seconds in self.lowest.parts]
+        return "\n".join(lines)
+
 
 def search(
     graph: Graph,
@@ -109,10 +146,22 @@ def search(
     pins: Mapping[str, Mapping[str, object]] | None = None,
     say: Callable[[str], None] = lambda message: None,
     most_alternatives: int = 8,
+    probes: Probes | None = None,
+    passes: int = 1,
 ) -> Found:
-    """The fastest plan that fits on all devices of the cluster. The batch of the graph is that of a whole step."""
+    """The fastest plan that fits on all devices of the cluster. The batch of the graph is that of a whole step. Searches of several spaces for one
+    model share their `probes` (`probes_of`). A recycled model is searched as one pass of it, and `passes` says how many it has, of which the last is trained."""
+    space = space or Space()
+    probes = probes or probes_of(graph, cluster, optimizer, fused_attention=space.fused_attention)
+    return _Search(graph, cluster, space, probes, pins or {}, say, most_alternatives, passes).run()
+
+
+def probes_of(
+    graph: Graph, cluster: Cluster, optimizer: Optimizer | str = "adamw-master", *, fused_attention: bool = True
+) -> Probes:
+    """What units cost, to be found as searches ask for it."""
     chosen = named_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
-    return _Search(graph, cluster, space or Space(), chosen, pins or {}, say, most_alternatives).run()
+    return Probes(shallow(graph), Wires(cluster), chosen, batch_of(graph), fused_attention=fused_attention)
 
 
 def batch_of(graph: Graph) -> int:
@@ -132,27 +181,30 @@ class _Search:
         graph: Graph,
         cluster: Cluster,
         space: Space,
-        optimizer: Optimizer,
+        probes: Probes,
         pins: Mapping[str, Mapping[str, object]],
         say: Callable[[str], None],
         most: int,
+        passes: int = 1,
     ) -> None:
         self.graph, self.cluster, self.say, self.most = graph, cluster, say, most
-        self.batch = batch_of(graph)
-        self.model = shallow(graph)
+        self.batch = probes.batch
+        self.model = probes.model
         self.pins = Pins.read(pins, graph, self.model)
         self.space = self.pins.limit(space)
-        wires = Wires(cluster)
         self.book = CostBook(
             self.model,
-            wires,
-            optimizer,
+            probes.wires,
+            probes.optimizer,
             self.batch,
             keeps=self.space.keeps,
             pieces=self.space.pieces,
             pinned=self.pins.units,
+            probes=probes,
         )
-        self.estimator = Estimator(self.book, self.pins.fixed)
+        self.estimator = Estimator(
+            self.book, self.pins.fixed, equal_stages=space.equal_stages, repeated=passes, counted=space.counted
+        )
         self.found: list[Estimate] = []
         self.shortages: list[Shortage] = []
         self.estimated = 0
@@ -160,6 +212,8 @@ class _Search:
         self.open: list[
             tuple[float, int, Config, tuple[Kind, int]]
         ] = []  # bounds of schedules that were not estimated, or were
+        self.lowest: Lowest | None = None
+        self.exact: dict[Config, float] = {}  # bounds of configs with one lane that were estimated
         self.roomy: set[Config] = set()  # configs, less what replicas share, in which every unit can keep everything
 
     def run(self) -> Found:
@@ -175,6 +229,11 @@ class _Search:
         if not any(map(self.keeps_pins, stages)):
             raise self.pins.cannot_be_cut(sorted(stages))
         self.check_passes()
+        if self.estimator.repeated > 1:
+            least = self.recycle(configs)
+            if not self.found:
+                raise self.does_not_fit()
+            return self.result(least)
         best = self.walk(configs)
         least = self.certify(best)
         if self.estimator.passes != 1:
@@ -211,13 +270,13 @@ class _Search:
         best = float("inf")
         while guesses:
             guess, _, config, kind, bound = heapq.heappop(guesses)
-            sharp = (config, *kind) in self.estimator.relaxed
-            if guess >= best or (best < float("inf") and self.estimated >= self.space.estimates):
+            sharp = (config, *kind, False) in self.estimator.relaxed
+            if guess >= best or (best < float("inf") and self.spent()):
                 self.open.append((bound, next(order), config, kind))
             elif not sharp:
                 sharper = max(bound, self.estimator.schedule_bound(config, *kind))
                 if sharper < float("inf"):
-                    heapq.heappush(guesses, (guess + sharper - bound, next(order), config, kind, sharper))
+                    heapq.heappush(guesses, (max(guess, sharper), next(order), config, kind, sharper))
             else:
                 self.open.append((bound, next(order), config, kind))
                 if config.zero > 1 and replace(config, zero=0) in self.roomy:
@@ -227,21 +286,54 @@ class _Search:
                     self.found.append(estimate)
         return best
 
+    def spent(self) -> bool:
+        """Whether enough was estimated. What does not fit is found out sooner."""
+        return len(self.found) + (self.estimated - len(self.found)) // 4 >= self.space.estimates
+
     def certify(self, best: float) -> float:
-        """The least bound of all schedules of all configs: those with the least are bounded by their linear program, until the least is one of
-        these, or `effort` programs were solved."""
+        """The least bound of all schedules of all configs. That with the least is sharpened, until nothing sharper is known of it, or `effort` is spent."""
         heapq.heapify(self.open)
-        solved = 0
+        spent = 0
         while self.open and self.open[0][0] < best:
             bound, number, config, kind = heapq.heappop(self.open)
-            if (config, *kind) in self.estimator.relaxed or solved >= self.space.effort:
+            sharper, effort = self.sharper(bound, config, kind)
+            if sharper is None or spent + effort > self.space.effort:
+                self.lowest = Lowest(config, *kind, self.parts(config, kind, bound))
                 return bound
-            solved += 1
+            spent += effort
             self.say(f"certifying: no plan below {bound:.4g} s, found {best:.4g} s")
-            sharper = max(bound, self.estimator.schedule_bound(config, *kind))
+            best = min([best, *(estimate.step for estimate in self.found[-1:])])
             if sharper < float("inf"):
                 heapq.heappush(self.open, (sharper, number, config, kind))
         return best
+
+    def sharper(self, bound: float, config: Config, kind: tuple[Kind, int]) -> tuple[float | None, int]:
+        """A sharper bound of a config with a schedule, and the effort: its linear program; then, with one lane, its estimate, which is exact but for the sum of
+        gradients; with several, its integer program. None where that was done."""
+        if (config, *kind, False) not in self.estimator.relaxed:
+            return max(bound, self.estimator.schedule_bound(config, *kind)), 1
+        if config.pp == 1:
+            if config in self.exact:
+                return (self.exact[config], 0) if self.exact[config] > bound else (None, 0)
+            self.found += list(self.scheduled(config, *kind))
+            return max(bound, self.exact.setdefault(config, float("inf"))), 5
+        if self.estimator.counted.whole and (config, *kind, True) not in self.estimator.relaxed:
+            return max(bound, self.estimator.schedule_bound(config, *kind, whole=True)), 25
+        return None, 0
+
+    def parts(self, config: Config, kind: tuple[Kind, int], bound: float) -> tuple[tuple[str, float], ...]:
+        """The bound of a config with a schedule, with one part more counted each time."""
+        counted = Counted(**dict.fromkeys((part.name for part in fields(Counted)), False))
+        found = [
+            (
+                "units: their seconds, and what they hold",
+                Estimator(self.book, counted=counted).schedule_bound(config, *kind),
+            )
+        ]
+        for part in fields(Counted)[:-1]:
+            counted = replace(counted, **{part.name: True})
+            found.append((f"+ {part.name}", Estimator(self.book, counted=counted).schedule_bound(config, *kind)))
+        return (*found, ("+ whole units", bound))
 
     def special(
         self,
@@ -250,14 +342,13 @@ class _Search:
         bound_of: Callable[[Config], float],
         estimate: Callable[[Config], Estimate | Shortage | None],
     ) -> float:
-        """Pipelines whose order the modulo scheduler finds (interlaced, or of several passes), of all configs that could be faster; the least bound among
-        them."""
-        least = float("inf")
-        for config in configs:
-            bound = bound_of(config) if config.pp > 1 else float("inf")
-            least = min(least, bound)
-            if bound >= best:
-                continue
+        """Pipelines whose order the modulo scheduler finds (interlaced, or of several passes), of configs that could be faster, the least bound first, a fifth
+        as many as others at most; the least bound of all."""
+        bounds = [(bound_of(config), config) for config in configs if config.pp > 1]
+        bounds.sort(key=lambda item: item[0])
+        for tried, (bound, config) in enumerate(bounds):
+            if bound >= best or tried >= self.space.estimates // 5:
+                break
             self.say(f"ordering {config.way}, pp={config.pp}, dp={config.dp}, micro-batches of {config.size}")
             self.estimated += 1
             match estimate(config):
@@ -266,7 +357,29 @@ class _Search:
                     self.found.append(found)
                 case Shortage() as shortage:
                     self.shortages.append(shortage)
-        return least
+        return bounds[0][0] if bounds else float("inf")
+
+    def recycle(self, configs: list[Config]) -> float:
+        """Plans of a recycled model, the least bound first, until the next is not below the best step; the least bound of all."""
+        known = (Kind.SEVERAL_FORWARD, Kind.ONE_F_ONE_B)
+        kinds = [kind for kind in known if kind in self.space.kinds] or [Kind.ONE_F_ONE_B]
+        bounds = sorted(
+            ((self.estimator.repeated_bound(config), config) for config in configs), key=lambda item: item[0]
+        )
+        best = float("inf")
+        for bound, config in bounds:
+            if bound >= best or self.spent():
+                break
+            self.say(f"recycling {config.way}, pp={config.pp}, dp={config.dp}, micro-batches of {config.size}")
+            for kind in kinds if config.pp > 1 else kinds[:1]:
+                self.estimated += 1
+                match self.estimator.repeats(config, kind):
+                    case Estimate() as estimate:
+                        best = min(best, estimate.step)
+                        self.found.append(estimate)
+                    case Shortage() as shortage:
+                        self.shortages.append(shortage)
+        return bounds[0][0]
 
     def kinds(self, config: Config) -> list[tuple[Kind, int]]:
         """The schedules of a config that pins allow, those with the least bubble first."""
@@ -305,6 +418,10 @@ class _Search:
         self.estimated += 1
         match self.estimator.estimate(config, kind, chunks):
             case Estimate() as estimate:
+                if config.pp == 1:
+                    plain = all(part.pieces == 1 for stage in estimate.stages for part in stage)
+                    left = 0.0 if plain else estimate.breakdown.sync
+                    self.exact[config] = (1 - _TOLERANCE) * (estimate.step - left)
                 if all(part.keep is Keep.ALL for stage in estimate.stages for part in stage):
                     self.roomy.add(replace(config, zero=0))
                 yield estimate
@@ -361,10 +478,11 @@ class _Search:
             if estimate.config not in seen and len(others) < self.most:
                 seen.add(estimate.config)
                 others.append(self.choice(estimate, bound))
-        refusals = tuple((str(way), reason) for way, reason in self.book.refusals.items())
-        probes = sum(costs is not None for costs in self.book.found.values())
+        refusals = tuple((str(way), reason) for way, reason in self.book.probes.refusals.items())
+        probes = sum(costs is not None for costs in self.book.probes.found.values())
         configs = len(list(self.configs()))
-        return Found(self.choice(best, bound), best, tuple(others), configs, self.estimated, probes, refusals)
+        lowest = self.lowest if bound < best.step else None
+        return Found(self.choice(best, bound), best, tuple(others), configs, self.estimated, probes, refusals, lowest)
 
     def choice(self, estimate: Estimate, bound: float) -> Choice:
         config = estimate.config
@@ -393,7 +511,9 @@ class _Search:
             for config in lean[:24]:
                 self.found += list(self.scheduled(config, Kind.ONE_F_ONE_B, 1))
         if not self.shortages:
-            reasons = "; ".join(f"{way}: {reason}" for way, reason in self.book.refusals.items()) or "too few units"
+            reasons = (
+                "; ".join(f"{way}: {reason}" for way, reason in self.book.probes.refusals.items()) or "too few units"
+            )
             return PlanError(f"no plan of the space suits graph {self.graph.name!r}: {reasons}", fix="widen the space")
         least = min(self.shortages, key=lambda shortage: shortage.lacking)
         config, memory = least.config, device.memory.value

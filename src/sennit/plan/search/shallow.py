@@ -9,7 +9,8 @@ each run with its backward, and drops the other copies:
 So the shallow graph is a graph of the same model with three units of each run (first, middle, last): every pass works on it, in
 a time that does not grow with depth, and what is found for the middle unit holds for all `copies` of it.
 
-**Items** are what a pipeline places: what comes before the first unit, the units, what stands between runs, what comes behind the last.
+**Items** are what a pipeline places: what comes before the first unit, the units, what stands between runs, what comes behind the last. Units are
+the children of the runs, and of other lists of modules beside them.
 `Item.copies` says how many units of the deep model one stands for; the order of items is the order of the data. An operator of a
 backward pass belongs to the item of its forward one, and a sum of gradients to the earliest item of its terms.
 """
@@ -149,9 +150,9 @@ def _child(path: str, parent: str) -> str | None:
 
 
 def _runs(graph: Graph) -> tuple[str, ...]:
-    """The modules whose children are the units: those of the repeats, or lists whose numbered children do most of the work."""
-    if graph.repeats:
-        return tuple(dict.fromkeys(repeat.module for repeat in graph.repeats))
+    """The modules whose children are the units: those of the repeats, and lists with several numbered children that lie beside them (a Swin's
+    resolutions, of which the long one repeats). Of lists in lists, the outer ones."""
+    folded = tuple(dict.fromkeys(repeat.module for repeat in graph.repeats))
     parents: dict[str, set[str]] = {}
     for op in graph.ops:
         parts = op.module.split(".")
@@ -159,11 +160,12 @@ def _runs(graph: Graph) -> tuple[str, ...]:
             if part.isdigit() and op.phase is Phase.FORWARD:
                 parents.setdefault(".".join(parts[:depth]), set()).add(part)
     lists = sorted((path for path, children in parents.items() if len(children) > 1), key=lambda path: path.count("."))
-    outer: list[str] = []
+    found = list(folded)
     for path in lists:
-        if not any(path.startswith(f"{other}.") for other in outer):
-            outer.append(path)
-    return tuple(outer)
+        around = any(f"{other}.".startswith(f"{path}.") for other in folded)
+        if not around and not any(path.startswith(f"{other}.") for other in found):
+            found.append(path)
+    return tuple(found)
 
 
 def _itemised(deep: Graph, graph: Graph) -> Shallow:
