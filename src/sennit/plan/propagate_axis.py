@@ -6,7 +6,7 @@
 | entries of inputs and parameters | `_inputs` |
 | backward products as their forward ones | `_mirror` |
 | the cheapest strategy that follows what is read | `_choose`, `_cheapest`, `_moved` |
-| pieces that a decided reader, a split parameter or a forward value will want | `_hints`, `_gradients`, `_hint` |
+| pieces that a decided reader, a split parameter or a forward value will want | `_hints`, `_gradients`, `_terms`, `_hint` |
 | sources, decided by their readers | `_is_free`, `_source`, `_reduce_instead` |
 | when an operator runs, on a time axis | `_moment`, `_check_after` |
 """
@@ -60,14 +60,15 @@ class AxisPass:
         self.homes: set[str] = set()  # parameters that the plan cuts over this axis only where they live
         self.chosen: dict[tuple[object, ...], Strategy] = {}  # layers repeat, and so do choices
         self.hints = self._hints()
-        self.gradients: dict[str, Entry] = {}
+        self.terms: dict[str, Entry] = {}
         # pending values that some operator needs reduced: the others get that for nothing
         self.resolved: set[str] = set()
 
     def run(self, moment: dict[str, Moment]) -> None:
         self._inputs()
-        self.gradients = self._gradients()
-        self.hints = {**self._beside_state(), **self.gradients, **self.hints}
+        gradients = self._gradients()
+        self.terms = self._terms(gradients)
+        self.hints = {**self._beside_state(), **gradients, **self.hints}
         late: set[str] = set()  # values that exist only after the last micro-batch
         free: list[Op] = []  # to be decided by their readers
         wanted: dict[str, set[Entry | None]] = {output.name: {None} for output in self.graph.outputs}
@@ -376,7 +377,7 @@ class AxisPass:
 
     def _piece_of_gradient(self, op: Op) -> Strategy | None:
         """A gradient that is made of whole values, for a parameter that is split: only the parameter's piece of it is needed."""
-        entry = self.gradients.get(op.name)
+        entry = self.terms.get(op.name)
         strategy = (
             making(op, self.types, self._size(op), 0, entry, self.index.book.rule(op)) if entry is not None else None
         )
@@ -397,6 +398,24 @@ class AxisPass:
                 root, entry = self._root(output.name, self.held[name, stage])
                 if isinstance(entry, Split):
                     found.setdefault(root, entry)
+        return found
+
+    def _terms(self, gradients: Mapping[str, Entry]) -> dict[str, Entry]:
+        """The same of what such a gradient is a sum of: a parameter with several readers has a term from each."""
+        found = dict(gradients)
+        waiting = list(gradients.items())
+        while waiting:
+            made, entry = waiting.pop()
+            op = self.index.producers.get(made)
+            if op is None or not _adds_gradients(op):
+                continue
+            for name in op.reads:
+                root, at_root = self._root(name, entry)
+                maker = self.index.producers.get(root)
+                alike = maker is not None and self._size(maker) == self._size(op)
+                if root not in found and alike and isinstance(at_root, Split):
+                    found[root] = at_root
+                    waiting.append((root, at_root))
         return found
 
     def _hints(self) -> dict[str, Entry]:
