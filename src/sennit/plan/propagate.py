@@ -25,7 +25,8 @@ readers want them, whole where readers differ, since a slice is free.
 micro-batches are in flight. Three moments make it work:
 
 - *before*: operators that no parameter and no micro-batch flows into run once, on the whole batch. The number of targets that
-  are not ignored is such a value: so a mean stays the mean over the whole batch;
+  are not ignored is such a value: so a mean stays the mean over the whole batch. What of it is read one micro-batch at a time alone, on its own
+  stage, is made with each of them;
 - *during*: operators on a split of the time axis run once per micro-batch;
 - *after*: operators on values that are pending over the time axis run once, on the accumulated sums.
 

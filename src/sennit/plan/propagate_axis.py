@@ -8,7 +8,7 @@
 | the cheapest strategy that follows what is read | `_choose`, `_cheapest`, `_moved` |
 | pieces that a decided reader, a split parameter or a forward value will want | `_hints`, `_gradients`, `_terms`, `_hint` |
 | sources, decided by their readers | `_is_free`, `_source`, `_reduce_instead` |
-| when an operator runs, on a time axis | `_moment`, `_check_after` |
+| when an operator runs, on a time axis | `_moment`, `_check_after`, `_postpone` |
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class AxisPass:
             if self.is_time:
                 moment[op.name] = Moment.BEFORE if strategy.is_replicated else Moment.DURING
             self._settle(op, strategy, wanted, moment)
-        if not self.is_time:
+        if self.is_time:
+            self._postpone(moment, wanted)
+        else:
             for (name, stage), entry in self.held.items():
                 self.inputs[name, stage][self.axis] = entry
 
@@ -275,6 +277,31 @@ class AxisPass:
             late.update(value.name for value in op.results)
             return Moment.AFTER
         return Moment.BEFORE if strategy.is_replicated else Moment.DURING
+
+    def _postpone(self, moment: dict[str, Moment], wanted: dict[str, set[Entry | None]]) -> None:
+        """What could run before the first micro-batch, and is read one micro-batch at a time, runs with each of them. The rows of targets over
+        a vocabulary, of the whole batch, would be there through all of the step."""
+        outputs = {output.name for output in self.graph.outputs}
+        for op in reversed(self.graph.ops):
+            early = moment[op.name] is Moment.BEFORE and all(value.name in self.index.whole for value in op.results)
+            if not early or op.name in self.decided or len(op.results) > 1:
+                continue
+            (value,) = op.results
+            readers = self.index.readers.get(value.name, [])
+            near = all(self.index.stage[reader.name] == self.index.stage[op.name] for reader in readers)
+            needs = {entry for reader in readers for entry in self._needs(reader, value.name, moment)}
+            if not near or value.name in outputs or len(needs) != 1 or not isinstance(need := needs.pop(), Split):
+                continue
+            strategy = making(op, self.types, self._size(op), 0, need, self.index.book.rule(op))
+            if strategy is not None and self._fits(op, strategy):
+                moment[op.name] = Moment.DURING
+                self._settle(op, strategy, wanted, moment)
+
+    def _needs(self, reader: Op, name: str, moment: Mapping[str, Moment]) -> set[Entry | None]:
+        strategy = self.strategies[reader.name].get(self.axis)
+        if strategy is None or moment[reader.name] is not Moment.DURING:
+            return {None}
+        return {need for read, need in zip(self.index.reads[reader.name], strategy.reads, strict=True) if read == name}
 
     def _check_after(self, op: Op, strategy: Strategy, late: set[str]) -> None:
         """What waits for the last micro-batch cannot also read one micro-batch at a time."""
