@@ -19,16 +19,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
-from queue import Queue
 from statistics import median
 from typing import Any
 
@@ -36,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 from special_models import CASES
-from special_rank import OURS, rank_main, serial_main
+from special_rank import OURS, rank_main, serial_main, warm_libraries
 
 RANKS = 4
 SWEEP = {
@@ -69,53 +70,65 @@ UNITS = {"mbit": 1e6, "gbit": 1e9}
 AGREE = 1e-3
 
 
-def run(case: str, contender: str, cores: tuple[str, ...], options: argparse.Namespace) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        out = str(Path(folder) / "answer.json")
-        argv = [sys.executable, __file__, "--rank-of", case, contender, str(options.steps)]
-        shared = {"WORLD_SIZE": str(RANKS), "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-        shared["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what is freed leaves the resident set, for every contender
-        shared["SENNIT_BENCH_PACE"] = options.rate if options.links == "paced" else ""
-        with started(argv, shared, out, cores, options) as ranks:
-            end = time.monotonic() + options.timeout
-            codes = [rank.poll() for rank in ranks]
-            while None in codes and not any(codes) and time.monotonic() < end:
-                time.sleep(0.1)
-                codes = [rank.poll() for rank in ranks]
-        if not Path(out).exists() or any(codes):
+@dataclass(slots=True)
+class Running:
+    """The ranks of a contender, and the file that rank 0 writes."""
+
+    contender: str
+    ranks: list[Any]  # processes: forked from this one, or started on a host of their own
+    cores: tuple[str, ...]
+    out: Path
+    end: float
+    undo: ExitStack
+
+    def codes(self) -> list[int | None]:
+        return [rank.poll() if isinstance(rank, subprocess.Popen) else rank.exitcode for rank in self.ranks]
+
+    def is_over(self) -> bool:
+        codes = self.codes()
+        return None not in codes or any(codes) or time.monotonic() > self.end
+
+    def finish(self) -> dict[str, Any]:
+        codes = self.codes()
+        self.undo.close()
+        if any(code != 0 for code in codes) or not self.out.exists():
             return {"error": f"ranks ended with {codes}"}
-        return json.loads(Path(out).read_text(encoding="utf-8"))
+        return json.loads(self.out.read_text(encoding="utf-8"))
 
 
-@contextmanager
-def started(
-    argv: list[str], shared: dict[str, str], out: str, cores: tuple[str, ...], options: argparse.Namespace
-) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The ranks of a contender: on four hosts, or on this one. None is left behind."""
+def start(case: str, contender: str, cores: tuple[str, ...], folder: Path, options: argparse.Namespace) -> Running:
+    """Start the ranks of a contender. None outlives the end of its `Running`."""
+    undo, out = ExitStack(), folder / f"{case} {contender}.json"
+    shared = {"WORLD_SIZE": str(RANKS), "MASTER_PORT": str(free_port())}
+    shared["SENNIT_BENCH_PACE"] = options.rate if options.links == "paced" else ""
     if options.links == "namespaces":
         from sennit.testing.testbed import network
 
-        with network(RANKS, options.rate) as net:
-            yield [net.run(rank, [*argv, cores[rank], out], env={**shared, "RANK": str(rank)}) for rank in range(RANKS)]
-        return
-    local = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [
-        subprocess.Popen([*argv, cores[rank], out], env={**os.environ, **shared, **local, "RANK": str(rank)})
-        for rank in range(RANKS)
-    ]
-    try:
-        yield ranks
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+        net = undo.enter_context(network(RANKS, options.rate))
+        argv = [sys.executable, __file__, "--rank-of", case, contender, str(options.steps)]
+        ranks: list[Any] = [
+            net.run(rank, [*argv, cores[rank], str(out)], env={**shared, "RANK": str(rank)}) for rank in range(RANKS)
+        ]
+    else:
+        local = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+        ranks = []
+        for rank in range(RANKS):
+            variables = {**shared, **local, "RANK": str(rank)}
+            ranks.append(forked(rank_main, case, contender, options.steps, cores[rank], str(out), variables))
+            undo.callback(end, ranks[-1])
+    return Running(contender, ranks, cores, out, time.monotonic() + options.timeout, undo)
 
 
-def serial_losses(case: str, options: argparse.Namespace) -> list[float]:
-    with tempfile.TemporaryDirectory() as folder:
-        out = str(Path(folder) / "losses.json")
-        subprocess.run([sys.executable, __file__, "--serial", case, str(options.steps), out], check=True)
-        return json.loads(Path(out).read_text(encoding="utf-8"))
+def forked(work: Callable[..., None], *arguments: Any) -> Any:
+    """A process that starts with everything imported. This one has one thread, so that a copy of it is sound."""
+    process = get_context("fork").Process(target=work, args=arguments)
+    process.start()
+    return process
+
+
+def end(process: Any) -> None:
+    process.kill()
+    process.join()
 
 
 def free_port() -> int:
@@ -134,26 +147,29 @@ def sets_of_cores(jobs: int) -> list[tuple[str, ...]]:
     return [tuple(runs[job * RANKS : (job + 1) * RANKS]) for job in range(jobs)]
 
 
-def compare(case: str, options: argparse.Namespace) -> dict[str, Any]:
-    """All contenders of a case, `--jobs` at a time."""
-    contenders = [
-        name for name in SWEEP[CASES[case].family] if not options.only or any(part in name for part in options.only)
-    ]
-    free: Queue[tuple[str, ...]] = Queue()
-    for cores in sets_of_cores(options.jobs):
-        free.put(cores)
-
-    def one(contender: str) -> dict[str, Any]:
-        cores = free.get()
-        try:
-            return run(case, contender, cores, options)
-        finally:
-            free.put(cores)
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        serial = pool.submit(serial_losses, case, options)
-        rows = dict(zip(contenders, pool.map(one, contenders), strict=True))
-    return {"serial": serial.result(), "rows": rows}
+def compare(case: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """All contenders of a case, `--jobs` at a time, and the serial model's losses."""
+    names = SWEEP[CASES[case].family]
+    waiting = [name for name in names if not options.only or any(part in name for part in options.only)]
+    order, rows = list(waiting), {}
+    free, running = sets_of_cores(options.jobs), []
+    serial = forked(serial_main, case, options.steps, str(folder / f"{case}.json"))
+    try:
+        while waiting or running:
+            while waiting and free:
+                running.append(start(case, waiting.pop(0), free.pop(), folder, options))
+            for item in [item for item in running if item.is_over()]:
+                running.remove(item)
+                rows[item.contender] = item.finish()
+                free.append(item.cores)
+            time.sleep(0.05)
+        serial.join()
+    finally:
+        for item in running:
+            item.undo.close()
+        end(serial)
+    losses = json.loads((folder / f"{case}.json").read_text(encoding="utf-8"))
+    return {"serial": losses, "rows": {name: rows[name] for name in order}}
 
 
 def report(case: str, found: dict[str, Any], rate: str) -> None:
@@ -183,11 +199,9 @@ def report(case: str, found: dict[str, Any], rate: str) -> None:
 
 def main() -> int:
     if sys.argv[1:2] == ["--rank-of"]:
-        rank_main(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5], sys.argv[6])
+        rank_main(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5], sys.argv[6], {})
         return 0
-    if sys.argv[1:2] == ["--serial"]:
-        serial_main(sys.argv[2], int(sys.argv[3]), sys.argv[4])
-        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # so that no rank is left behind
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="CASE")
     parser.add_argument("--only", nargs="+", default=[], help="contenders whose names have one of these in them")
@@ -204,8 +218,11 @@ def main() -> int:
     )
     found: dict[str, Any] = {}
     wrong = False
+    torch.set_num_threads(1)
+    warm_libraries()
+    folder = Path(tempfile.mkdtemp(prefix="special-"))
     for case in options.cases:
-        found[case] = compare(case, options)
+        found[case] = compare(case, options, folder)
         report(case, found[case], options.rate)
         wrong |= any("error" in row for row in found[case]["rows"].values())
         if options.json:

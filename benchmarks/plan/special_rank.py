@@ -34,7 +34,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fuse"))
 from slow_links import pace
 
-__all__ = ["OURS", "rank_main", "serial_main"]
+__all__ = ["OURS", "rank_main", "serial_main", "warm_libraries"]
 
 OURS = ("interlaced", "co_shard", "recycled", "data_parallel", "zero", "pipeline")
 Step = Callable[[], float]
@@ -178,7 +178,9 @@ def pipelining(
 # ---- a rank --------------------------------------------------------------------------------------------------------------
 
 
-def rank_main(case: str, contender: str, steps: int, cores: str, out: str) -> None:
+def rank_main(case: str, contender: str, steps: int, cores: str, out: str, variables: dict[str, str]) -> None:
+    os.environ.update(variables)
+    ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 65536)  # what is freed leaves the resident set, for every contender
     if cores:
         os.sched_setaffinity(0, {int(core) for core in cores.split("+")})
     torch.set_num_threads(1)
@@ -236,6 +238,7 @@ def resident(field: str) -> int:
     raise KeyError(field)
 
 
+_MMAP_THRESHOLD = -3  # of malloc.h
 _TCP_INFO, _BYTES_SENT = 11, 200  # of linux/tcp.h: the option, and where tcpi_bytes_sent lies in its answer
 
 
