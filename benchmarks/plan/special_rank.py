@@ -108,8 +108,9 @@ def parallel(name: str, case: Case, model: nn.Module, batch: dict[str, Any], opt
     planner: Any = getattr(zoo, name)
     if "schedule" in options:
         planner = partial(planner, schedule=options["schedule"])
-    if "pieces" in options:
-        planner = partial(planner, pieces=int(options["pieces"]))
+    for key in ("pieces", "in_flight"):
+        if key in options:
+            planner = partial(planner, **{key: int(options[key])})
     if name == "zero":
         planner = partial(planner, level=int(options["level"]))
     elif "level" in options:
