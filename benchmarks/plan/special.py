@@ -180,7 +180,7 @@ def report(case: str, found: dict[str, Any], rate: str) -> None:
     speed = float(rate[:-4]) * UNITS[rate[-4:]] / 8
     print(f"\n{case}: {CASES[case].shape}")
     print(
-        f"  {'contender':44s} {'least s':>8s} {'median':>8s} {'x best peer':>12s} {'peak MB':>8s} {'x leanest':>10s} "
+        f"  {'contender':44s} {'least s':>8s} {'median':>8s} {'x best peer':>12s} {'standing':>8s} {'peak MB':>8s} {'x leanest':>10s} "
         f"{'MB sent':>8s} {'link s':>7s}  loss, off serial by"
     )
     for name, row in found["rows"].items():
@@ -190,7 +190,7 @@ def report(case: str, found: dict[str, Any], rate: str) -> None:
         off = max(abs(a - b) / abs(b) for a, b in zip(row["losses"], found["serial"], strict=True))
         least = min(row["seconds"])
         print(
-            f"  {name:44s} {least:8.3f} {median(row['seconds']):8.3f} {fastest / least:11.2f}x {row['bytes'] / 1e6:8.0f} "
+            f"  {name:44s} {least:8.3f} {median(row['seconds']):8.3f} {fastest / least:11.2f}x {row['standing'] / 1e6:8.0f} {row['bytes'] / 1e6:8.0f} "
             f"{leanest / row['bytes']:9.2f}x {row['sent'] / 1e6:8.2f} {row['sent'] / speed:7.3f}  {row['losses'][-1]:.5f} {off:.0e}"
             + ("" if off <= AGREE else "  WRONG")
         )
@@ -209,6 +209,7 @@ def main() -> int:
     parser.add_argument("--links", choices=["namespaces", "paced", "none"], default="namespaces")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="contenders at a time, each rank on cores of its own")
+    parser.add_argument("--cores", help="those that ranks may have, as 8-15")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one contender")
     parser.add_argument("--json", type=Path, help="written after each case")
     options = parser.parse_args()
@@ -218,6 +219,9 @@ def main() -> int:
     )
     found: dict[str, Any] = {}
     wrong = False
+    if options.cores:
+        first, _, last = options.cores.partition("-")
+        os.sched_setaffinity(0, range(int(first), int(last or first) + 1))
     torch.set_num_threads(1)
     warm_libraries()
     folder = Path(tempfile.mkdtemp(prefix="special-"))

@@ -4,7 +4,8 @@
 |---|---|
 | seconds | of a step, from a barrier to the updated parameters, the slowest rank's |
 | sent | bytes that the rank's TCP connections sent in a step (the kernel's own count, `TCP_INFO`), after a first step: no initialisation |
-| memory | the most that the resident set grew over what it was before the model was built, after a first step, all libraries loaded |
+| standing | what the resident set grew between before the model was built and after a first step: parameters, optimizer, buckets, what was compiled; all libraries were loaded before |
+| peak | the most that it grew by while steps ran |
 | losses | of every step, equal on all ranks, to be compared with the serial model's |
 
 A contender is a name and options, `ddp:bucket=25`, `fsdp2:reshard=no,checkpoint=yes`, `interlaced:mb=8`. All of them use the same AdamW, fused into one call.
@@ -195,7 +196,7 @@ def rank_main(case: str, contender: str, steps: int, cores: str, out: str, varia
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak from here on
-    seconds = []
+    seconds, standing = [], resident("VmRSS") - before
     dist.barrier()
     sent = sent_bytes()
     for _ in range(steps):
@@ -203,11 +204,12 @@ def rank_main(case: str, contender: str, steps: int, cores: str, out: str, varia
         start = time.perf_counter()
         losses.append(step())
         seconds.append(time.perf_counter() - start)
-    row = [*seconds, float(resident("VmHWM") - before), (sent_bytes() - sent) / steps]
+    row = [*seconds, standing, float(resident("VmHWM") - before), (sent_bytes() - sent) / steps]
     found = torch.tensor(row, dtype=torch.float64)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     if dist.get_rank() == 0:
-        answer = {"seconds": found[:-2].tolist(), "bytes": float(found[-2]), "sent": float(found[-1]), "losses": losses}
+        *seconds, standing, peak, sent = found.tolist()
+        answer = {"seconds": seconds, "standing": standing, "bytes": peak, "sent": sent, "losses": losses}
         Path(out).write_text(json.dumps(answer), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
