@@ -223,14 +223,23 @@ def serial_main(case: str, steps: int, out: str) -> None:
     Path(out).write_text(json.dumps([step() for _ in range(steps + 1)]), encoding="utf-8")
 
 
+LIBRARIES = (
+    "torch.distributed.fsdp", "torch.distributed.pipelining", "sennit.run.parallelize",
+    "torch._export.non_strict_utils", "torch._export.serde.serialize", "torch._functorch._aot_autograd.autograd_cache",
+)  # fmt: skip
+
+
 def warm_libraries() -> None:
-    """What any contender imports, before memory is counted."""
+    """What any contender imports, also what torch.export imports when it is first used, before memory is counted. Nothing is computed: ranks
+    are forked from here, and autograd's threads do not survive that."""
     from importlib import import_module
+    from importlib.util import find_spec
 
     from sennit.testing.families_torch import transformers_module
 
-    for name in ("torch.distributed.fsdp", "torch.distributed.pipelining", "sennit.run.parallelize"):
-        import_module(name)
+    for name in LIBRARIES:
+        if find_spec(name) is not None:  # the private ones come and go with versions of torch
+            import_module(name)
     transformers_module()
 
 
