@@ -65,12 +65,14 @@ def step_of(case: Case, contender: str) -> Step:
         wrapped: nn.Module = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=cap, gradient_as_bucket_view=True)
         return loop(wrapped, mine, whole=False)
     assert name == "fsdp2", name
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    mesh = init_device_mesh("cpu", (ranks,))  # without one it takes the GPU of a machine that has one
     reshard = options.get("reshard") != "no"
     for block in blocks(case, model):
-        fully_shard(block, reshard_after_forward=reshard)
-    return loop(fully_shard(model, reshard_after_forward=reshard), mine, whole=False)
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
+    return loop(fully_shard(model, mesh=mesh, reshard_after_forward=reshard), mine, whole=False)
 
 
 def loop(model: nn.Module, batch: dict[str, Any], *, whole: bool) -> Step:

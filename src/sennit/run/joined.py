@@ -2,7 +2,7 @@
 
 **Buckets.** The sums of gradients over replicas are one collective each in the program. A call costs its latency, whatever it carries, so the source
 puts those that nobody reads before the end of the step into buckets, in the order in which they are made: each is copied into its place in one flat
-tensor, and the last one starts the collective. With B bytes in all, a bucket ends at max(64 KiB, min(25 MiB, B / 8)): a few buckets,
+tensor, and the last one starts the collective. With B bytes in all, a bucket ends at max(16 KiB, min(25 MiB, B / 8)): a few buckets,
 so that all but the last overlap with the backward pass that is still to run. Only collectives whose group lies inside the lane are joined: its members
 run one text, and so agree on what is in a bucket.
 
@@ -28,7 +28,7 @@ from sennit.ir.program import Buffer, Collective, CollectiveKind, Compute, Free,
 
 __all__ = ["ADDS", "Bucket", "Joined", "joined"]
 
-_LEAST, _MOST, _PARTS = 64 << 10, 25 << 20, 8
+_LEAST, _MOST, _PARTS = 16 << 10, 25 << 20, 8
 _REDUCTIONS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 
 ADDS = ("aten.mm.default", "aten.embedding_dense_backward.default", "sennit.embedding_dense_backward")
