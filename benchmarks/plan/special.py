@@ -1,304 +1,134 @@
-"""Co-shard, interlaced and recycled plans on four real ranks, beside what torch has for the same models.
+"""Plans of the zoo on four real ranks over slow links, beside what torch has for the same models.
 
-    sudo python benchmarks/plan/special.py [--rate 200mbit] [--cases t5 swin evoformer] [--steps 5]
-    python benchmarks/plan/special.py --rate none            # all ranks on this host
+    sudo python benchmarks/plan/special.py [--rate 200mbit] [--cases t5-128k swin-128] [--steps 5]    # four hosts: network namespaces
+    python benchmarks/plan/special.py --links paced --jobs 2                                          # one host: sockets that send at the rate
+    python benchmarks/plan/special.py --links none                                                    # one host, as fast as it is
 
-Four gloo ranks, one thread each, on four hosts that are joined by links of the given rate (network namespaces of this machine). The models
-are Hugging Face's T5, timm's Swin and an Evoformer with three passes; no dropout, float32, AdamW, one global batch for all contenders.
-Each contender runs in processes of its own. Printed: the least and median seconds of a step (the slowest rank's), the most memory that a rank took above
-what it had before the model was built (resident set, after a first step), bytes that a host sent in a step, and the loss after the last step,
-which must agree.
+Four gloo ranks, one thread each. Models are in `special_models.py`, what is measured of a rank in `special_rank.py`. One global batch and one optimizer for
+all contenders, each in processes of its own; a contender whose losses differ from the serial model's by more than 1e-3 (relative, float32 under AdamW) is an error.
 
-Contenders are what people use: DDP; FSDP2 by blocks; both with activation checkpointing; for Swin, which is a sequence of layers, torch's own
-pipelining in 1F1B order. T5 would have to be rewritten for that, and no schedule of torch's runs a block several times.
+Torch's contenders are swept: DDP over bucket sizes, FSDP2 by blocks with parameters let go of after forward or kept, both with and without activation checkpoints, torch's own
+pipelining with 1F1B and zero-bubble schedules over numbers of micro-batches. Ours are the zoo's plans, swept over micro-batches or pieces.
+
+`link s` is what was sent over the rate: how long the link of the busiest rank was busy. A paced socket is limited by itself, so a rank that sends to several peers at once has more than
+the rate: see that no row's time is below its link seconds.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from special_models import CASES
+from special_rank import OURS, rank_main, serial_main, warm_libraries
 
 RANKS = 4
-CASES: dict[str, tuple[str, ...]] = {
-    "t5": ("interlaced", "interlaced, recomputed", "ddp", "ddp, checkpoints", "fsdp2", "fsdp2, checkpoints"),
-    "swin": (
-        "co-shard",
-        "co-shard, zero-2",
-        "ddp",
-        "ddp, checkpoints",
-        "fsdp2",
-        "fsdp2, checkpoints",
-        "pipelining 1f1b",
+SWEEP = {
+    "t5": (
+        "interlaced:mb=4", "interlaced:mb=8", "interlaced:mb=8,checkpoint=yes",
+        "ddp:bucket=1", "ddp:bucket=25", "ddp:bucket=100", "ddp:bucket=25,checkpoint=yes",
+        "fsdp2:reshard=yes", "fsdp2:reshard=no", "fsdp2:reshard=yes,checkpoint=yes",
     ),
-    "evoformer": ("recycled", "ddp", "fsdp2"),
-}
-OURS = ("interlaced", "co-shard", "recycled")
-MICROBATCHES = 8
+    "swin": (
+        "co_shard:pieces=2", "co_shard:pieces=4", "co_shard:pieces=4,level=2",
+        "ddp:bucket=1", "ddp:bucket=25", "ddp:bucket=25,checkpoint=yes",
+        "fsdp2:reshard=yes", "fsdp2:reshard=no", "fsdp2:reshard=yes,checkpoint=yes",
+        "pipelining:schedule=1F1B,mb=4", "pipelining:schedule=1F1B,mb=8", "pipelining:schedule=ZBVZeroBubble,mb=8",
+        "pipelining:schedule=InterleavedZeroBubble,mb=8", "pipelining:schedule=1F1B,mb=8,checkpoint=yes",
+    ),
+    "evoformer": (
+        "recycled:mb=4", "recycled:mb=8", "recycled:mb=8,in_flight=4",
+        "ddp:bucket=1", "ddp:bucket=25", "ddp:bucket=25,checkpoint=yes",
+        "fsdp2:reshard=yes", "fsdp2:reshard=no", "fsdp2:reshard=yes,checkpoint=yes",
+    ),
+    "gpt": (
+        "data_parallel", "zero:level=1", "zero:level=3", "pipeline:schedule=1F1B,mb=4", "pipeline:schedule=1F1B,mb=8",
+        "pipeline:schedule=zero bubble H1,mb=8",
+        "ddp:bucket=1", "ddp:bucket=25", "ddp:bucket=100", "fsdp2:reshard=yes", "fsdp2:reshard=no",
+        "pipelining:schedule=1F1B,mb=4", "pipelining:schedule=1F1B,mb=8", "pipelining:schedule=ZBVZeroBubble,mb=8",
+        "pipelining:schedule=InterleavedZeroBubble,mb=8",
+    ),
+}  # fmt: skip
+UNITS = {"mbit": 1e6, "gbit": 1e9}
+AGREE = 1e-3
 
 
-# ---- models --------------------------------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class Running:
+    """The ranks of a contender, and the file that rank 0 writes."""
+
+    contender: str
+    ranks: list[Any]  # processes: forked from this one, or started on a host of their own
+    cores: tuple[str, ...]
+    out: Path
+    end: float
+    undo: ExitStack
+
+    def codes(self) -> list[int | None]:
+        return [rank.poll() if isinstance(rank, subprocess.Popen) else rank.exitcode for rank in self.ranks]
+
+    def is_over(self) -> bool:
+        codes = self.codes()
+        return None not in codes or any(codes) or time.monotonic() > self.end
+
+    def finish(self) -> dict[str, Any]:
+        codes = self.codes()
+        self.undo.close()
+        if any(code != 0 for code in codes) or not self.out.exists():
+            return {"error": f"ranks ended with {codes}"}
+        return json.loads(self.out.read_text(encoding="utf-8"))
 
 
-def build(case: str) -> tuple[nn.Module, dict[str, Any]]:
-    torch.manual_seed(0)
-    match case:
-        case "t5":
-            from sennit.testing.families_torch import transformers_module
-
-            library = transformers_module()
-            config = library.T5Config(
-                vocab_size=32768, d_model=128, d_kv=32, d_ff=512, num_layers=2, num_heads=4, dropout_rate=0.0, use_cache=False,
-                decoder_start_token_id=0, pad_token_id=0,
-            )  # fmt: skip
-            tokens = torch.randint(1, 32768, (16, 32))
-            return library.T5ForConditionalGeneration(config), {"input_ids": tokens, "labels": tokens.roll(1, 1)}
-        case "swin":
-            from sennit.testing.families_torch import transformers_module
-
-            transformers_module()  # clears the way for torchvision, which timm imports
-            from timm.models.swin_transformer import SwinTransformer
-
-            model = SwinTransformer(
-                img_size=64, patch_size=4, embed_dim=64, depths=(2, 2), num_heads=(4, 8), window_size=8, num_classes=16, drop_path_rate=0.0
-            )  # fmt: skip
-            return Classifier(model), {"images": torch.randn(16, 3, 64, 64), "labels": torch.randint(16, (16,))}
-        case "evoformer":
-            from sennit.testing.evoformer_torch import AlphaFoldTrunk, EvoformerConfig
-
-            config = EvoformerConfig(
-                residues=16,
-                sequences=8,
-                msa_width=64,
-                pair_width=64,
-                heads=4,
-                blocks=4,
-                msa_dropout=0.0,
-                pair_dropout=0.0,
-            )
-            rows = (16, config.sequences, config.residues)
-            return AlphaFoldTrunk(config), {
-                "sequences": torch.randint(config.amino_acids, rows),
-                "residues": torch.randint(config.amino_acids - 1, rows),
-                "distances": torch.randint(config.distance_bins, (16, config.residues, config.residues)),
-            }
-    raise ValueError(case)
-
-
-class Classifier(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(self.model(images), labels)
-
-
-def blocks(case: str, model: nn.Module) -> list[nn.Module]:
-    if case == "t5":
-        return [*model.encoder.block, *model.decoder.block]
-    return [b for layer in model.model.layers for b in layer.blocks] if case == "swin" else [*model.blocks]
-
-
-# ---- contenders ----------------------------------------------------------------------------------------------------------
-
-Step = Callable[[], float]
-
-
-def step_of(case: str, contender: str) -> Step:
-    model, batch = build(case)
-    if contender == "pipelining 1f1b":
-        return pipelining(model, batch)
-    mine = {key: value[dist.get_rank() :: RANKS].contiguous() for key, value in batch.items()}
-    if contender.endswith("checkpoints"):
-        checkpointed(case, model)
-    match contender.partition(",")[0]:
-        case "ddp":
-            wrapped: nn.Module = nn.parallel.DistributedDataParallel(model)
-        case "fsdp2":
-            from torch.distributed.fsdp import fully_shard
-
-            for block in blocks(case, model):
-                fully_shard(block)
-            wrapped = fully_shard(model)
-        case _:
-            wrapped, mine = parallel(case, contender, model, batch), batch
-    optimizer = torch.optim.AdamW(wrapped.parameters(), 1e-3)
-    ours = contender.partition(",")[0] in OURS
-
-    def step() -> float:
-        loss = loss_of(wrapped(**mine))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        value = loss.detach().clone()
-        if not ours:
-            dist.all_reduce(value)
-            value /= RANKS
-        return float(value)
-
-    return step
-
-
-def loss_of(result: Any) -> Tensor:
-    if isinstance(result, Tensor):
-        return result
-    return result["loss"]
-
-
-def checkpointed(case: str, model: nn.Module) -> None:
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-
-    wanted = blocks(case, model)
-    apply_activation_checkpointing(model, check_fn=lambda module: any(module is block for block in wanted))
-
-
-def parallel(case: str, contender: str, model: nn.Module, batch: dict[str, Any]) -> nn.Module:
-    import sennit
-    from sennit.plan import zoo
-
-    match contender:
-        case "interlaced":
-            planner, mesh = zoo.interlaced, f"pp=4;mb={MICROBATCHES}"
-        case "interlaced, recomputed":
-            planner, mesh = recomputed, f"pp=4;mb={MICROBATCHES}"
-        case "recycled":
-            planner, mesh = zoo.recycled, f"pp=4;mb={MICROBATCHES}"
-        case "co-shard":
-            planner, mesh = partial(zoo.co_shard, pieces=4), "dp=4"
-        case _:
-            planner, mesh = lean_pieces, "dp=4"
-    return sennit.parallelize(model, batch, plan=planner, mesh=mesh, losses=["loss"] if case == "evoformer" else None)
-
-
-def recomputed(graph: Any, mesh: Any) -> Any:
-    from sennit.ir.graph import Phase
-    from sennit.plan import recompute, zoo
-    from sennit.plan.zoo.stages import layers_of
-
-    plan = zoo.interlaced(graph, mesh)
-    for layer in layers_of(graph):
-        plan = recompute(plan, plan.graph.select(f"{layer}|{layer}.*", phase=Phase.FORWARD))
-    return plan
-
-
-def lean_pieces(graph: Any, mesh: Any) -> Any:
-    from sennit.plan import zoo
-
-    return zoo.sharded(zoo.co_shard(graph, mesh, pieces=4), level=2)
-
-
-def pipelining(model: nn.Module, batch: dict[str, Any]) -> Step:
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
-    swin = model.model
-    first, second = swin.layers
-    pieces = [
-        nn.Sequential(swin.patch_embed, first.downsample, first.blocks[0]),
-        first.blocks[1],
-        nn.Sequential(second.downsample, second.blocks[0]),
-        nn.Sequential(second.blocks[1], swin.norm, swin.head),
-    ]
-    rank = dist.get_rank()
-    stage = PipelineStage(pieces[rank], rank, RANKS, torch.device("cpu"))
-    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=nn.functional.cross_entropy)
-    optimizer = torch.optim.AdamW(pieces[rank].parameters(), 1e-3)
-
-    def step() -> float:
-        losses: list[Tensor] = []
-        if rank == 0:
-            schedule.step(batch["images"])
-        elif rank == RANKS - 1:
-            schedule.step(target=batch["labels"], losses=losses)
-        else:
-            schedule.step()
-        optimizer.step()
-        optimizer.zero_grad()
-        value = torch.stack([loss.detach() for loss in losses]).mean() if losses else torch.zeros(())
-        dist.broadcast(value, RANKS - 1)
-        return float(value)
-
-    return step
-
-
-# ---- a rank --------------------------------------------------------------------------------------------------------------
-
-
-def rank_main(case: str, contender: str, steps: int, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    dist.barrier()
-    before = resident("VmRSS")
-    step = step_of(case, contender)
-    losses = [step()]
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak from here on
-    seconds = []
-    for _ in range(steps):
-        dist.barrier()
-        start = time.perf_counter()
-        losses.append(step())
-        seconds.append(time.perf_counter() - start)
-    found = torch.tensor([*seconds, float(resident("VmHWM") - before)], dtype=torch.float64)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    if dist.get_rank() == 0:
-        answer = {"seconds": found[:-1].tolist(), "bytes": float(found[-1]), "losses": losses}
-        Path(out).write_text(json.dumps(answer), encoding="utf-8")
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def resident(field: str) -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise KeyError(field)
-
-
-# ---- all of them ---------------------------------------------------------------------------------------------------------
-
-
-def run(case: str, contender: str, steps: int, rate: str) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        out = str(Path(folder) / "answer.json")
-        argv = [sys.executable, __file__, "--rank-of", case, contender, str(steps), out]
-        shared = {"WORLD_SIZE": str(RANKS), "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-        shared["MALLOC_MMAP_THRESHOLD_"] = "65536"  # what is freed leaves the resident set, for every contender
-        if rate == "none":
-            ranks = [
-                subprocess.Popen(argv, env={**os.environ, **shared, "MASTER_ADDR": "127.0.0.1", "RANK": str(rank)})
-                for rank in range(RANKS)
-            ]
-            wait(ranks, contender)
-            return json.loads(Path(out).read_text(encoding="utf-8"))
+def start(case: str, contender: str, cores: tuple[str, ...], folder: Path, options: argparse.Namespace) -> Running:
+    """Start the ranks of a contender. None outlives the end of its `Running`."""
+    undo, out = ExitStack(), folder / f"{case} {contender}.json"
+    shared = {"WORLD_SIZE": str(RANKS), "MASTER_PORT": str(free_port())}
+    shared["SENNIT_BENCH_PACE"] = options.rate if options.links == "paced" else ""
+    if options.links == "namespaces":
         from sennit.testing.testbed import network
 
-        with network(RANKS, rate) as net:
-            ranks = [net.run(rank, argv, env={**shared, "RANK": str(rank)}) for rank in range(RANKS)]
-            wait(ranks, contender)
-            sent = max(net.bytes_sent(rank) for rank in range(RANKS)) / (steps + 1)
-            return {**json.loads(Path(out).read_text(encoding="utf-8")), "sent": sent}
+        net = undo.enter_context(network(RANKS, options.rate))
+        argv = [sys.executable, __file__, "--rank-of", case, contender, str(options.steps)]
+        ranks: list[Any] = [
+            net.run(rank, [*argv, cores[rank], str(out)], env={**shared, "RANK": str(rank)}) for rank in range(RANKS)
+        ]
+    else:
+        local = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+        ranks = []
+        for rank in range(RANKS):
+            variables = {**shared, **local, "RANK": str(rank)}
+            ranks.append(forked(rank_main, case, contender, options.steps, cores[rank], str(out), variables))
+            undo.callback(end, ranks[-1])
+    return Running(contender, ranks, cores, out, time.monotonic() + options.timeout, undo)
 
 
-def wait(ranks: list[subprocess.Popen[bytes]], contender: str) -> None:
-    codes = [rank.wait(timeout=600) for rank in ranks]
-    if any(codes):
-        raise SystemExit(f"{contender}: a rank ended with {codes}")
+def forked(work: Callable[..., None], *arguments: Any) -> Any:
+    """A process that starts with everything imported. This one has one thread, so that a copy of it is sound."""
+    process = get_context("fork").Process(target=work, args=arguments)
+    process.start()
+    return process
+
+
+def end(process: Any) -> None:
+    process.kill()
+    process.join()
 
 
 def free_port() -> int:
@@ -307,39 +137,104 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def main() -> None:
-    if len(sys.argv) > 1 and sys.argv[1] == "--rank-of":
-        rank_main(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
-        return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", nargs="+", default=list(CASES))
-    parser.add_argument("--rate", default="200mbit")
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--json")
-    options = parser.parse_args()
-    found = {}
+def sets_of_cores(jobs: int) -> list[tuple[str, ...]]:
+    """For each job, cores for each rank; empty where there are not enough to give each rank one."""
+    cores = sorted(os.sched_getaffinity(0))
+    each = len(cores) // (jobs * RANKS)
+    if each == 0:
+        return [("",) * RANKS] * jobs
+    runs = ["+".join(str(core) for core in cores[at * each : (at + 1) * each]) for at in range(jobs * RANKS)]
+    return [tuple(runs[job * RANKS : (job + 1) * RANKS]) for job in range(jobs)]
+
+
+def compare(case: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """All contenders of a case, `--jobs` at a time, and the serial model's losses."""
+    names = SWEEP[CASES[case].family]
+    waiting = [name for name in names if not options.only or any(part in name for part in options.only)]
+    order, rows = list(waiting), {}
+    free, running = sets_of_cores(options.jobs), []
+    serial = forked(serial_main, case, options.steps, str(folder / f"{case}.json"))
+    try:
+        while waiting or running:
+            while waiting and free:
+                running.append(start(case, waiting.pop(0), free.pop(), folder, options))
+            for item in [item for item in running if item.is_over()]:
+                running.remove(item)
+                rows[item.contender] = item.finish()
+                free.append(item.cores)
+            time.sleep(0.05)
+        serial.join()
+    finally:
+        for item in running:
+            item.undo.close()
+        end(serial)
+    losses = json.loads((folder / f"{case}.json").read_text(encoding="utf-8"))
+    return {"serial": losses, "rows": {name: rows[name] for name in order}}
+
+
+def report(case: str, found: dict[str, Any], rate: str) -> None:
+    rows = {name: row for name, row in found["rows"].items() if "error" not in row}
+    peers = {name: row for name, row in rows.items() if name.partition(":")[0] not in OURS}
+    fastest = min((min(row["seconds"]) for row in peers.values()), default=float("nan"))
+    leanest = min((row["bytes"] for row in peers.values()), default=float("nan"))
+    speed = float(rate[:-4]) * UNITS[rate[-4:]] / 8
+    print(f"\n{case}: {CASES[case].shape}")
     print(
-        f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {RANKS} ranks, links of {options.rate}"
+        f"  {'contender':44s} {'least s':>8s} {'median':>8s} {'x best peer':>12s} {'standing':>8s} {'peak MB':>8s} {'x leanest':>10s} "
+        f"{'MB sent':>8s} {'link s':>7s}  loss, off serial by"
     )
-    for case in options.cases:
-        rows = {contender: run(case, contender, options.steps, options.rate) for contender in CASES[case]}
-        found[case] = rows
-        peers = {name: row for name, row in rows.items() if name.partition(",")[0] not in OURS}
-        fastest = min(min(row["seconds"]) for row in peers.values())
-        leanest = min(row["bytes"] for row in peers.values())
+    for name, row in found["rows"].items():
+        if "error" in row:
+            print(f"  {name:44s} {row['error']}")
+            continue
+        off = max(abs(a - b) / abs(b) for a, b in zip(row["losses"], found["serial"], strict=True))
+        least = min(row["seconds"])
         print(
-            f"\n{case}\n  {'contender':24s} {'least s':>8s} {'median':>8s} {'x best peer':>12s} {'peak MB':>8s} {'x leanest':>10s} {'MB sent':>8s}  last loss"
+            f"  {name:44s} {least:8.3f} {median(row['seconds']):8.3f} {fastest / least:11.2f}x {row['standing'] / 1e6:8.0f} {row['bytes'] / 1e6:8.0f} "
+            f"{leanest / row['bytes']:9.2f}x {row['sent'] / 1e6:8.2f} {row['sent'] / speed:7.3f}  {row['losses'][-1]:.5f} {off:.0e}"
+            + ("" if off <= AGREE else "  WRONG")
         )
-        for name, row in rows.items():
-            least = min(row["seconds"])
-            sent = f"{row['sent'] / 1e6:8.1f}" if "sent" in row else f"{'-':>8s}"
-            print(
-                f"  {name:24s} {least:8.3f} {median(row['seconds']):8.3f} {fastest / least:11.2f}x {row['bytes'] / 1e6:8.0f} "
-                f"{leanest / row['bytes']:9.2f}x {sent}  {row['losses'][-1]:.5f}"
+    sys.stdout.flush()
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--rank-of"]:
+        rank_main(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5], sys.argv[6], {})
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # so that no rank is left behind
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="CASE")
+    parser.add_argument("--only", nargs="+", default=[], help="contenders whose names have one of these in them")
+    parser.add_argument("--rate", default="200mbit")
+    parser.add_argument("--links", choices=["namespaces", "paced", "none"], default="namespaces")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1, help="contenders at a time, each rank on cores of its own")
+    parser.add_argument("--cores", help="those that ranks may have, as 8-15")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one contender")
+    parser.add_argument("--json", type=Path, help="written after each case")
+    options = parser.parse_args()
+    print(
+        f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {RANKS} ranks, "
+        f"links {options.links} at {options.rate}, {options.jobs} at a time"
+    )
+    found: dict[str, Any] = {}
+    wrong = False
+    if options.cores:
+        first, _, last = options.cores.partition("-")
+        os.sched_setaffinity(0, range(int(first), int(last or first) + 1))
+    torch.set_num_threads(1)
+    warm_libraries()
+    folder = Path(tempfile.mkdtemp(prefix="special-"))
+    for case in options.cases:
+        found[case] = compare(case, options, folder)
+        report(case, found[case], options.rate)
+        wrong |= any("error" in row for row in found[case]["rows"].values())
+        if options.json:
+            options.json.write_text(
+                json.dumps({"rate": options.rate, "links": options.links, **found}, indent=1), encoding="utf-8"
             )
-    if options.json:
-        Path(options.json).write_text(json.dumps(found, indent=1), encoding="utf-8")
+    return int(wrong)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -72,7 +72,15 @@ def test_a_pipeline_sends_activations_forward_and_gradients_back(small_gpt) -> N
 def test_counts_of_targets_are_taken_before_the_micro_batches(small_gpt) -> None:
     decisions = propagate(data_parallel(small_gpt.graph, Mesh.parse("dp=2;mb=4")))
     moments = {op.kind: decisions.moment[op.name] for op in small_gpt.graph.ops}
-    assert moments["aten.ne.Scalar"] is Moment.BEFORE
+    counts = [
+        op for op in small_gpt.graph.ops if op.kind == "aten.sum.default" and decisions.moment[op.name] is Moment.BEFORE
+    ]
+    compared = {name for count in counts for name in count.reads}
+    assert compared == {op.name for op in small_gpt.graph.ops if op.kind == "aten.ne.Scalar" and op.name in compared}
+    assert all(decisions.moment[name] is Moment.BEFORE for name in compared)
+    assert compared
+    # the rows of targets are as large as the logits: of one micro-batch at a time
+    assert moments["aten.scatter.value"] is Moment.DURING
     (loss,) = [op for op in small_gpt.graph.ops if op.name == small_gpt.graph.outputs[0].name]
     assert decisions.moment[loss.name] is Moment.AFTER
     assert moments["aten.gelu.default"] is Moment.DURING

@@ -28,7 +28,8 @@ their readers want them, whole where readers differ, since a slice is free.
 micro-batches are in flight. Three moments make it work:
 
 - *before*: operators that no parameter and no micro-batch flows into run once, on the whole batch. The number of targets that
-  are not ignored is such a value: so a mean stays the mean over the whole batch;
+  are not ignored is such a value: so a mean stays the mean over the whole batch. What of it is read one micro-batch at a time alone, on its own
+  stage, is made with each of them;
 - *during*: operators on a split of the time axis run once per micro-batch;
 - *after*: operators on values that are pending over the time axis run once, on the accumulated sums.
 
@@ -124,11 +125,7 @@ def stages_of(plan: Plan) -> dict[str, int]:
         if op.phase is Phase.FORWARD:
             _place_forward(op, placed, producers, stage)
     _place_sources(graph, stage)
-    by_seq: dict[int, int] = {}
-    for op in graph.ops:
-        if op.phase is Phase.FORWARD and op.seq is not None:
-            # one autograd node can trace to several operators; its backward belongs with the last of them
-            by_seq[op.seq] = max(by_seq.get(op.seq, 0), stage[op.name])
+    home_of = _homes_of_backward(graph, stage)
     for op in graph.ops:
         if op.phase is Phase.BACKWARD:
             above = [producers[name] for name in op.reads if name in producers]
@@ -137,12 +134,25 @@ def stages_of(plan: Plan) -> dict[str, int]:
             if op.name in placed:
                 stage[op.name] = placed[op.name]
                 continue
-            home = by_seq.get(op.seq) if op.seq is not None else None
+            home = home_of.get((op.seq, op.module), home_of.get((op.seq, None)))
             if home is None:
                 terms = [stage[maker.name] for maker in above]
                 home = (min if op.seq is None else max)(terms, default=0)
             stage[op.name] = home if latest is None else min(home, latest)
     return stage
+
+
+def _homes_of_backward(graph: Graph, stage: Mapping[str, int]) -> dict[tuple[int | None, str | None], int]:
+    """Where the backward of an autograd node belongs: by its number and module, and by its number alone (None).
+
+    One node can trace to several operators, and its backward goes with the last of them. Operators that autograd does not follow (masks,
+    positions) carry the number of the node that comes next, whatever module that is in: so the module is asked first."""
+    found: dict[tuple[int | None, str | None], int] = {}
+    for op in graph.ops:
+        if op.phase is Phase.FORWARD and op.seq is not None:
+            for key in ((op.seq, op.module), (op.seq, None)):
+                found[key] = max(found.get(key, 0), stage[op.name])
+    return found
 
 
 def _place_forward(op: Op, placed: Mapping[str, int], producers: Mapping[str, Op], stage: dict[str, int]) -> None:

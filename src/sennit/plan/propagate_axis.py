@@ -6,9 +6,9 @@
 | entries of inputs and parameters | `_inputs` |
 | backward products as their forward ones | `_mirror` |
 | the cheapest strategy that follows what is read | `_choose`, `_cheapest`, `_moved` |
-| pieces that a decided reader, a split parameter or a forward value will want | `_hints`, `_gradients`, `_hint` |
+| pieces that a decided reader, a split parameter or a forward value will want | `_hints`, `_gradients`, `_terms`, `_hint` |
 | sources, decided by their readers | `_is_free`, `_source`, `_reduce_instead` |
-| when an operator runs, on a time axis | `_moment`, `_check_after` |
+| when an operator runs, on a time axis | `_moment`, `_check_after`, `_postpone` |
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class AxisPass:
         self.homes: set[str] = set()  # parameters that the plan cuts over this axis only where they live
         self.chosen: dict[tuple[object, ...], Strategy] = {}  # layers repeat, and so do choices
         self.hints = self._hints()
-        self.gradients: dict[str, Entry] = {}
+        self.terms: dict[str, Entry] = {}
         # pending values that some operator needs reduced: the others get that for nothing
         self.resolved: set[str] = set()
         self.at_home: set[str] = set()  # gradients of parameters that are split where they are used
@@ -68,8 +68,9 @@ class AxisPass:
 
     def run(self, moment: dict[str, Moment]) -> None:
         self._inputs()
-        self.gradients = self._gradients()
-        self.hints = {**self._beside_state(), **self.gradients, **self.hints}
+        gradients = self._gradients()
+        self.terms = self._terms(gradients)
+        self.hints = {**self._beside_state(), **gradients, **self.hints}
         late: set[str] = set()  # values that exist only after the last micro-batch
         free: list[Op] = []  # to be decided by their readers
         wanted: dict[str, set[Entry | None]] = {output.name: {None} for output in self.graph.outputs}
@@ -94,7 +95,9 @@ class AxisPass:
             if self.is_time:
                 moment[op.name] = Moment.BEFORE if strategy.is_replicated else Moment.DURING
             self._settle(op, strategy, wanted, moment)
-        if not self.is_time:
+        if self.is_time:
+            self._postpone(moment, wanted)
+        else:
             for (name, stage), entry in self.held.items():
                 self.inputs[name, stage][self.axis] = entry
 
@@ -289,6 +292,31 @@ class AxisPass:
             return Moment.AFTER
         return Moment.BEFORE if strategy.is_replicated else Moment.DURING
 
+    def _postpone(self, moment: dict[str, Moment], wanted: dict[str, set[Entry | None]]) -> None:
+        """What could run before the first micro-batch, and is read one micro-batch at a time, runs with each of them. The rows of targets over
+        a vocabulary, of the whole batch, would be there through all of the step."""
+        outputs = {output.name for output in self.graph.outputs}
+        for op in reversed(self.graph.ops):
+            early = moment[op.name] is Moment.BEFORE and all(value.name in self.index.whole for value in op.results)
+            if not early or op.name in self.decided or len(op.results) > 1:
+                continue
+            (value,) = op.results
+            readers = self.index.readers.get(value.name, [])
+            near = all(self.index.stage[reader.name] == self.index.stage[op.name] for reader in readers)
+            needs = {entry for reader in readers for entry in self._needs(reader, value.name, moment)}
+            if not near or value.name in outputs or len(needs) != 1 or not isinstance(need := needs.pop(), Split):
+                continue
+            strategy = making(op, self.types, self._size(op), 0, need, self.index.book.rule(op))
+            if strategy is not None and self._fits(op, strategy):
+                moment[op.name] = Moment.DURING
+                self._settle(op, strategy, wanted, moment)
+
+    def _needs(self, reader: Op, name: str, moment: Mapping[str, Moment]) -> set[Entry | None]:
+        strategy = self.strategies[reader.name].get(self.axis)
+        if strategy is None or moment[reader.name] is not Moment.DURING:
+            return {None}
+        return {need for read, need in zip(self.index.reads[reader.name], strategy.reads, strict=True) if read == name}
+
     def _check_after(self, op: Op, strategy: Strategy, late: set[str]) -> None:
         """What waits for the last micro-batch cannot also read one micro-batch at a time."""
         parts = [name for name, entry in zip(op.reads, strategy.reads, strict=True) if isinstance(entry, Split)]
@@ -392,7 +420,7 @@ class AxisPass:
 
     def _piece_of_gradient(self, op: Op) -> Strategy | None:
         """A gradient that is made of whole values, for a parameter that is split: only the parameter's piece of it is needed."""
-        entry = self.gradients.get(op.name)
+        entry = self.terms.get(op.name)
         strategy = (
             making(op, self.types, self._size(op), 0, entry, self.index.book.rule(op)) if entry is not None else None
         )
@@ -422,6 +450,24 @@ class AxisPass:
                             waiting += [self._root(term, entry) for term in op.reads]
                     if isinstance(entry, Split) and name not in self.homes:
                         self.at_home.add(root)
+        return found
+
+    def _terms(self, gradients: Mapping[str, Entry]) -> dict[str, Entry]:
+        """The same of what such a gradient is a sum of: a parameter with several readers has a term from each."""
+        found = dict(gradients)
+        waiting = list(gradients.items())
+        while waiting:
+            made, entry = waiting.pop()
+            op = self.index.producers.get(made)
+            if op is None or not _adds_gradients(op):
+                continue
+            for name in op.reads:
+                root, at_root = self._root(name, entry)
+                maker = self.index.producers.get(root)
+                alike = maker is not None and self._size(maker) == self._size(op)
+                if root not in found and alike and isinstance(at_root, Split):
+                    found[root] = at_root
+                    waiting.append((root, at_root))
         return found
 
     def _hints(self) -> dict[str, Entry]:

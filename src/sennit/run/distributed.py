@@ -58,8 +58,9 @@ class ProcessCommunicator:
     def device(self) -> torch.device:
         return self._device
 
-    def all_reduce(self, group: Group, tensor: Tensor, op: Reduction) -> _Work:
-        result = tensor.clone()  # the source may still be read, or share memory with what is
+    def all_reduce(self, group: Group, tensor: Tensor, op: Reduction, *, in_place: bool = False) -> _Work:
+        # the source may still be read, or share memory with what is
+        result = tensor if in_place else tensor.clone()
         work = dist.all_reduce(result, _op(op), group=self.groups.of(group), async_op=True)
         assert work is not None
         return _Work(work, result, lambda: result)  # the source itself may go

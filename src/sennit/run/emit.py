@@ -3,7 +3,7 @@
 One function, `step(rank, inputs)`, runs on every device of the lane; what differs between devices (peers, groups, slices) is
 behind `rank` (`run/rank.py`). Communication is started where the program has it and waited for where its result is first
 read, so it overlaps with the lines between. A view of something under way reads nothing yet: it is put off until it is read itself,
-and left out where it never is. Frees are `del` statements.
+and left out where it never is. Frees are `del` statements. What the source does in one call where the program has several steps, `run/joined.py` says.
 
 Comments say what a reader asks: a ruler where another micro-batch or phase begins, a heading for each module, behind each line the
 type and layout of what it makes, at each communication what goes where and how much of it, and what the plan decided of an operator
@@ -30,8 +30,22 @@ from sennit.ir.graph import Arg, Ref, Role
 from sennit.ir.layout import Layout, Pending
 from sennit.ir.mesh import Mesh, print_ranges
 from sennit.ir.operators import is_local_form, is_local_move, is_view
-from sennit.ir.program import Buffer, Collective, Compute, Exchange, Free, Lane, Program, Receive, Send, Step, reads
-from sennit.run.local_forms import emit_form
+from sennit.ir.program import (
+    Buffer,
+    Collective,
+    CollectiveKind,
+    Compute,
+    Exchange,
+    Free,
+    Lane,
+    Program,
+    Receive,
+    Send,
+    Step,
+    reads,
+)
+from sennit.run.joined import Bucket, Joined, joined
+from sennit.run.local_forms import emit_form, emit_rows
 from sennit.run.pieces import input_keys
 from sennit.run.rank import meshes_of
 
@@ -65,6 +79,8 @@ class _Emitter:
         self.put_off: dict[str, Compute] = {}  # views of what is under way, by their result
         self.looked_at: Counter[str] = Counter()  # by how many of them
         self.dying: set[str] = set()  # freed by the program, and still to be looked at by a view that was put off
+        self.joined: Joined = joined(lane)
+        self.begun: set[int] = set()  # buckets that have a name already
         self.lines: list[str] = []
         self.heading = ""
         self.section = ""
@@ -117,6 +133,11 @@ class _Emitter:
         moved.update(f"receive from {step.origin}" for step in lane.steps if isinstance(step, Receive))
         moved.update(f"exchange among {', '.join(step.lanes)}" for step in lane.steps if isinstance(step, Exchange))
         text = ", ".join(f"{count} {name}" for name, count in moved.items()) or "nothing"
+        buckets = {bucket.number: len(bucket.sources) for bucket in self.joined.buckets.values()}
+        if buckets:
+            text += (
+                f"; {sum(buckets.values())} of them in {len(buckets)} {'bucket' if len(buckets) == 1 else 'buckets'}"
+            )
         return [
             f'"""{lane.name} of program {self.program.name!r}: devices {print_ranges(lane.devices)}, '
             f"mesh {' and '.join(map(str, meshes))}.",
@@ -186,8 +207,12 @@ class _Emitter:
                 self.put_off[step.results[0].name] = step
                 self.looked_at.update(reads(step))
                 return
+        if isinstance(step, Compute) and step.kind == "sennit.accumulate" and step.results[0].name in self.variables:
+            return  # its term was added to it as it was made
         self._wait(reads(step))
         match step:
+            case Compute() if step.results[0].name in self.joined.onto:
+                self._add_onto(step, self.joined.onto[step.results[0].name])
             case Compute():
                 self._compute(step)
             case Collective():
@@ -243,6 +268,20 @@ class _Emitter:
         note = self.notes.get(step.op, "")
         types = ", ".join(dict.fromkeys(map(_type, step.results)))
         self._line(f"{results} = {call}", f"{types}  <- {note}" if note else types)
+
+    def _add_onto(self, step: Compute, sum_: Compute) -> None:
+        """A term of a sum over micro-batches, added as it is made."""
+        (total, _), (result,) = reads(sum_), sum_.results
+        self._wait((total,))
+        self._headings(step)
+        fresh = self._is_first_sum(total)
+        if step.kind == "aten.mm.default":
+            a, b = (self._arg(arg) for arg in step.args)
+            call = f"rank.add_product({self._variable(total)}, {a}, {b}, fresh={fresh})"
+        else:
+            place = self._place(step.results[0].layout.mesh)
+            call = emit_rows(step, self._variable(total), fresh, self._arg, place)
+        self._line(f"{self._variable(result.name)} = {call}", _type(result))
 
     def _headings(self, step: Compute) -> None:
         times = [f"{axis} {covered[0]}" for axis, covered in step.results[0].times if len(covered) == 1]
@@ -306,12 +345,16 @@ class _Emitter:
                 raise ProgramError(f"no source for {step.kind}", where=f"lane {self.lane.name}")
 
     def _is_first_sum(self, name: str) -> bool:
-        """Whether the running sum is still the first micro-batch's own value, which may be aliased."""
-        return all(len(covered) == 1 for _, covered in self.buffers[name].times)
+        """Whether the running sum is still the first micro-batch's own value, and that may be aliased."""
+        first = all(len(covered) == 1 for _, covered in self.buffers[name].times)
+        return first and name not in self.joined.own
 
     def _collective(self, step: Collective) -> None:
         source, result = self.buffers[step.source].layout, step.result.layout
         (axis,) = step.axes
+        if step.result.name in self.joined.buckets:
+            self._bucketed(step, self.joined.buckets[step.result.name])
+            return
         parts = [self._variable(step.source), f"axis={axis!r}"]
         match step.kind.value:
             case "all_reduce":
@@ -328,6 +371,26 @@ class _Emitter:
         self._line(
             f"{self._variable(step.result.name)} = {self._place(result.mesh)}.{step.kind.value}({', '.join(parts)})",
             f"{source} -> {_type(step.result)}, {self._size(self.buffers[step.source])}",
+        )
+        self.in_flight.add(step.result.name)
+
+    def _bucketed(self, step: Collective, bucket: Bucket) -> None:
+        """Give a reduction to the bucket that it belongs to."""
+        place, name = self._place(step.result.layout.mesh), f"bucket_{bucket.number}"
+        if bucket.number not in self.begun:
+            self.begun.add(bucket.number)
+            parts = f"parts={len(bucket.sources)}, elements={bucket.elements}"
+            self._line(
+                f"{name} = {place}.bucket({bucket.kind.value!r}, axis={bucket.axis!r}, op={bucket.op.value!r}, {parts})"
+            )
+        given = self._variable(step.source)
+        if bucket.kind is CollectiveKind.REDUCE_SCATTER:
+            dim, inner = inner_size(step.result.layout, bucket.axis)
+            given = f"{place}.take_apart({given}, axis={bucket.axis!r}, dim={dim}, inner={inner})"
+        source = self.buffers[step.source]
+        self._line(
+            f"{self._variable(step.result.name)} = {name}.add({given})",
+            f"{source.layout} -> {_type(step.result)}, {self._size(source)}",
         )
         self.in_flight.add(step.result.name)
 

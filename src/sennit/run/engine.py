@@ -24,6 +24,7 @@ from sennit.ir.graph import OutputKind, Role
 from sennit.ir.layout import Layout
 from sennit.reshard.dtensor_torch import redistribute
 from sennit.reshard.private_torch import local_of
+from sennit.run.apart import apart
 from sennit.run.compile import Compiled, Recipe, compile_call
 from sennit.run.executable import Executable
 from sennit.run.groups import ProcessGroups
@@ -261,14 +262,10 @@ class Engine:
     def _gradients(self, paths: list[str], outputs: Mapping[str, Tensor]) -> list[DTensor]:
         """The gradients as DTensors, each with memory of its own: autograd keeps them, and optimizers write to them."""
         assert self.homes is not None
-        seen: set[int] = set()
+        locals_ = [outputs[path].contiguous().to(self.tensors[path].dtype) for path in paths]
         made: list[DTensor] = []
-        for path in paths:
-            parameter, local = self.tensors[path], outputs[path].contiguous().to(self.tensors[path].dtype)
-            storage = local.untyped_storage()
-            if storage.data_ptr() in seen or storage.nbytes() > local.nbytes:
-                local = local.clone()
-            seen.add(local.untyped_storage().data_ptr())
+        for path, local in zip(paths, apart(locals_), strict=True):
+            parameter = self.tensors[path]
             made.append(
                 DTensor.from_local(
                     local,

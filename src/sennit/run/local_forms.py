@@ -5,7 +5,8 @@ each device of `tp` holds eight neighbours; a number instead of an axis is a tim
 text for all devices of a lane. Digits make positions arithmetic: no table of the dim is built, and strided splits cost no more
 than blocks.
 
-`LocalForms` is part of `run/rank.py`'s Rank; `emit_form` writes the call of a step.
+`LocalForms` is part of `run/rank.py`'s Rank; `emit_form` writes the call of a step, `emit_rows` that of an embedding's
+gradient where it is added to a sum.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ import torch
 from torch import Tensor
 
 from sennit.ir.graph import Arg, refs
+from sennit.ir.operators import is_local_form
 from sennit.ir.program import Buffer, Compute
 from sennit.ir.random_numpy import Steps
 from sennit.run.random import uniform
 
-__all__ = ["Indices", "LocalForms", "emit_form"]
+__all__ = ["Indices", "LocalForms", "emit_form", "emit_rows"]
 
 Factor = tuple[int, str | int | None]
 
@@ -90,6 +92,20 @@ class LocalForms:
         weight = grad.new_zeros((held + 1, grad.shape[-1]))  # the last row takes what lies elsewhere
         at = torch.where(inside, local, held).flatten()
         return weight.index_add_(0, at, grad.reshape(-1, grad.shape[-1]))[:held].contiguous()
+
+    def add_rows(
+        self, total: Tensor, grad: Tensor, index: Tensor, padding: int, fresh: bool, *, rows: Indices | None = None
+    ) -> Tensor:
+        """`total + embedding_dense_backward(grad, index, ...)`, which touches the rows of `index` alone."""
+        inside = index != padding
+        at = index
+        if rows is not None:
+            at, here = rows.locate(index)
+            inside = inside & here
+        # what is left out adds zeros to a row that is there
+        terms = grad.masked_fill(~inside[..., None], 0).reshape(-1, grad.shape[-1])
+        onto = total.clone() if fresh else total
+        return onto.index_add_(0, torch.where(inside, at, 0).flatten(), terms)
 
     def gather(self, x: Tensor, dim: int, index: Tensor, *, places: Indices) -> Tensor:
         local, inside = places.locate(index)
@@ -250,6 +266,15 @@ def emit_form(step: Compute, buffers: Mapping[str, Buffer], write: Callable[[Arg
         case _:
             raise AssertionError(f"no local form {step.kind}")  # the proof refuses it before
     return f"{rank}.{name}({', '.join(parts)})"
+
+
+def emit_rows(step: Compute, total: str, fresh: bool, write: Callable[[Arg], str], rank: str) -> str:
+    """The call that adds the gradient of an embedding to a sum."""
+    grad, index, _, padding, _ = step.args
+    parts = [total, write(grad), write(index), write(padding), f"fresh={fresh}"]
+    if is_local_form(step.kind):
+        parts.append(f"rows={_factors(step.results[0], 0, rank)}")
+    return f"{rank}.add_rows({', '.join(parts)})"
 
 
 def _factors(buffer: Buffer, dim: int, rank: str) -> str:

@@ -27,18 +27,14 @@ from sennit.ir.mesh import Mesh
 from sennit.ir.program import Collective, Lane, Program
 from sennit.ir.program_exchange import Channel
 from sennit.ir.region import Region
+from sennit.run.bucket import Bucket
+from sennit.run.handles import Handle
 from sennit.run.local_forms import LocalForms
 from sennit.run.routes import Route, Routes, cut, paste
 
-__all__ = ["Communicator", "Handle", "OnMesh", "Rank", "groups_of", "meshes_of"]
+__all__ = ["Communicator", "OnMesh", "Rank", "groups_of", "meshes_of"]
 
 Group = tuple[int, ...]
-
-
-class Handle(Protocol):
-    """A communication under way."""
-
-    def wait(self) -> Tensor: ...
 
 
 class Communicator(Protocol):
@@ -47,7 +43,7 @@ class Communicator(Protocol):
 
     @property
     def device(self) -> torch.device: ...
-    def all_reduce(self, group: Group, tensor: Tensor, op: Reduction) -> Handle: ...
+    def all_reduce(self, group: Group, tensor: Tensor, op: Reduction, *, in_place: bool = False) -> Handle: ...
     def all_gather(self, group: Group, tensor: Tensor) -> Handle: ...
     def reduce_scatter(self, group: Group, tensor: Tensor, op: Reduction) -> Handle: ...
     def all_to_all(self, group: Group, tensor: Tensor) -> Handle: ...
@@ -125,6 +121,19 @@ class OnMesh(LocalForms):
         handle = self.communicator.all_to_all(self.group(axis), pieces)
         return _Then(handle, lambda stacked: _put_between(stacked, *gather))
 
+    def bucket(self, kind: str, axis: str, op: str, parts: int, elements: int) -> Bucket:
+        """So many reductions in one: each is given to `add`, and the last one starts it."""
+        group, how = self.group(axis), Reduction(op)
+        if kind == "all_reduce":
+            return Bucket(
+                parts, elements, None, lambda flat: self.communicator.all_reduce(group, flat, how, in_place=True)
+            )
+        return Bucket(parts, elements, len(group), lambda flat: self.communicator.reduce_scatter(group, flat, how))
+
+    def take_apart(self, x: Tensor, axis: str, dim: int, inner: int) -> Tensor:
+        """The pieces that a reduce_scatter sends to the members of the group, stacked."""
+        return _take_apart(x, dim, inner, self.mesh.size(axis))
+
     # ---- local -------------------------------------------------------------------------------------------------------
 
     def slice(
@@ -148,6 +157,10 @@ class OnMesh(LocalForms):
     def accumulate(self, total: Tensor, x: Tensor, fresh: bool) -> Tensor:
         """`total + x`, in place once the total is ours alone."""
         return total + x if fresh else total.add_(x)
+
+    def add_product(self, total: Tensor, a: Tensor, b: Tensor, fresh: bool) -> Tensor:
+        """`total + a b`, in place once the total is ours alone."""
+        return torch.addmm(total, a, b) if fresh else total.addmm_(a, b)
 
     def present(self, results: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
         return tuple(result for result in results if result is not None)

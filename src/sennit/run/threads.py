@@ -128,7 +128,8 @@ class _BoardCommunicator:
         self.board.post(key, self.rank, tensor)
         return _Collecting(self.board, key, group, len(group), combine)
 
-    def all_reduce(self, group: Group, tensor: Tensor, op: Reduction) -> _Collecting:
+    def all_reduce(self, group: Group, tensor: Tensor, op: Reduction, *, in_place: bool = False) -> _Collecting:
+        # others read what is posted, so it is never written to
         return self._meet(group, tensor, lambda parts: _reduce(parts, op))
 
     def all_gather(self, group: Group, tensor: Tensor) -> _Collecting:

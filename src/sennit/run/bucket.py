@@ -1,0 +1,65 @@
+"""Several reductions in one collective, as the source of a lane calls it (`run/joined.py` says which ones).
+
+sums_0 = rank.bucket("all_reduce", axis="dp", op="sum", parts=2, elements=24)
+a = sums_0.add(x)             # copied into its place
+b = sums_0.add(y)             # the last of the parts: the collective starts
+a.wait()                      # a view of the flat result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from sennit.run.handles import Handle
+
+__all__ = ["Bucket"]
+
+
+class Bucket:
+    """`pieces` is how many a reduce_scatter cuts each part into, or None for an all_reduce. `start` begins the collective on the flat tensor,
+    which is [elements], or [pieces, elements]."""
+
+    def __init__(self, parts: int, elements: int, pieces: int | None, start: Callable[[Tensor], Handle]) -> None:
+        self.left, self.elements, self.pieces, self.start = parts, elements, pieces, start
+        self.filled = 0
+        self.flat: Tensor | None = None
+        self.handle: Handle | None = None
+
+    def add(self, x: Tensor) -> Handle:
+        """Put a part into its place: a tensor, or its pieces, stacked on dim 0."""
+        assert self.left, "more parts than were announced"
+        shape = x.shape if self.pieces is None else x.shape[1:]
+        size = prod(shape)
+        if self.flat is None:
+            lead = () if self.pieces is None else (self.pieces,)
+            self.flat = x.new_empty((*lead, self.elements))
+        place = self.flat.narrow(-1, self.filled, size)
+        place.view(x.shape).copy_(x) if self.pieces is None else place.copy_(x.reshape(self.pieces, size))
+        part = _Part(self, self.filled, shape)
+        self.filled += size
+        self.left -= 1
+        if not self.left:
+            assert self.filled == self.elements, "other sizes than were announced"
+            self.handle, self.flat = self.start(self.flat), None
+        return part
+
+    def result(self) -> Tensor:
+        if self.flat is None:
+            assert self.handle is not None, "read before the last part was added"
+            self.flat = self.handle.wait()
+        return self.flat
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    bucket: Bucket
+    start: int
+    shape: torch.Size
+
+    def wait(self) -> Tensor:
+        return self.bucket.result().narrow(0, self.start, prod(self.shape)).view(self.shape)
