@@ -1,6 +1,6 @@
 """One rank of one peer of `peers.py`: it connects to the coordinator, and then does what it is told, blocked on the socket between.
 
-    python peers_rank.py PEER SOCKET [RANK RANKS STORE]
+    python peers_rank.py PEER SOCKET PLACE RANKS [RANK STORE]
 
 MPI gives rank and size itself. A peer is a class with `collective(name, source, target)` and `barrier()`; arrays are numpy's, in f32. What each is
 told to be: the calls that its users would make, in place where that is the habit (all-reduce, broadcast).
@@ -28,6 +28,7 @@ class Peer(Protocol):
     rank: int
     size: int
     version: str
+    checks: bool  # whether its results mean anything
 
     def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]: ...
 
@@ -35,14 +36,16 @@ class Peer(Protocol):
 
 
 class Torch:
-    """torch.distributed on a backend."""
+    """torch.distributed on a backend. Of the backend "torch" the calls return at once, with nothing done: what is timed is torch itself."""
 
     def __init__(self, backend: str, rank: int, size: int, store: str) -> None:
         import torch
         import torch.distributed as dist
 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
+        torch.set_num_threads(max(1, min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // size)))
+        alone = backend == "torch"
+        backend = "sennit" if alone else backend
         if backend == "sennit":
             import sennit.backend
 
@@ -51,7 +54,14 @@ class Torch:
         limit = datetime.timedelta(seconds=SLOW)
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
         self.rank, self.size, self.dist, self.torch = rank, size, dist, torch
+        self.checks = not alone
         self.version = f"{backend} of torch {torch.__version__}" if backend == "gloo" else "sennit, c10d backend"
+        if alone:
+            self.version = "the c10d calls with nothing behind them"
+            group: Any = dist.group.WORLD
+            done = group._nothing_left
+            for name in ("allreduce", "broadcast", "_allgather_base", "_reduce_scatter_base", "alltoall_base"):
+                setattr(group, name, lambda *_: done)
 
     def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]:
         dist = self.dist
@@ -101,7 +111,7 @@ class Core:
     def __init__(self, rank: int, size: int, gather: Callable[[bytes], list[bytes]]) -> None:
         from sennit.collective.runtime.shm_group import ShmGroup
 
-        self.rank, self.size, self.version = rank, size, "sennit, ShmGroup on numpy"
+        self.rank, self.size, self.version, self.checks = rank, size, "sennit, ShmGroup on numpy", True
         self.group = ShmGroup.create(rank, size, gather, timeout=SLOW)
 
     def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]:
@@ -125,7 +135,7 @@ class Mpi:
         from mpi4py import MPI
 
         self.mpi, self.world = MPI, MPI.COMM_WORLD
-        self.rank, self.size = self.world.rank, self.world.size
+        self.rank, self.size, self.checks = self.world.rank, self.world.size, True
         self.version = " ".join(MPI.Get_library_version().replace("\x00", "").split("\n")[0].split(",")[0].split())
 
     def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]:
@@ -197,7 +207,7 @@ class Worker:
         self.kept = [source, target]
         self.ready = peer.collective(name, source, target)
         self.ready()
-        return is_right(name, peer.rank, peer.size, nbytes, target)
+        return not peer.checks or is_right(name, peer.rank, peer.size, nbytes, target)
 
     def prepare_step(self, kind: str, width: int, layers: int) -> bool:
         assert isinstance(self.peer, Torch)
@@ -218,10 +228,21 @@ class Worker:
         return True
 
 
+def keep_to_share(rank: int, ranks: int) -> None:
+    """Run on this rank's share of the cores only."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // ranks)
+    first = rank * share % len(cores)
+    os.sched_setaffinity(0, cores[first : first + share])
+
+
 def main() -> None:
-    kind, socket = sys.argv[1:3]
+    kind, socket, place, size = *sys.argv[1:4], int(sys.argv[4])
+    launched = next((os.environ[name] for name in ("PMI_RANK", "PMIX_RANK") if name in os.environ), None)
+    if place == "share":
+        keep_to_share(int(sys.argv[5] if launched is None else launched), size)
     mpi = Mpi() if kind in ("mpich", "openmpi") else None
-    rank = mpi.rank if mpi is not None else int(sys.argv[3])
+    rank = mpi.rank if mpi is not None else int(sys.argv[5])
     connection = Client(socket, family="AF_UNIX")
     connection.send(rank)
 
@@ -234,9 +255,9 @@ def main() -> None:
         if mpi is not None:
             peer = mpi
         elif kind == "core":
-            peer = Core(rank, int(sys.argv[4]), gather)
+            peer = Core(rank, size, gather)
         else:
-            peer = Torch(kind, rank, int(sys.argv[4]), sys.argv[5])
+            peer = Torch(kind, rank, size, sys.argv[6])
         connection.send(("ready", peer.version))
         worker = Worker(peer)
         while True:
