@@ -21,6 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+_ONE_TENSOR_EACH = (
+    *("_allgather_base", "_reduce_scatter_base", "alltoall_base"),
+    *("all_gather_single", "reduce_scatter_single", "all_to_all_single"),  # from torch 2.13 on
+)
 SLOW = 180.0  # seconds after which a call counts as stuck
 
 
@@ -60,17 +64,19 @@ class Torch:
             self.version = "the c10d calls with nothing behind them"
             group: Any = dist.group.WORLD
             done = group._nothing_left
-            for name in ("allreduce", "broadcast", "_allgather_base", "_reduce_scatter_base", "alltoall_base"):
+            for name in ("allreduce", "broadcast", *_ONE_TENSOR_EACH):
                 setattr(group, name, lambda *_: done)
 
     def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]:
         dist = self.dist
         x, y = self.torch.from_numpy(source), self.torch.from_numpy(target)
+        gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the first names are those of 2.13,
+        scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # where the others warn each time
         return {
             "all_reduce": lambda: dist.all_reduce(y),
             "broadcast": lambda: dist.broadcast(y, 0),
-            "all_gather": lambda: dist.all_gather_into_tensor(y, x),
-            "reduce_scatter": lambda: dist.reduce_scatter_tensor(y, x),
+            "all_gather": lambda: gather(y, x),
+            "reduce_scatter": lambda: scatter(y, x),
             "all_to_all": lambda: dist.all_to_all_single(y, x),
         }[name]
 

@@ -170,6 +170,8 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
             return
         self._closed = True
         self._calls.close()
+        if self._express is not None:
+            self._express.close()
         self._communicator.close()
         if self._links is not None:
             self._links.close()
