@@ -17,7 +17,7 @@ makes a difference of half.
 
 All ranks of all peers live through the whole run of a number of ranks, blocked on a socket while another peer is measured. Rounds interleave: in each
 round every peer in turn is timed at the same size, so that a busy moment of the machine meets all of them. A time is that of one call in a batch
-that all ranks begin together, on the slowest rank; the table shows the median of the rounds. Each peer's result is checked at each
+that all ranks begin together, after one that is not timed, on the slowest rank; the table shows the median of the rounds. Each peer's result is checked at each
 size before it is timed. A peer that is absent, fails or gives a wrong result is named, and left out from there on. `--steps` also times training
 steps under DDP and FSDP2, on sennit and on gloo.
 """
@@ -236,7 +236,7 @@ class Session:
                         f"{title} of {nbytes} bytes is wrong on ranks {[r for r, ok in enumerate(right) if not ok]}"
                     )
                 once = max(self.alive[name].ask("time", 1))
-                batches[name] = max(1, min(200, int(0.02 / once)))
+                batches[name] = max(3, min(200, int(0.02 / once)))
             except LostPeerError as lost:
                 self.lose(name, str(lost))
         figures = {name: Figure(name, self.ranks, title, nbytes, []) for name in batches}

@@ -222,7 +222,9 @@ class Worker:
         return True
 
     def time(self, batch: int) -> float:
-        """Seconds of one call, in a batch that all ranks begin together."""
+        """Seconds of one call, in a batch that all ranks begin together. One call comes before it, so that no peer's arrays are where the peer before has left them: out of
+        all caches, if they are large."""
+        self.ready()
         self.peer.barrier()
         start = time.perf_counter()
         for _ in range(batch):

@@ -204,6 +204,11 @@ def short_ways(rank: int) -> list[str]:
         group._call = lambda *_, name=name: wrong.append(f"{name} goes the long way")
         for _ in range(3):
             call()
+        express = group._express
+        if express._short is not None and name != "average":  # from the third call on C makes it
+            start, express._start = express._start, lambda *_, name=name: wrong.append(f"{name} is not made in C")
+            call()
+            express._start = start
         group._call = long_way
         if not bool((got() == wanted).all()):
             wrong.append(f"{name}: {got()}")
