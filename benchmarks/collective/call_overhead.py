@@ -7,6 +7,7 @@
 | torch | through torch.distributed, in a group whose backend returns at once: what no backend can go under |
 | sennit | through torch.distributed, as it comes |
 | in Python | the same without `shm_call.c`: the short way in Python (`express_torch.py`) |
+| calls | `sennit.backend.calls`: tensors, without torch.distributed |
 | numpy | `ShmGroup` on numpy arrays |
 | in Python | the same without `shm_call.c` |
 | core | `sennit_start` by ctypes, with addresses at hand |
@@ -37,7 +38,7 @@ from sennit.cluster.ranks_torch import GlooRanks
 
 BATCHES, CALLS = 15, 400
 ELEMENTS = 256  # of the larger array of a call
-COLUMNS = ("torch", "sennit", "in Python", "numpy", "in Python ", "core", "gloo")
+COLUMNS = ("torch", "sennit", "in Python", "calls", "numpy", "in Python ", "core", "gloo")
 METHODS = ("allreduce", "broadcast", "_allgather_base", "_reduce_scatter_base", "alltoall_base")
 METHODS_OF_2_13 = ("all_gather_single", "reduce_scatter_single", "all_to_all_single")
 
@@ -67,6 +68,18 @@ def through_torch(group: Any, size: int) -> Calls:
         "reduce_scatter": lambda: scatter(part, whole, group=group),
         "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
         "broadcast": lambda: dist.broadcast(whole, 0, group=group),
+    }
+
+
+def plain(group: Any, size: int) -> Calls:
+    whole, other, part = torch.ones(ELEMENTS), torch.ones(ELEMENTS), torch.ones(ELEMENTS // size)
+    calls = sennit.backend.calls(group)
+    return {
+        "all_reduce": lambda: calls.all_reduce(whole),
+        "all_gather": lambda: calls.all_gather(whole, part),
+        "reduce_scatter": lambda: calls.reduce_scatter(part, whole),
+        "all_to_all": lambda: calls.all_to_all(other, whole),
+        "broadcast": lambda: calls.broadcast(whole, 0),
     }
 
 
@@ -103,6 +116,7 @@ def measure(rank: int, size: int) -> dict[str, list[float]]:
     express, shm = group._express, group._communicator.group
     found: dict[str, dict[str, float]] = {}
     found["sennit"] = {name: least(call) for name, call in through_torch(group, size).items()}
+    found["calls"] = {name: least(call) for name, call in plain(group, size).items()}
     found["numpy"] = {name: least(call) for name, call in from_numpy(shm, size).items()}
     found["core"] = {name: least(call) for name, call in core_alone(shm).items() if name in found["numpy"]}
     shorts, express._short, shm._shortcut = (express._short, shm._shortcut), None, None

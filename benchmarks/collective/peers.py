@@ -5,6 +5,7 @@
 | peer | is | how it is set |
 |---|---|---|
 | sennit | the c10d backend, as `init_process_group("sennit")` gives it | as it comes |
+| calls | the same without torch.distributed's part: `sennit.backend.calls` | as it comes |
 | core | `ShmGroup` on numpy: the same runtime without torch | as it comes |
 | torch | the same c10d calls, on a backend that returns at once: what no backend can go under | as it comes |
 | gloo | torch's gloo, over the loopback device | as it comes; torch threads = cores of a rank |
@@ -41,7 +42,8 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
-PEERS = ("sennit", "core", "torch", "gloo", "mpich", "openmpi")
+PEERS = ("sennit", "calls", "core", "torch", "gloo", "mpich", "openmpi")
+OWN = ("sennit", "calls", "core")  # what gains are of
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 SIZES = ("1K", "8K", "64K", "512K", "4M", "16M", "64M")
 PATIENCE = 200.0  # seconds for one answer
@@ -260,16 +262,16 @@ class Session:
 
 
 def cells_of(title: str, nbytes: int, ranks: int, found: Sequence[Figure]) -> list[str]:
-    """A line of the table: what, a median for each peer in microseconds, and the best of the others over sennit and over the core."""
+    """A line of the table: what, a median for each peer in microseconds, and the best of the others over each of ours."""
     by_peer = {figure.peer: figure.median for figure in found}
     others = [by_peer[peer] for peer in ("gloo", "mpich", "openmpi") if peer in by_peer]
-    gains = [f"{min(others) / by_peer[own]:.2f}x" if others and own in by_peer else "-" for own in ("sennit", "core")]
+    gains = [f"{min(others) / by_peer[own]:.2f}x" if others and own in by_peer else "-" for own in OWN]
     times = [f"{by_peer[peer] * 1e6:.1f}" if peer in by_peer else "-" for peer in PEERS]
     return [title, str(ranks), size_text(nbytes), *times, *gains]
 
 
 def line(cells: Sequence[str]) -> str:
-    widths = (15, 3, 11, *(10 for _ in PEERS), 8, 8)
+    widths = (15, 3, 11, *(9 for _ in PEERS), *(9 for _ in OWN))
     return f"{cells[0]:{widths[0]}}" + "".join(f"{c:>{w}}" for c, w in zip(cells[1:], widths[1:], strict=True))
 
 
@@ -299,7 +301,7 @@ def size_text(nbytes: int) -> str:
 
 def markdown(report: Report) -> str:
     lines = [
-        f"Measured: {report.where}. Microseconds, median of the rounds; *gain* is the best of gloo, mpich and openmpi over sennit, *of core* over the core.",
+        f"Measured: {report.where}. Microseconds, median of the rounds; the last columns are the best of gloo, mpich and openmpi over ours.",
         "",
     ]
     lines += [f"- {peer}: {version}" for peer, version in report.versions.items()]
@@ -356,7 +358,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sennit-peers-") as name:
         for ranks in options.ranks:
             session = Session(options.peers, ranks, Path(name), options.place, report)
-            print("   " + line(["collective", "p", "bytes", *PEERS, "gain", "of core"]), flush=True)
+            print("   " + line(["collective", "p", "bytes", *PEERS, *(f"/{own}" for own in OWN)]), flush=True)
             try:
                 for collective in options.collectives:
                     for text in options.sizes:

@@ -40,7 +40,7 @@ class Peer(Protocol):
 
 
 class Torch:
-    """torch.distributed on a backend. Of the backend "torch" the calls return at once, with nothing done: what is timed is torch itself."""
+    """torch.distributed on a backend. Of the backend "torch" the calls return at once, with nothing done: what is timed is torch itself. Those of "calls" are made without it."""
 
     def __init__(self, backend: str, rank: int, size: int, store: str) -> None:
         import torch
@@ -48,8 +48,8 @@ class Torch:
 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         torch.set_num_threads(max(1, min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // size)))
-        alone = backend == "torch"
-        backend = "sennit" if alone else backend
+        alone, plain = backend == "torch", backend == "calls"
+        backend = "sennit" if alone or plain else backend
         if backend == "sennit":
             import sennit.backend
 
@@ -58,8 +58,10 @@ class Torch:
         limit = datetime.timedelta(seconds=SLOW)
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
         self.rank, self.size, self.dist, self.torch = rank, size, dist, torch
-        self.checks = not alone
+        self.checks, self.calls = not alone, None
         self.version = f"{backend} of torch {torch.__version__}" if backend == "gloo" else "sennit, c10d backend"
+        if plain:
+            self.version, self.calls = "sennit, calls without torch.distributed", sennit.backend.calls()
         if alone:
             self.version = "the c10d calls with nothing behind them"
             group: Any = dist.group.WORLD
@@ -70,6 +72,14 @@ class Torch:
     def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]:
         dist = self.dist
         x, y = self.torch.from_numpy(source), self.torch.from_numpy(target)
+        if (calls := self.calls) is not None:
+            return {
+                "all_reduce": lambda: calls.all_reduce(y),
+                "broadcast": lambda: calls.broadcast(y, 0),
+                "all_gather": lambda: calls.all_gather(y, x),
+                "reduce_scatter": lambda: calls.reduce_scatter(y, x),
+                "all_to_all": lambda: calls.all_to_all(y, x),
+            }[name]
         gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the first names are those of 2.13,
         scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # where the others warn each time
         return {

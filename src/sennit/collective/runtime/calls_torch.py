@@ -91,6 +91,11 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout.total_seconds()
 
+    @property
+    def express(self) -> Express | None:
+        """None where the ranks do not share memory, or the core is not compiled."""
+        return self._express
+
     # ---- running calls ----------------------------------------------------------------------------------------------------
 
     def _call(self, job: Callable[[], None], outputs: list[Tensor], opts: Any) -> SennitWork:

@@ -23,7 +23,7 @@ understood goes there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -36,6 +36,9 @@ from sennit.collective.runtime.shm_shortcut import FROM_ROOT, PLAIN, ROWS, SUMS,
 from sennit.collective.runtime.tensors_torch import average
 from sennit.collective.runtime.work_torch import CallQueue
 from sennit.ir.collective import CollectiveName
+
+if TYPE_CHECKING:
+    from sennit.collective.runtime._shm_call import Shortcut
 
 __all__ = ["Express"]
 
@@ -90,6 +93,11 @@ class Express:
             calls=queue.jobs,
             torch=None if described is None else (Tensor, SUM, described),
         )
+
+    @property
+    def short(self) -> Shortcut | None:
+        """The way in C, where it was built."""
+        return self._short
 
     def close(self) -> None:
         if self._short is not None:

@@ -3,7 +3,8 @@
  *     Shortcut(lock, calls, rest, group, start, own_first, own_last, torch)
  *         .arrays(kind, array, out, dtype, reduction, root, context)     a call on numpy's arrays, or anything with a buffer
  *         .tensor(kind, what, tensors, opts)                             through c10d: on a list of one tensor,
- *         .tensors(kind, what, output, input, opts)                      or on two
+ *         .tensors(kind, what, output, input, opts)                      or on two;
+ *         .now(kind, what, output, input, root)                          or without options: one that waits, and adds up
  *         .learn_arrays(plan, kind, array, out, dtype, reduction, root)  from now on calls like this run `plan`
  *         .learn_tensors(plan, kind, what, output, input, root)
  *         .forget() .close()
@@ -322,6 +323,23 @@ static PyObject *tensors(Shortcut *self, PyObject *const *given, Py_ssize_t coun
     return through_c10d(self, given[0], given[1], given[2], given[3], given[4]);
 }
 
+/* Nothing of c10d is asked: who calls this means it. */
+static PyObject *now(Shortcut *self, PyObject *const *given, Py_ssize_t count)
+{
+    Key key;
+    Memory at;
+    if (count != 5)
+        return PyErr_Format(PyExc_TypeError, "5 arguments, not %zd", count);
+    long what = PyLong_AsLong(given[1]), root = PyLong_AsLong(given[4]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!reads_tensors(self, given[0], what, given[2], given[3], &key, &at))
+        Py_RETURN_NONE;
+    if (what & FROM_ROOT)
+        key.root = root;
+    return run(self, find(self, &key), at, Py_None);
+}
+
 /* ---- learning -------------------------------------------------------------------------------------------------------- */
 
 /* `facts` are the plan, the address of its record, what is staged, bytes of input and output, and whether the two may be one array. The objects of the key are
@@ -469,6 +487,7 @@ static PyMethodDef methods[] = {
     {"arrays", CALLED(arrays), METH_FASTCALL, "a call on two buffers"},
     {"tensor", CALLED(tensor), METH_FASTCALL, "a call on a list of one tensor"},
     {"tensors", CALLED(tensors), METH_FASTCALL, "a call on an output and an input"},
+    {"now", CALLED(now), METH_FASTCALL, "a call on tensors, without options"},
     {"learn_arrays", CALLED(learn_arrays), METH_FASTCALL, "keep the plan of a call on two buffers"},
     {"learn_tensors", CALLED(learn_tensors), METH_FASTCALL, "keep the plan of a call on tensors"},
     {"forget", CALLED(forget_all), METH_NOARGS, "all plans"},
