@@ -306,11 +306,8 @@ def markdown(report: Report) -> str:
     ]
     lines += [f"- {peer}: {version}" for peer, version in report.versions.items()]
     lines += [f"- absent: {peer}: {why}" for peer, why in report.absent.items()]
-    lines += [
-        "",
-        "| collective | ranks | bytes | " + " | ".join(PEERS) + " | gain | of core |",
-        "|" + "---|" * (len(PEERS) + 5),
-    ]
+    titles = ["collective", "ranks", "bytes", *PEERS, *(f"/ {own}" for own in OWN)]
+    lines += ["", "| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     keys = dict.fromkeys((f.collective, f.ranks, f.bytes) for f in report.figures)
     for collective, ranks, nbytes in keys:
         found = [f for f in report.figures if (f.collective, f.ranks, f.bytes) == (collective, ranks, nbytes)]
