@@ -53,7 +53,7 @@ def rank_main(rank: int, ranks: int, rounds: int, pipe: Connection[object, objec
         return pipe.recv()  # type: ignore[return-value]
 
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    os.sched_setaffinity(0, {cores[rank * max(1, len(cores) // ranks) % len(cores)]})
     with ShmGroup.create(rank, ranks, exchange, timeout=120) as group:
         for size in SIZES:
             array = np.zeros(size // 4, np.float32)
