@@ -131,6 +131,9 @@ def test_unusual_arrays_go_the_long_way() -> None:
             made.call("all_gather", *arrays) if arrays else made.short.arrays("all_gather", one, two, None, None, 1, 0)
         )
         assert answer is None, what
+    assert made.short.arrays("all_gather", one, two, None, None, "no root", 0) is None
+    assert made.short.arrays("all_gather", None, None, None, None, "no root", 0) is None
+    assert made.short.arrays("all_gather", bytearray(32), bytearray(32), None, None, None, 0) is None  # no type
     assert len(made.calls) == 1
     assert made.call("all_gather", sealed, two) is True  # an input may be
     empty = np.zeros(0, np.float32)

@@ -186,9 +186,13 @@ static uintptr_t look_at(PyObject *array, int flags, int64_t *bytes)
 static int reads_arrays(const Shortcut *self, PyObject *const *words, Key *key, Memory *at)
 {
     PyObject *array = words[1], *out = words[2];
-    *key = (Key){.kind = words[0], .reduction = words[4], .root = words[5] == Py_None ? -1 : PyLong_AsLong(words[5])};
     if (array == Py_None || out == Py_None)
         return 0;
+    *key = (Key){.kind = words[0], .reduction = words[4], .root = words[5] == Py_None ? -1 : PyLong_AsLong(words[5])};
+    if (key->root < 0 && PyErr_Occurred()) { /* no number: the long way says so */
+        PyErr_Clear();
+        return 0;
+    }
     at->target = look_at(out, PyBUF_WRITABLE, &key->sizes[1]);
     if (array == out)
         at->source = at->target, key->sizes[0] = key->sizes[1];
@@ -197,8 +201,8 @@ static int reads_arrays(const Shortcut *self, PyObject *const *words, Key *key, 
     if (!at->source || !at->target)
         return 0;
     key->dtype = words[3] == Py_None ? PyObject_GetAttr(array, self->names[DTYPE]) : Py_NewRef(words[3]);
-    if (PyErr_Occurred())
-        PyErr_Clear(); /* something else than an array, or no root: the long way says so */
+    if (!key->dtype)
+        PyErr_Clear(); /* something else than an array: the same */
     return key->dtype != NULL;
 }
 

@@ -40,6 +40,7 @@ CACHE = 32 << 20  # bytes that cores share, where the system does not say
 _SLOT_USED = 3 << 17
 _DIRECT_FROM = 32 << 10  # bytes of a part; measured on 16 x86_64 cores with 4 and 8 ranks, as the next
 _DIRECT_BELOW = 96 << 20  # bytes of the inputs of all ranks
+_DIRECT_NAMES = (CollectiveName.ALL_TO_ALL, CollectiveName.SCATTER)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,8 +108,8 @@ class LoadedCode:
             return False
         if least is not None:
             return part_bytes >= least
-        once = collective.name in (CollectiveName.ALL_TO_ALL, CollectiveName.SCATTER)
-        return once and part_bytes >= _DIRECT_FROM and part_bytes * self.code.ranks**2 < _DIRECT_BELOW
+        pays = collective.name in _DIRECT_NAMES
+        return pays and part_bytes >= _DIRECT_FROM and part_bytes * self.code.ranks**2 < _DIRECT_BELOW
 
     def used_at_all(self, buffer: int) -> bool:
         return self.used[buffer] or self.touched[buffer]
