@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Client
 from typing import Any, Protocol
 
@@ -171,9 +171,14 @@ class Mpi:
 # ---- arrays and their check ------------------------------------------------------------------------------------------
 
 
-def filled(rank: int, elements: int) -> Floats:
-    """Whole numbers that tell ranks and places apart; sums of them are exact."""
-    return ((np.arange(elements, dtype=np.int64) * 7 + rank * 13) % 31).astype(np.float32)
+PERIOD = 31
+
+
+def filled(ranks: Sequence[int], elements: int, first: int = 0) -> Floats:
+    """Whole numbers that tell ranks and places apart, of several ranks added up: sums of them are exact. They repeat themselves, so that checks of large arrays are quick."""
+    places = np.arange(first, first + PERIOD, dtype=np.int64)
+    pattern = sum((places * 7 + rank * 13) % PERIOD for rank in ranks)
+    return np.tile(np.asarray(pattern, np.float32), -(-elements // PERIOD))[:elements].copy()
 
 
 def arrays_for(name: str, rank: int, size: int, nbytes: int) -> tuple[Floats, Floats]:
@@ -181,30 +186,29 @@ def arrays_for(name: str, rank: int, size: int, nbytes: int) -> tuple[Floats, Fl
     part = max(1, nbytes // 4 // size)
     match name:
         case "all_reduce" | "broadcast":
-            return np.zeros(0, np.float32), filled(rank, max(1, nbytes // 4))
+            return np.zeros(0, np.float32), filled([rank], max(1, nbytes // 4))
         case "all_gather":
-            return filled(rank, part), np.full(part * size, np.nan, np.float32)
+            return filled([rank], part), np.full(part * size, np.nan, np.float32)
         case "reduce_scatter":
-            return filled(rank, part * size), np.full(part, np.nan, np.float32)
+            return filled([rank], part * size), np.full(part, np.nan, np.float32)
         case _:
-            return filled(rank, part * size), np.full(part * size, np.nan, np.float32)
+            return filled([rank], part * size), np.full(part * size, np.nan, np.float32)
 
 
 def is_right(name: str, rank: int, size: int, nbytes: int, target: Floats) -> bool:
-    part, whole = max(1, nbytes // 4 // size), max(1, nbytes // 4)
-    mine = slice(rank * part, (rank + 1) * part)
+    part, whole, everyone = max(1, nbytes // 4 // size), max(1, nbytes // 4), range(size)
     match name:
         case "all_reduce":
-            goal = sum(filled(r, whole) for r in range(size))
+            goal = filled(everyone, whole)
         case "broadcast":
-            goal = filled(0, whole)
+            goal = filled([0], whole)
         case "all_gather":
-            goal = np.concatenate([filled(r, part) for r in range(size)])
+            goal = np.concatenate([filled([r], part) for r in everyone])
         case "reduce_scatter":
-            goal = sum(filled(r, part * size)[mine] for r in range(size))
+            goal = filled(everyone, part, rank * part)
         case _:
-            goal = np.concatenate([filled(r, part * size)[mine] for r in range(size)])
-    return bool(np.array_equal(target, np.asarray(goal)))
+            goal = np.concatenate([filled([r], part, rank * part) for r in everyone])
+    return bool(np.array_equal(target, goal))
 
 
 # ---- what the coordinator asks for -----------------------------------------------------------------------------------

@@ -35,12 +35,13 @@ from sennit.ir.dtype import DType
 __all__ = ["CACHE", "LoadedCode", "Plan", "make_plan"]
 
 _LARGE = 1 << 22  # bytes of an output: it passes the caches of a core
+_CACHE_PARTS = 1 << 30
 CACHE = 32 << 20  # bytes that cores share, where the system does not say
 # Of a slot, but for an all_to_all: its tiles have a part for each rank, and larger ones were a fifth faster with 8.
 _SLOT_USED = 3 << 17
-_DIRECT_FROM = 32 << 10  # bytes of a part; measured on 16 x86_64 cores with 4 and 8 ranks, as the next
-_DIRECT_BELOW = 96 << 20  # bytes of the inputs of all ranks
-_DIRECT_NAMES = (CollectiveName.ALL_TO_ALL, CollectiveName.SCATTER)
+# bytes of a part; measured on 16 x86_64 cores with 4 and 8 ranks (benchmarks/collective/shm_variants.py), as the next
+_DIRECT_FROM = {CollectiveName.ALL_TO_ALL: 32 << 10, CollectiveName.SCATTER: 32 << 10}
+_DIRECT_BELOW = 96 << 20  # bytes of the outputs of all ranks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,8 +109,8 @@ class LoadedCode:
             return False
         if least is not None:
             return part_bytes >= least
-        pays = collective.name in _DIRECT_NAMES
-        return pays and part_bytes >= _DIRECT_FROM and part_bytes * self.code.ranks**2 < _DIRECT_BELOW
+        pays_from = _DIRECT_FROM.get(collective.name)
+        return pays_from is not None and part_bytes >= pays_from and part_bytes * self.code.ranks**2 < _DIRECT_BELOW
 
     def used_at_all(self, buffer: int) -> bool:
         return self.used[buffer] or self.touched[buffer]
@@ -262,7 +263,8 @@ def make_plan(
     sizes = code.parts(rank, INPUT) * part, code.parts(rank, OUTPUT) * part
     note = np.frombuffer(words.ljust(112, b"\0"), dtype=np.uint8)
     record.words = note.ctypes.data
-    record.large, record.vast = sizes[OUTPUT] >= _LARGE, sizes[OUTPUT] * code.ranks > cache // 2
+    record.large = sizes[OUTPUT] >= _LARGE and sum(sizes) * code.ranks > cache // _CACHE_PARTS
+    record.vast = sizes[OUTPUT] * code.ranks > cache // 2
     touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
     plain = loaded.used[OUTPUT] and not touched[OUTPUT] and (touched[INPUT] or not loaded.used[INPUT])
     staged = int(touched[INPUT] and not direct) if plain and not loaded.in_place else None
