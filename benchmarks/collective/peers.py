@@ -332,6 +332,14 @@ def pictures(report: Report, folder: Path) -> None:
             (folder / f"{collective}-{ranks}.svg").write_text(text, encoding="utf-8")
 
 
+def save(report: Report, as_json: Path | None, as_markdown: Path | None) -> None:
+    """What there is so far: a run that is cut short leaves that."""
+    if as_json is not None:
+        as_json.write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")
+    if as_markdown is not None:
+        as_markdown.write_text(markdown(report), encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
@@ -362,14 +370,12 @@ def main() -> int:
                         session.measure(
                             collective, read_size(text), options.rounds, "prepare", collective, read_size(text)
                         )
+                    save(report, options.json, options.markdown)
                 if options.steps:
                     steps(session, options.rounds)
             finally:
                 session.stop()
-    if options.json is not None:
-        options.json.write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")
-    if options.markdown is not None:
-        options.markdown.write_text(markdown(report), encoding="utf-8")
+    save(report, options.json, options.markdown)
     if options.svg is not None:
         pictures(report, options.svg)
     return 0
