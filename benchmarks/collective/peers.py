@@ -213,9 +213,13 @@ class Session:
     def __init__(self, names: Sequence[str], ranks: int, folder: Path, place: str, report: Report) -> None:
         self.ranks, self.report = ranks, report
         self.alive: dict[str, Processes] = {}
-        for name in names:
+        for name in names:  # all of them, so that they start at the same time
             try:
-                self.alive[name] = processes = Processes(name, ranks, folder, place)
+                self.alive[name] = Processes(name, ranks, folder, place)
+            except LostPeerError as lost:
+                self.lose(name, str(lost))
+        for name, processes in list(self.alive.items()):
+            try:
                 processes.connect()
                 report.versions[name] = processes.version
             except LostPeerError as lost:
