@@ -113,16 +113,16 @@ def measure(rank: int, size: int) -> dict[str, list[float]]:
     torch.set_num_threads(1)
     group: Any = dist.new_group(list(range(size)), backend="sennit")
     gloo = dist.new_group(list(range(size)), backend="gloo")
-    express, shm = group._express, group._communicator.group
+    shm = group._communicator.group
     found: dict[str, dict[str, float]] = {}
     found["sennit"] = {name: least(call) for name, call in through_torch(group, size).items()}
     found["calls"] = {name: least(call) for name, call in plain(group, size).items()}
     found["numpy"] = {name: least(call) for name, call in from_numpy(shm, size).items()}
     found["core"] = {name: least(call) for name, call in core_alone(shm).items() if name in found["numpy"]}
-    shorts, express._short, shm._shortcut = (express._short, shm._shortcut), None, None
+    shorts, group._short, shm._shortcut = (group._short, shm._shortcut), None, None
     found["in Python"] = {name: least(call) for name, call in through_torch(group, size).items()}
     found["in Python "] = {name: least(call) for name, call in from_numpy(shm, size).items()}
-    express._short, shm._shortcut = shorts
+    group._short, shm._shortcut = shorts
     found["gloo"] = {name: least(call) for name, call in through_torch(gloo, size).items()}
     done = group._nothing_left
     for name in (*METHODS, *METHODS_OF_2_13):

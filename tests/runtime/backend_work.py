@@ -205,7 +205,7 @@ def short_ways(rank: int) -> list[str]:
         for _ in range(3):
             call()
         express = group._express
-        if express._short is not None and name != "average":  # from the third call on C makes it
+        if group.short is not None and name != "average":  # from the third call on C makes it
             start, express._start = express._start, lambda *_, name=name: wrong.append(f"{name} is not made in C")
             call()
             express._start = start

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,6 +28,9 @@ from sennit.collective.runtime.shared_torch import Shared
 from sennit.collective.runtime.shm_plan import Plan
 from sennit.collective.runtime.work_torch import CallQueue, NothingLeft, SennitWork
 from sennit.errors import PeerError
+
+if TYPE_CHECKING:
+    from sennit.collective.runtime._shm_call import Shortcut
 
 __all__ = ["CallingGroup"]
 
@@ -59,6 +62,7 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
         self._pid = os.getpid()
         self._nothing_left = NothingLeft()
         self._express = Express.of(communicator, self._calls, self._rest_of_call, self._break)
+        self._short = None if self._express is None else self._express.short
 
     def getBackendName(self) -> str:  # noqa: N802
         return "sennit"
@@ -92,9 +96,9 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
         self._timeout = timeout.total_seconds()
 
     @property
-    def express(self) -> Express | None:
-        """None where the ranks do not share memory, or the core is not compiled."""
-        return self._express
+    def short(self) -> Shortcut | None:
+        """The short way in C, where the ranks share memory and it was built."""
+        return self._short
 
     # ---- running calls ----------------------------------------------------------------------------------------------------
 

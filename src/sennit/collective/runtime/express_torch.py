@@ -14,7 +14,7 @@ or two plain contiguous tensors, in the shared memory of a host, does this and n
 | the first of its kind and size; asynchronous; while another is under way; of lists, other strides, subclasses, complex numbers, PREMUL_SUM; of memory of the group; input and output that overlap | the long way: `backend_torch.py` |
 | begun here, but a peer is late or gone, or the group is broken, closed or forked | on by the long way, which waits, and says what is wrong |
 
-Of these, calls that were made here once, and are no other reduction than a sum, are made by `shm_call.c` from then on, where that was built: the same, in C.
+Of these, calls that were made here once, and are no other reduction than a sum, are made by `shm_call.c` from then on, where that was built: the same, in C. `short` is that.
 
 Both ways run the same plans, so the ranks of a call need not all go the same way. Nothing is checked here that the long way would raise about: what is not
 understood goes there.
@@ -23,7 +23,7 @@ understood goes there.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,9 +36,6 @@ from sennit.collective.runtime.shm_shortcut import FROM_ROOT, PLAIN, ROWS, SUMS,
 from sennit.collective.runtime.tensors_torch import average
 from sennit.collective.runtime.work_torch import CallQueue
 from sennit.ir.collective import CollectiveName
-
-if TYPE_CHECKING:
-    from sennit.collective.runtime._shm_call import Shortcut
 
 __all__ = ["Express"]
 
@@ -65,10 +62,10 @@ class Express:
         "_running",
         "_scatters",
         "_shared",
-        "_short",
         "_size",
         "_spreads",
         "_start",
+        "short",
     )
 
     def __init__(self, shared: Shared, queue: CallQueue, rest: Rest, failed: Failed) -> None:
@@ -84,7 +81,7 @@ class Express:
         self._exchanges: Plans = {}
         self._spreads: Plans = {}
         described = getattr(Tensor, "__dlpack_c_exchange_api__", None)  # torch 2.11 to 2.13 have it
-        self._short = shortcut_of(
+        self.short = shortcut_of(
             shared.group.machine,
             shared.group.address,
             shared.group.own_memory,
@@ -94,14 +91,9 @@ class Express:
             torch=None if described is None else (Tensor, SUM, described),
         )
 
-    @property
-    def short(self) -> Shortcut | None:
-        """The way in C, where it was built."""
-        return self._short
-
     def close(self) -> None:
-        if self._short is not None:
-            self._short.close()
+        if self.short is not None:
+            self.short.close()
 
     @classmethod
     def of(cls, communicator: object, queue: CallQueue, rest: Rest, failed: Failed) -> Express | None:
@@ -113,8 +105,6 @@ class Express:
     # ---- collectives -----------------------------------------------------------------------------------------------------
 
     def all_reduce(self, tensors: Any, opts: Any) -> bool:
-        if self._short is not None and self._short.tensor("all_reduce", SUMS, tensors, opts):
-            return True
         if type(tensors) is not list or len(tensors) != 1 or getattr(opts, "asyncOp", True):
             return False
         tensor = tensors[0]
@@ -135,8 +125,6 @@ class Express:
         return plan is not None and self._run(plan, place, place, opts, tensor if reduce_op == AVERAGE else None)
 
     def broadcast(self, tensors: Any, opts: Any) -> bool:
-        if self._short is not None and self._short.tensor("broadcast", FROM_ROOT, tensors, opts):
-            return True
         if type(tensors) is not list or len(tensors) != 1 or getattr(opts, "asyncOp", True):
             return False
         tensor = tensors[0]
@@ -151,8 +139,6 @@ class Express:
         return self._run(plan, place, place, opts, None)
 
     def all_gather(self, output: Any, input: Any, opts: Any) -> bool:
-        if self._short is not None and self._short.tensors("all_gather", PLAIN, output, input, opts):
-            return True
         if not _are_plain(output, input, opts):
             return False
         key = input.dtype, input.numel(), output.numel()
@@ -163,8 +149,6 @@ class Express:
         return self._run(plan, input.data_ptr(), output.data_ptr(), opts, None)
 
     def reduce_scatter(self, output: Any, input: Any, opts: Any) -> bool:
-        if self._short is not None and self._short.tensors("reduce_scatter", SUMS, output, input, opts):
-            return True
         if not _are_plain(output, input, opts):
             return False
         reduce_op = opts.reduceOp
@@ -181,8 +165,6 @@ class Express:
 
     def all_to_all(self, output: Any, input: Any, opts: Any) -> bool:
         """Of equal pieces."""
-        if self._short is not None and self._short.tensors("all_to_all", ROWS, output, input, opts):
-            return True
         if not _are_plain(output, input, opts) or output.shape != input.shape or input.dim() == 0:
             return False
         key = input.dtype, input.shape[0], input.numel()
@@ -198,8 +180,8 @@ class Express:
 
     def _shorten(self, plan: Plan | None, kind: str, what: int, input: Tensor, output: Tensor, root: int = -1) -> None:
         """The next call like this is made in C."""
-        if plan is not None and self._short is not None and (facts := facts_of(plan)) is not None:
-            self._short.learn_tensors(facts, kind, what, output, input, root)
+        if plan is not None and self.short is not None and (facts := facts_of(plan)) is not None:
+            self.short.learn_tensors(facts, kind, what, output, input, root)
 
     def _run(self, plan: Plan, source: int, target: int, opts: Any, averaged: Tensor | None) -> bool:
         if source == target:

@@ -39,7 +39,7 @@ class PlainCalls:
                 fix='make it with the backend "sennit": init_process_group or new_group',
             )
         self._group = found
-        self._short = None if found.express is None else found.express.short
+        self._short = found.short
 
     def all_reduce(self, tensor: Tensor) -> None:
         """The sum of all, in place."""
