@@ -11,20 +11,62 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sized
+from importlib import import_module
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from sennit.collective.runtime.shm_machine import CompiledMachine, Machine
 from sennit.collective.runtime.shm_plan import Plan
 
-if TYPE_CHECKING:
-    from sennit.collective.runtime._shm_call import Shortcut
-
-__all__ = ["FROM_ROOT", "PLAIN", "ROWS", "SUMS", "Rest", "facts_of", "shortcut_of"]
+__all__ = ["FROM_ROOT", "PLAIN", "ROWS", "SUMS", "PlanFacts", "Rest", "Shortcut", "facts_of", "shortcut_of"]
 
 Rest = Callable[[Plan, int, object], None]  # a plan under way, its status, what the call was made with
+# address of its record, what is staged, bytes of input and output, whether they may be one array
+PlanFacts = tuple[Plan, int, int, int, int, bool]
 
 PLAIN, SUMS, FROM_ROOT, ROWS = 0, 1, 2, 4  # what a call through torch is, as shm_call.c numbers it
+
+
+class Shortcut(Protocol):
+    """Of `_shm_call`. Calls return True when they are done, and None when they are for the long way."""
+
+    def arrays(
+        self,
+        kind: str,
+        array: object,
+        out: object,
+        dtype: object,
+        reduction: object,
+        root: int | None,
+        context: object,
+        /,
+    ) -> bool | None: ...
+
+    def tensor(self, kind: str, what: int, tensors: object, opts: object, /) -> bool | None: ...
+
+    def tensors(self, kind: str, what: int, output: object, input: object, opts: object, /) -> bool | None: ...
+
+    def now(self, kind: str, what: int, output: object, input: object, root: int, /) -> bool | None: ...
+
+    def learn_arrays(
+        self,
+        facts: PlanFacts,
+        kind: str,
+        array: object,
+        out: object,
+        dtype: object,
+        reduction: object,
+        root: int | None,
+        /,
+    ) -> None: ...
+
+    def learn_tensors(
+        self, facts: PlanFacts, kind: str, what: int, output: object, input: object, root: int, /
+    ) -> None: ...
+
+    def forget(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def shortcut_of(
@@ -41,15 +83,16 @@ def shortcut_of(
     if not isinstance(machine, CompiledMachine):
         return None
     try:
-        from sennit.collective.runtime._shm_call import Shortcut
+        built = import_module("sennit.collective.runtime._shm_call")
     except ImportError:
         return None
     start = ctypes.cast(machine.library.sennit_start, ctypes.c_void_p).value
     assert start is not None
-    return Shortcut(lock, calls, rest, group, start, *own_memory, torch)
+    made: Shortcut = built.Shortcut(lock, calls, rest, group, start, *own_memory, torch)
+    return made
 
 
-def facts_of(plan: Plan) -> tuple[Plan, int, int, int, int, bool] | None:
+def facts_of(plan: Plan) -> PlanFacts | None:
     """What `learn_arrays` and `learn_tensors` ask for. None of a plan for the long way: peers touch more than staging, or there is no input or no output here."""
     if plan.staged is None or not plan.sizes[0] or not plan.sizes[1]:
         return None
