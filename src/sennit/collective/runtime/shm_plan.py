@@ -35,7 +35,6 @@ from sennit.ir.dtype import DType
 __all__ = ["CACHE", "LoadedCode", "Plan", "make_plan"]
 
 _LARGE = 1 << 22  # bytes of an output: it passes the caches of a core
-_CACHE_PARTS = 1 << 30
 CACHE = 32 << 20  # bytes that cores share, where the system does not say
 # Of a slot, but for an all_to_all: its tiles have a part for each rank, and larger ones were a fifth faster with 8.
 _SLOT_USED = 3 << 17
@@ -263,8 +262,7 @@ def make_plan(
     sizes = code.parts(rank, INPUT) * part, code.parts(rank, OUTPUT) * part
     note = np.frombuffer(words.ljust(112, b"\0"), dtype=np.uint8)
     record.words = note.ctypes.data
-    record.large = sizes[OUTPUT] >= _LARGE and sum(sizes) * code.ranks > cache // _CACHE_PARTS
-    record.vast = sizes[OUTPUT] * code.ranks > cache // 2
+    record.large, record.vast = sizes[OUTPUT] >= _LARGE, sizes[OUTPUT] * code.ranks > cache // 2
     touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
     plain = loaded.used[OUTPUT] and not touched[OUTPUT] and (touched[INPUT] or not loaded.used[INPUT])
     staged = int(touched[INPUT] and not direct) if plain and not loaded.in_place else None
