@@ -1,7 +1,7 @@
-"""Builds the one compiled part of sennit; everything else about the project stands in pyproject.toml.
+"""Builds the compiled parts of sennit; everything else about the project stands in pyproject.toml.
 
-It is optional: where there is no C compiler the install still succeeds, and the interpreter in Python serves in its place. It is a plain shared library
-that includes no Python header, so one build serves all Python versions.
+Both are optional: where there is no C compiler the install still succeeds, and Python serves in their place. The core is a plain shared library that includes no Python header;
+the short way into it uses the limited interface of Python 3.11: one build of each serves all versions.
 """
 
 from setuptools import Extension, setup
@@ -17,7 +17,14 @@ setup(
             extra_compile_args=["-O3", "-std=gnu11", "-fwrapv", "-fno-math-errno", "-fno-trapping-math"],
             optional=True,
             py_limited_api=True,
-        )
+        ),
+        Extension(
+            "sennit.collective.runtime._shm_call",
+            [f"{FOLDER}/shm_call.c"],
+            extra_compile_args=["-O2", "-std=gnu11"],
+            optional=True,
+            py_limited_api=True,
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -1,18 +1,33 @@
-"""What a collective call costs in Python: `dist.all_reduce` of four elements in a group of one rank, where nothing is moved.
+"""What a small collective call costs in Python, and where: calls of 1 KiB between two ranks of this machine, in microseconds, least of several batches.
 
-    python benchmarks/collective/call_overhead.py
+    python benchmarks/collective/call_overhead.py [--ranks 2] [--json F]
 
-Torch's own part of the call is included, and measured by itself: the same call in a group whose backend returns at once. In a group of several ranks that share memory, a call that was made before
-takes the short way (`express_torch.py`); what that costs is measured with the call of the core left out. The least of several batches, on sennit and on gloo.
+| column | a call |
+|---|---|
+| torch | through torch.distributed, in a group whose backend returns at once: what no backend can go under |
+| sennit | through torch.distributed, as it comes |
+| in Python | the same without `shm_call.c`: the short way in Python (`express_torch.py`) |
+| calls | `sennit.backend.calls`: tensors, without torch.distributed |
+| numpy | `ShmGroup` on numpy arrays |
+| in Python | the same without `shm_call.c` |
+| core | `sennit_start` by ctypes, with addresses at hand |
+| gloo | through torch.distributed, on gloo |
+
+Below: an all-reduce in a group of one rank, where nothing is moved, and which goes the long way; and an asynchronous one with its wait.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -21,73 +36,134 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 import sennit.backend
 from sennit.cluster.ranks_torch import GlooRanks
 
-BATCHES, CALLS = 7, 3000
+BATCHES, CALLS = 15, 400
+ELEMENTS = 256  # of the larger array of a call
+COLUMNS = ("torch", "sennit", "in Python", "calls", "numpy", "in Python ", "core", "gloo")
+METHODS = ("allreduce", "broadcast", "_allgather_base", "_reduce_scatter_base", "alltoall_base")
+METHODS_OF_2_13 = ("all_gather_single", "reduce_scatter_single", "all_to_all_single")
 
-
-def main() -> int:
-    sennit.backend.register()
-    torch.set_num_threads(1)
-    dist.init_process_group("sennit", store=dist.HashStore(), rank=0, world_size=1)
-    x = torch.ones(4)
-    for name in ("sennit", "gloo"):
-        group = dist.new_group(backend=name)
-        for asynchronous in (False, True):
-            seconds = []
-            for _ in range(BATCHES):
-                start = time.perf_counter()
-                for _ in range(CALLS):
-                    work = dist.all_reduce(x, group=group, async_op=asynchronous)
-                    if work is not None:
-                        work.wait()
-                seconds.append((time.perf_counter() - start) / CALLS)
-            print(
-                f"{name:>7} {'async and wait' if asynchronous else 'synchronous':>15}: {min(seconds) * 1e6:6.1f} us a call"
-            )
-    dist.destroy_process_group()
-    print(f"  torch's own part of a synchronous call: {torch_alone() * 1e6:6.1f} us")
-    with GlooRanks(2, preload=("sennit.collective.runtime.group_torch",)) as ranks:
-        whole, python = ranks.call(short_way)[0]
-    print(
-        f"  the short way, two ranks, without the core: {python * 1e6:6.1f} us, of which torch has its part; with it {whole * 1e6:6.1f} us"
-    )
-    return 0
+Calls = dict[str, Callable[[], object]]
 
 
 def least(call: Callable[[], object]) -> float:
-    """Seconds of a call."""
+    """Microseconds of a call."""
     seconds = []
+    for _ in range(3):
+        call()  # the second and the third go shorter ways
     for _ in range(BATCHES):
         start = time.perf_counter()
         for _ in range(CALLS):
             call()
         seconds.append((time.perf_counter() - start) / CALLS)
-    return min(seconds)
+    return min(seconds) * 1e6
 
 
-def torch_alone() -> float:
-    """Of a call that the backend answers at once."""
+def through_torch(group: Any, size: int) -> Calls:
+    whole, other, part = torch.ones(ELEMENTS), torch.ones(ELEMENTS), torch.ones(ELEMENTS // size)
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the first names are those of 2.13,
+    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # where the others warn each time
+    return {
+        "all_reduce": lambda: dist.all_reduce(whole, group=group),
+        "all_gather": lambda: gather(whole, part, group=group),
+        "reduce_scatter": lambda: scatter(part, whole, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
+        "broadcast": lambda: dist.broadcast(whole, 0, group=group),
+    }
+
+
+def plain(group: Any, size: int) -> Calls:
+    whole, other, part = torch.ones(ELEMENTS), torch.ones(ELEMENTS), torch.ones(ELEMENTS // size)
+    calls = sennit.backend.calls(group)
+    return {
+        "all_reduce": lambda: calls.all_reduce(whole),
+        "all_gather": lambda: calls.all_gather(whole, part),
+        "reduce_scatter": lambda: calls.reduce_scatter(part, whole),
+        "all_to_all": lambda: calls.all_to_all(other, whole),
+        "broadcast": lambda: calls.broadcast(whole, 0),
+    }
+
+
+def from_numpy(shm: Any, size: int) -> Calls:
+    whole, other, part = (np.ones(n, np.float32) for n in (ELEMENTS, ELEMENTS, ELEMENTS // size))
+    return {
+        "all_reduce": lambda: shm.all_reduce(whole),
+        "all_gather": lambda: shm.all_gather(part, whole),
+        "reduce_scatter": lambda: shm.reduce_scatter(whole, part),
+        "all_to_all": lambda: shm.all_to_all(whole, other),
+        "broadcast": lambda: shm.broadcast(whole, 0),
+    }
+
+
+def core_alone(shm: Any) -> Calls:
+    """Of the plans that the calls from numpy have left."""
+    whole, other = np.ones(ELEMENTS, np.float32), np.ones(ELEMENTS, np.float32)
+
+    def call_of(name: str, plan: Any) -> Callable[[], object]:
+        start, kept = shm.machine.library.sennit_start, (whole, whole if name in ("all_reduce", "broadcast") else other)
+        words = shm.address, plan.address, *(array.ctypes.data for array in kept), plan.staged
+        return lambda: (start(*words), kept)  # the arrays live as long as the call
+
+    return {name: call_of(name, plan) for (name, *_), plan in shm._ready.items()}
+
+
+def measure(rank: int, size: int) -> dict[str, list[float]]:
+    """By collective: a time for each column."""
+    warnings.simplefilter("ignore", FutureWarning)
+    sennit.backend.register()
+    torch.set_num_threads(1)
+    group: Any = dist.new_group(list(range(size)), backend="sennit")
+    gloo = dist.new_group(list(range(size)), backend="gloo")
+    shm = group._communicator.group
+    found: dict[str, dict[str, float]] = {}
+    found["sennit"] = {name: least(call) for name, call in through_torch(group, size).items()}
+    found["calls"] = {name: least(call) for name, call in plain(group, size).items()}
+    found["numpy"] = {name: least(call) for name, call in from_numpy(shm, size).items()}
+    found["core"] = {name: least(call) for name, call in core_alone(shm).items() if name in found["numpy"]}
+    shorts, group._short, shm._shortcut = (group._short, shm._shortcut), None, None
+    found["in Python"] = {name: least(call) for name, call in through_torch(group, size).items()}
+    found["in Python "] = {name: least(call) for name, call in from_numpy(shm, size).items()}
+    group._short, shm._shortcut = shorts
+    found["gloo"] = {name: least(call) for name, call in through_torch(gloo, size).items()}
+    done = group._nothing_left
+    for name in (*METHODS, *METHODS_OF_2_13):
+        setattr(group, name, lambda *_: done)
+    found["torch"] = {name: least(call) for name, call in through_torch(group, size).items()}
+    return {name: [found[column][name] for column in COLUMNS] for name in found["torch"]}
+
+
+def alone() -> dict[str, float]:
+    """In a group of one rank."""
+    sennit.backend.register()
+    torch.set_num_threads(1)
     dist.init_process_group("sennit", store=dist.HashStore(), rank=0, world_size=1)
-    group, x = dist.group.WORLD, torch.ones(4)
-    assert group is not None
-    done = group._nothing_left  # type: ignore[attr-defined]
-    group.allreduce = lambda *_: done  # type: ignore[method-assign]
-    found = least(lambda: dist.all_reduce(x))
+    x, found = torch.ones(4), dict[str, float]()
+    for name in ("sennit", "gloo"):
+        group = dist.new_group(backend=name)
+        found[f"{name}, one rank"] = least(lambda group=group: dist.all_reduce(x, group=group))  # type: ignore[misc]
+        found[f"{name}, one rank, asynchronous"] = least(
+            lambda group=group: dist.all_reduce(x, group=group, async_op=True).wait()  # type: ignore[misc]
+        )
     dist.destroy_process_group()
     return found
 
 
-def short_way(rank: int) -> tuple[float, float]:
-    """On one of two ranks: of a whole call, and of one in which the core is not called."""
-    sennit.backend.register()
-    torch.set_num_threads(1)
-    group, x = dist.new_group(backend="sennit"), torch.ones(4)
-    whole = least(lambda: dist.all_reduce(x, group=group))
-    express = group._express
-    start, express._start = express._start, lambda *_: 0
-    python = least(lambda: dist.all_reduce(x, group=group))
-    express._start = start
-    dist.destroy_process_group(group)
-    return whole, python
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What a small collective call costs in Python.")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with GlooRanks(options.ranks, preload=("sennit.collective.runtime.group_torch",)) as ranks:
+        table = ranks.call(measure, options.ranks)[0]
+    print(f"{4 * ELEMENTS} bytes, {options.ranks} ranks, torch {torch.__version__}: microseconds")
+    print(f"{'':16}" + "".join(f"{column:>12}" for column in COLUMNS))
+    for name, times in table.items():
+        print(f"{name:16}" + "".join(f"{value:12.2f}" for value in times))
+    single = alone()
+    for name, value in single.items():
+        print(f"{name:36} {value:8.2f}")
+    if options.json is not None:
+        options.json.write_text(json.dumps({"columns": COLUMNS, "table": table, **single}, indent=1), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":

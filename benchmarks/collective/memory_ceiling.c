@@ -1,4 +1,4 @@
-/* What the memory of this machine allows p processes to do at once, for `memory_ceiling.py`: each rank is pinned to a core of its own.
+/* What the memory of this machine allows p processes to do at once, for `memory_ceiling.py`: each rank is pinned to the first core of its share, c/p of them.
  *
  *     memory_ceiling RANKS        prints lines of: what, bytes, microseconds of one rank (the median of rounds, of the slowest rank)
  *
@@ -187,8 +187,9 @@ static void run(void)
     cpu_set_t allowed, one;
     sched_getaffinity(0, sizeof allowed, &allowed);
     CPU_ZERO(&one);
+    int cores = CPU_COUNT(&allowed), mine = rank * (cores > ranks ? cores / ranks : 1) % cores; /* the first of its share */
     for (int core = 0, seen = 0; core < CPU_SETSIZE; core++)
-        if (CPU_ISSET(core, &allowed) && seen++ == rank % CPU_COUNT(&allowed))
+        if (CPU_ISSET(core, &allowed) && seen++ == mine)
             CPU_SET(core, &one);
     sched_setaffinity(0, sizeof one, &one);
     own = array_of(4 * ARRAY), other = array_of(ARRAY);

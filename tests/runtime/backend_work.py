@@ -204,6 +204,11 @@ def short_ways(rank: int) -> list[str]:
         group._call = lambda *_, name=name: wrong.append(f"{name} goes the long way")
         for _ in range(3):
             call()
+        express = group._express
+        if group.short is not None and name != "average":  # from the third call on C makes it
+            start, express._start = express._start, lambda *_, name=name: wrong.append(f"{name} is not made in C")
+            call()
+            express._start = start
         group._call = long_way
         if not bool((got() == wanted).all()):
             wrong.append(f"{name}: {got()}")
@@ -226,6 +231,40 @@ def short_ways(rank: int) -> list[str]:
     options = dist.AllreduceOptions()
     options.asyncOp = False
     return wrong + ([] if "closed" in raised(lambda: group.allreduce([whole], options)) else ["it is not closed"])
+
+
+def plain_round(calls: Any, me: int, count: int, strided: bool) -> list[str]:
+    """Each of `sennit.backend.calls` once; the names of those with a wrong result. `strided`: what they are given does not fit the short way."""
+    everyone = [torch.arange(5.0 * count).view(count, 5) + 100 * rank for rank in range(count)]
+    mine, total = everyone[me], torch.stack(everyone).sum(0)
+    whole, part = torch.empty(count, 5, 2)[..., 0] if strided else torch.empty(count, 5), torch.empty(5)
+    calls.all_reduce(whole.copy_(mine))
+    wrong = [] if torch.equal(whole, total) else ["all_reduce"]
+    calls.broadcast(whole.copy_(mine), 1)
+    wrong += [] if torch.equal(whole, everyone[1]) else ["broadcast"]
+    calls.all_gather(whole, mine[0].clone())
+    wrong += [] if torch.equal(whole, torch.stack([each[0] for each in everyone])) else ["all_gather"]
+    calls.reduce_scatter(part, mine)
+    wrong += [] if torch.equal(part, total[me]) else ["reduce_scatter"]
+    calls.all_to_all(whole, mine)
+    return wrong + ([] if torch.equal(whole, torch.stack([each[me] for each in everyone])) else ["all_to_all"])
+
+
+def plain_calls(rank: int) -> list[str]:
+    """`sennit.backend.calls`, the first time and later: of the world, of other ranks, and across hosts."""
+    wrong: list[str] = []
+    size = dist.get_world_size()
+    world, hosts = list(range(size)), ["a", "b"] * (size // 2)
+    for believed, members in ((None, world), (None, world[1:]), (hosts, world)):
+        pretend_hosts(rank, believed)
+        group = sennit_group(members)
+        if rank in members:
+            calls, me = sennit.backend.calls(group), members.index(rank)
+            for turn in range(4):
+                found = plain_round(calls, me, len(members), strided=turn == 3 and me == 1)
+                wrong += [f"{name}, hosts {believed}, ranks {members}, turn {turn}" for name in found]
+            dist.destroy_process_group(group)
+    return wrong + ([] if "group of" in raised(lambda: sennit.backend.calls(dist.group.WORLD)) else ["gloo is taken"])
 
 
 def refusals(rank: int) -> list[str]:

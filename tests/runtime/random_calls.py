@@ -1,4 +1,4 @@
-"""Random sequences of collective calls, made from a seed alike on all ranks, run on two backends, twice on the one under test, and what differs.
+"""Random sequences of collective calls, made from a seed alike on all ranks, run on two backends, three times on the one under test, and what differs.
 
 A sequence has 2 to 8 calls on the world or a sub-group of it. All that a call passes (type, shape, strides, reduction, root, sizes, whether it is asynchronous) is
 drawn from the seed; values also from the rank. Asynchronous calls are waited for at the end, in an order that each rank draws for itself.
@@ -69,10 +69,14 @@ def drop_groups(rank: int, groups: Sequence[Group]) -> None:
 def differences(rank: int, groups: Sequence[Group], seed: int) -> list[str]:
     """Run sequence `seed` on both backends; a line for each call with another result."""
     results: dict[str, list[tuple[Call, list[Any]]]] = {}
-    for turn, backend in (("gloo", "gloo"), ("first", "sennit"), ("again", "sennit")):
+    for turn, backend in (("gloo", "gloo"), ("first", "sennit"), ("again", "sennit"), ("the third time", "sennit")):
         results[turn] = run_sequence(rank, sequence(groups, seed), backend, seed)
     found: list[str] = []
-    for turn in ("first", "again"):  # a call that was made before goes a shorter way
+    for turn in (
+        "first",
+        "again",
+        "the third time",
+    ):  # a call that was made before goes a shorter way, and then one shorter still
         for (call, wanted), (_, got) in zip(results["gloo"], results[turn], strict=True):
             me = call.group.ranks.index(rank)
             bounds = call.tolerance(me) if call.tolerance is not None else [None] * len(wanted)

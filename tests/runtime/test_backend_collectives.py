@@ -9,6 +9,7 @@ from backend_work import (
     alone,
     compare_sequences,
     large_all_reduces,
+    plain_calls,
     programs,
     refusals,
     short_ways,
@@ -56,6 +57,10 @@ def test_calls_that_were_made_before_take_the_short_way(ranks: GlooRanks) -> Non
     if load_core() is None:
         pytest.skip("the core is not compiled")
     assert ranks.call(short_ways) == [[]] * SIZE
+
+
+def test_calls_without_torch_are_the_same_calls(ranks: GlooRanks) -> None:
+    assert ranks.call(plain_calls) == [[]] * SIZE
 
 
 def test_what_cannot_be_served_is_refused_and_the_group_stays_good(ranks: GlooRanks) -> None:

@@ -11,7 +11,8 @@
 | send, recv | over the group's sockets, at once and in the background; matched by peer and tag |
 | an error of one rank | breaks the group on all: who waits raises, names the rank, and so does every later call |
 
-This file translates: it checks and flattens tensors and reads options. A `Communicator` moves the bytes.
+This file translates: it checks and flattens tensors and reads options. A `Communicator` moves the bytes. Calls that were made before go shorter ways: in C (`_short`), or in a few
+lines of Python (`_express`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sennit.collective.runtime.linked_torch import bytes_of
 from sennit.collective.runtime.p2p_links import Label, Links
 from sennit.collective.runtime.p2p_ticket import Ticket
 from sennit.collective.runtime.private_torch import reduction_of
+from sennit.collective.runtime.shm_shortcut import FROM_ROOT, PLAIN, ROWS, SUMS
 from sennit.collective.runtime.tensors_torch import (
     Flat,
     average,
@@ -51,6 +53,8 @@ class SennitGroup(CallingGroup):
     # ---- one tensor ------------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> SennitWork:
+        if self._short is not None and self._short.tensor("all_reduce", SUMS, tensors, opts):
+            return self._nothing_left
         if self._express is not None and self._express.all_reduce(tensors, opts):
             return self._nothing_left
         (tensor,) = listed = _listed(tensors)
@@ -68,6 +72,8 @@ class SennitGroup(CallingGroup):
         return self._call(job, listed, opts)
 
     def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> SennitWork:
+        if self._short is not None and self._short.tensor("broadcast", FROM_ROOT, tensors, opts):
+            return self._nothing_left
         if self._express is not None and self._express.broadcast(tensors, opts):
             return self._nothing_left
         (tensor,) = listed = _listed(tensors)
@@ -112,6 +118,8 @@ class SennitGroup(CallingGroup):
     # ---- a tensor and its parts ------------------------------------------------------------------------------------------
 
     def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> SennitWork:
+        if self._short is not None and self._short.tensors("all_gather", PLAIN, output, input, opts):
+            return self._nothing_left
         if self._express is not None and self._express.all_gather(output, input, opts):
             return self._nothing_left
         self._check_parts("all_gather", output, input)
@@ -125,6 +133,8 @@ class SennitGroup(CallingGroup):
         return self._call(job, [output], opts)
 
     def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: Any = None) -> SennitWork:
+        if self._short is not None and self._short.tensors("reduce_scatter", SUMS, output, input, opts):
+            return self._nothing_left
         if self._express is not None and self._express.reduce_scatter(output, input, opts):
             return self._nothing_left
         self._check_parts("reduce_scatter", input, output)
@@ -148,6 +158,8 @@ class SennitGroup(CallingGroup):
         opts: Any = None,
     ) -> SennitWork:
         even = not output_splits and not input_splits  # on all ranks, or the first of them to differ is told so
+        if even and self._short is not None and self._short.tensors("all_to_all", ROWS, output, input, opts):
+            return self._nothing_left
         if even and self._express is not None and self._express.all_to_all(output, input, opts):
             return self._nothing_left
         sizes = [self._piece_bytes(item, splits) for item, splits in ((output, output_splits), (input, input_splits))]

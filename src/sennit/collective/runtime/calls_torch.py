@@ -26,6 +26,7 @@ from sennit.collective.runtime.p2p_ticket import Ticket
 from sennit.collective.runtime.private_torch import GroupBase, Store, is_asynchronous, time_limit
 from sennit.collective.runtime.shared_torch import Shared
 from sennit.collective.runtime.shm_plan import Plan
+from sennit.collective.runtime.shm_shortcut import Shortcut
 from sennit.collective.runtime.work_torch import CallQueue, NothingLeft, SennitWork
 from sennit.errors import PeerError
 
@@ -59,6 +60,7 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
         self._pid = os.getpid()
         self._nothing_left = NothingLeft()
         self._express = Express.of(communicator, self._calls, self._rest_of_call, self._break)
+        self._short = None if self._express is None else self._express.short
 
     def getBackendName(self) -> str:  # noqa: N802
         return "sennit"
@@ -95,6 +97,11 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout.total_seconds()
+
+    @property
+    def short(self) -> Shortcut | None:
+        """The short way in C, where the ranks share memory and it was built."""
+        return self._short
 
     # ---- running calls ----------------------------------------------------------------------------------------------------
 
@@ -175,6 +182,8 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
             return
         self._closed = True
         self._calls.close()
+        if self._express is not None:
+            self._express.close()
         self._communicator.close()
         if self._links is not None:
             self._links.close()

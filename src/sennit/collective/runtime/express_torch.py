@@ -14,6 +14,8 @@ or two plain contiguous tensors, in the shared memory of a host, does this and n
 | the first of its kind and size; asynchronous; while another is under way; of lists, other strides, subclasses, complex numbers, PREMUL_SUM; of memory of the group; input and output that overlap | the long way: `backend_torch.py` |
 | begun here, but a peer is late or gone, or the group is broken, closed or forked | on by the long way, which waits, and says what is wrong |
 
+Of these, calls that were made here once, and are no other reduction than a sum, are made by `shm_call.c` from then on, where that was built: the same, in C. `short` is that.
+
 Both ways run the same plans, so the ranks of a call need not all go the same way. Nothing is checked here that the long way would raise about: what is not
 understood goes there.
 """
@@ -30,6 +32,7 @@ from sennit.collective.runtime.private_torch import AVERAGE, SUM, reduction_of
 from sennit.collective.runtime.shared_torch import Shared
 from sennit.collective.runtime.shm_machine import CompiledMachine
 from sennit.collective.runtime.shm_plan import Plan
+from sennit.collective.runtime.shm_shortcut import FROM_ROOT, PLAIN, ROWS, SUMS, facts_of, shortcut_of
 from sennit.collective.runtime.tensors_torch import average
 from sennit.collective.runtime.work_torch import CallQueue
 from sennit.ir.collective import CollectiveName
@@ -62,6 +65,7 @@ class Express:
         "_size",
         "_spreads",
         "_start",
+        "short",
     )
 
     def __init__(self, shared: Shared, queue: CallQueue, rest: Rest, failed: Failed) -> None:
@@ -76,6 +80,20 @@ class Express:
         self._gathers: Plans = {}
         self._exchanges: Plans = {}
         self._spreads: Plans = {}
+        described = getattr(Tensor, "__dlpack_c_exchange_api__", None)  # torch 2.11 to 2.13 have it
+        self.short = shortcut_of(
+            shared.group.machine,
+            shared.group.address,
+            shared.group.own_memory,
+            self._running,
+            rest,
+            calls=queue.jobs,
+            torch=None if described is None else (Tensor, SUM, described),
+        )
+
+    def close(self) -> None:
+        if self.short is not None:
+            self.short.close()
 
     @classmethod
     def of(cls, communicator: object, queue: CallQueue, rest: Rest, failed: Failed) -> Express | None:
@@ -98,6 +116,7 @@ class Express:
             plan = self._reduces.get(key)
             if plan is None:
                 plan = self._learn_sum(self._reduces, key, CollectiveName.ALL_REDUCE, opts)
+            self._shorten(plan, "all_reduce", SUMS, tensor, tensor)
             return plan is not None and self._run(plan, place, place, opts, None)
         key = tensor.dtype, tensor.numel(), reduce_op.op
         plan = self._others.get(key)
@@ -115,6 +134,7 @@ class Express:
         plan = self._spreads.get(key)
         if plan is None and (plan := self._learn(self._spreads, key, CollectiveName.BROADCAST, tensor, key[0])) is None:
             return False
+        self._shorten(plan, "broadcast", FROM_ROOT, tensor, tensor, key[0])
         place = tensor.data_ptr()
         return self._run(plan, place, place, opts, None)
 
@@ -125,6 +145,7 @@ class Express:
         plan = self._gathers.get(key)
         if plan is None and (plan := self._learn(self._gathers, key, CollectiveName.ALL_GATHER, input)) is None:
             return False
+        self._shorten(plan, "all_gather", PLAIN, input, output)
         return self._run(plan, input.data_ptr(), output.data_ptr(), opts, None)
 
     def reduce_scatter(self, output: Any, input: Any, opts: Any) -> bool:
@@ -137,6 +158,8 @@ class Express:
             if key[2] != key[1] * self._size:
                 return False
             plan = self._learn_sum(self._scatters, key, CollectiveName.REDUCE_SCATTER, opts)
+        if key[3] is None:
+            self._shorten(plan, "reduce_scatter", SUMS, input, output)
         averaged = output if reduce_op == AVERAGE else None
         return plan is not None and self._run(plan, input.data_ptr(), output.data_ptr(), opts, averaged)
 
@@ -150,9 +173,15 @@ class Express:
             if input.shape[0] % self._size:
                 return False
             plan = self._learn(self._exchanges, key, CollectiveName.ALL_TO_ALL, input, parts=self._size)
+        self._shorten(plan, "all_to_all", ROWS, input, output)
         return plan is not None and self._run(plan, input.data_ptr(), output.data_ptr(), opts, None)
 
     # ---- what they share -------------------------------------------------------------------------------------------------
+
+    def _shorten(self, plan: Plan | None, kind: str, what: int, input: Tensor, output: Tensor, root: int = -1) -> None:
+        """The next call like this is made in C."""
+        if plan is not None and self.short is not None and (facts := facts_of(plan)) is not None:
+            self.short.learn_tensors(facts, kind, what, output, input, root)
 
     def _run(self, plan: Plan, source: int, target: int, opts: Any, averaged: Tensor | None) -> bool:
         if source == target:

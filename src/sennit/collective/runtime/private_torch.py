@@ -9,6 +9,7 @@ the new class needs `GroupBase` changed, here, and what `group_torch.py` returns
 | `GroupBase` | what a Python backend derives from |
 | `WorkBase` | what its methods return |
 | `is_asynchronous`, `time_limit`, `reduction_of` | reading the options that c10d passes along |
+| `gather_single`, `scatter_single` | collectives that have another name from 2.13 on, where the old one warns at each call |
 | `store_host` | where the rendezvous is |
 | `stay_unrecorded` | torch 2.15 records the calls of every group, and fails on one that has no backend in C++ |
 """
@@ -29,8 +30,10 @@ __all__ = [
     "GroupBase",
     "Store",
     "WorkBase",
+    "gather_single",
     "is_asynchronous",
     "reduction_of",
+    "scatter_single",
     "stay_unrecorded",
     "store_host",
     "time_limit",
@@ -61,6 +64,16 @@ def reduction_of(options: Any) -> tuple[str, float | Tensor | None]:
     reduce_op = getattr(options, "reduceOp", options)
     name = _REDUCTIONS.get(getattr(reduce_op, "op", reduce_op), "no reduction")
     return name, reduce_op.__getstate__()[1] if name == "premul_sum" else None  # `factor` is an attribute from 2.13 on
+
+
+def gather_single(output: Tensor, input: Tensor, group: Any) -> None:
+    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    call(output, input, group=group)
+
+
+def scatter_single(output: Tensor, input: Tensor, group: Any) -> None:
+    call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    call(output, input, group=group)
 
 
 def store_host(store: Store) -> str | None:

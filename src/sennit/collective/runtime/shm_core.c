@@ -58,8 +58,11 @@ static void relax(void)
 
 #define EAGER 32 /* rounds */
 
+/* Of spinning, however many others want the core: a few microseconds, which is how far ranks that run at the same time are apart. */
+#define LEAST_SPIN 64
+
 typedef struct {
-    int rounds, asleep;
+    int rounds, asleep, crowded; /* the last: others wanted the core meanwhile */
     uint32_t bell;
     int64_t since;
 } Idle;
@@ -90,9 +93,12 @@ static int idle_once(Group *group, Idle *idle)
         idle->since = now;
     if (idle->rounds < spin + group->yields && now - idle->since < YIELD_LIMIT) {
         sched_yield();
-        /* a yield that took long let others run: there are fewer cores than ranks, and spinning takes their time */
-        if (nanoseconds() - now > 3000 && spin)
-            atomic_store_explicit(&group->spin, spin / 2, memory_order_relaxed);
+        /* a yield that took long let others run, whose time spinning takes */
+        if (nanoseconds() - now > 3000) {
+            int least = group->spin_limit < LEAST_SPIN ? group->spin_limit : LEAST_SPIN;
+            idle->crowded = 1;
+            atomic_store_explicit(&group->spin, spin / 2 > least ? spin / 2 : least, memory_order_relaxed);
+        }
         return 1;
     }
     if (!idle->asleep) { /* say so first, then look once more */
@@ -110,11 +116,11 @@ static int idle_once(Group *group, Idle *idle)
     return nanoseconds() - idle->since < group->patience;
 }
 
-/* Something went on: the next wait starts anew. If spinning was enough, it may spin longer next time. */
+/* Something went on: the next wait starts anew. If nobody else wanted the core, it may spin longer next time. With more ranks than cores the limit is none. */
 static void went_on(Group *group, Idle *idle)
 {
     int spin = atomic_load_explicit(&group->spin, memory_order_relaxed);
-    if (idle->rounds && idle->rounds <= spin && spin < group->spin_limit)
+    if (idle->rounds && !idle->crowded && spin < group->spin_limit)
         atomic_store_explicit(&group->spin, spin * 2 < group->spin_limit ? spin * 2 : group->spin_limit, memory_order_relaxed);
     awake(group, idle);
     *idle = (Idle){0};

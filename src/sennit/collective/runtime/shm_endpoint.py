@@ -132,8 +132,8 @@ class ShmEndpoint:
         record.flags_per_slot, record.staging_step = layout.capacity.flags, layout.staging_step
         record.slot_bytes, record.ring_bytes = layout.capacity.slot, layout.capacity.ring
         record.rank, record.ranks = self.rank, self.size
-        record.spin_limit, record.yields, record.patience = _SPIN_LIMIT, _YIELDS, _PATIENCE
-        record.spin = _SPIN_LIMIT if self.size <= cores else 0
+        record.spin = record.spin_limit = _SPIN_LIMIT if self.size <= cores else 0
+        record.yields, record.patience = _YIELDS, _PATIENCE
         return record
 
     # ---- collectives -------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ same array. numpy has no bf16: pass it as uint16 with `dtype=DType.BF16`.
 from __future__ import annotations
 
 import ctypes
+import os
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,6 +21,7 @@ from sennit.collective.runtime.shm_machine import Machine
 from sennit.collective.runtime.shm_messages import Buffer, ShmMessages
 from sennit.collective.runtime.shm_plan import Plan
 from sennit.collective.runtime.shm_segment import Segment
+from sennit.collective.runtime.shm_shortcut import Rest, facts_of, shortcut_of
 from sennit.collective.runtime.shm_table import default_table
 from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveName
@@ -44,6 +47,20 @@ class ShmGroup(ShmMessages):
         super().__init__(segment, identities, machine, timeout, cores, may_read)
         self.table = default_table(self.size, cores)
         self._ready: dict[tuple[object, ...], Plan] = {}  # by what was asked for
+        rest = _finish_later(weakref.ref(self))
+        self._shortcut = shortcut_of(machine, self.address, self.own_memory, self._lock, rest)
+
+    def close(self) -> None:
+        if self._shortcut is not None and os.getpid() == self._pid:
+            self._shortcut.close()
+        super().close()
+
+    def forget_plans(self) -> None:
+        """For who changes `table` or `direct_from` after the first call; on all ranks."""
+        self._plans.clear()
+        self._ready.clear()
+        if self._shortcut is not None:
+            self._shortcut.forget()
 
     def code(self, collective: CollectiveName, nbytes: int, root: int | None = None) -> Code:
         """The code for a collective whose part (see `code.py`) has so many bytes."""
@@ -171,6 +188,9 @@ class ShmGroup(ShmMessages):
         root: int | None = None,
         timeout: float | None = None,
     ) -> None:
+        short = self._shortcut
+        if short is not None and short.arrays(collective, array, out, dtype, reduction, root, timeout):
+            return
         given = array if array is not None else out
         if given is None:
             raise CollectiveError(f"{collective} without an array", fix="pass one")
@@ -186,6 +206,8 @@ class ShmGroup(ShmMessages):
         else:
             target = 0 if out is None else self._address_of(out, plan.sizes[OUTPUT], "output", plan)
         self.run_plan(plan, source, target, timeout)
+        if short is not None and (facts := facts_of(plan)) is not None:
+            short.learn_arrays(facts, collective, array, out, dtype, reduction, root)
 
     def _make_ready(
         self, collective: CollectiveName, elements: int, dtype: DType, reduction: Reduction | None, root: int | None
@@ -209,6 +231,18 @@ class ShmGroup(ShmMessages):
             return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # the quickest of the ways to ask
         except (TypeError, ValueError):  # of memory that may not be written, or is empty
             return array.ctypes.data
+
+
+def _finish_later(group: weakref.ref[ShmGroup]) -> Rest:
+    """The rest of a call of the short way, which must not keep the group alive."""
+
+    def finish(plan: Plan, status: int, timeout: object) -> None:
+        alive = group()
+        assert alive is not None
+        assert timeout is None or isinstance(timeout, (int, float))
+        alive._finish(plan, status, timeout)
+
+    return finish
 
 
 def dtype_of(array: Array) -> DType:

@@ -38,8 +38,9 @@ _LARGE = 1 << 22  # bytes of an output: it passes the caches of a core
 CACHE = 32 << 20  # bytes that cores share, where the system does not say
 # Of a slot, but for an all_to_all: its tiles have a part for each rank, and larger ones were a fifth faster with 8.
 _SLOT_USED = 3 << 17
-_DIRECT_FROM = 32 << 10  # bytes of a part; measured on 16 x86_64 cores with 4 and 8 ranks, as the next
-_DIRECT_BELOW = 96 << 20  # bytes of the inputs of all ranks
+# bytes of a part; measured on 16 x86_64 cores with 4 and 8 ranks (benchmarks/collective/shm_variants.py), as the next
+_DIRECT_FROM = {CollectiveName.ALL_TO_ALL: 32 << 10, CollectiveName.SCATTER: 32 << 10}
+_DIRECT_BELOW = 96 << 20  # bytes of the outputs of all ranks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,8 +108,8 @@ class LoadedCode:
             return False
         if least is not None:
             return part_bytes >= least
-        once = collective.name in (CollectiveName.ALL_TO_ALL, CollectiveName.SCATTER)
-        return once and part_bytes >= _DIRECT_FROM and part_bytes * self.code.ranks**2 < _DIRECT_BELOW
+        pays_from = _DIRECT_FROM.get(collective.name)
+        return pays_from is not None and part_bytes >= pays_from and part_bytes * self.code.ranks**2 < _DIRECT_BELOW
 
     def used_at_all(self, buffer: int) -> bool:
         return self.used[buffer] or self.touched[buffer]

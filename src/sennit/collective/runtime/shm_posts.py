@@ -125,8 +125,8 @@ class HostMemory:
         self._next, self._used = first, 0
         self._reserved: _Staged | None = None
         self._record = GroupRecord(doorbells=self._area.door, rank=0, ranks=1)
-        self._record.spin_limit, self._record.yields, self._record.patience = _SPIN_LIMIT, _YIELDS, _PATIENCE
-        self._record.spin = _SPIN_LIMIT if ranks <= len(os.sched_getaffinity(0)) else 0
+        self._record.yields, self._record.patience = _YIELDS, _PATIENCE
+        self._record.spin = self._record.spin_limit = _SPIN_LIMIT if ranks <= len(os.sched_getaffinity(0)) else 0
 
     # ---- meeting -----------------------------------------------------------------------------------------------------
 

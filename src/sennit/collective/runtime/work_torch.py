@@ -109,14 +109,14 @@ class NothingLeft(SennitWork):
 
 class CallQueue:
     """The collective calls of a group, in order. Its thread starts with the first call that does not wait. None is under way while nobody holds `running` and
-    as many were submitted as have ended."""
+    as many were submitted as have ended; which is when `jobs` is empty, since a job is taken from there with `running` held."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.running = threading.Lock()  # held while a call runs
         self._counting = threading.Lock()
         self.submitted = self.ended = 0
-        self._jobs: deque[tuple[Job, Ticket]] = deque()
+        self.jobs: deque[tuple[Job, Ticket]] = deque()
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # wakes the thread, for a job or for its end
         self._thread: threading.Thread | None = None
 
@@ -138,7 +138,7 @@ class CallQueue:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
                 self._thread.start()
-            self._jobs.append((job, ticket))
+            self.jobs.append((job, ticket))
             self._calls.put(True)
 
     def help(self, tickets: Sequence[Ticket]) -> None:
@@ -163,9 +163,9 @@ class CallQueue:
         """The first call that waits; whether there was one. `running` is held, and released before its ticket ends: what that sets off may make calls."""
         error: BaseException | None = None
         try:
-            if not self._jobs:
+            if not self.jobs:
                 return False
-            job, ticket = self._jobs.popleft()
+            job, ticket = self.jobs.popleft()
             try:
                 job()
             except BaseException as raised:  # carried to whoever waits

@@ -1,0 +1,156 @@
+"""The constants of `shm_plan.py`, measured: the same collective staged or direct, its output past the cache or through it, with smaller or larger tiles.
+
+    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7]
+
+| variant | is |
+|---|---|
+| chosen | what the plan does by itself |
+| staged, direct | through slots of shared memory, or read in the memory of the other process |
+| past, cached | of `staged`: outputs are written past the cache, or through it |
+| tile N | of `staged`, as chosen, with at most N KiB of a slot |
+
+All variants are plans of one group, on the same arrays, in turns; each rank has its share of the cores. Microseconds of a call, median of the rounds, of the slowest rank, the core called by ctypes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+from sennit.collective.runtime import shm_plan
+from sennit.collective.runtime.shm_group import ShmGroup
+from sennit.collective.runtime.shm_plan import Plan
+
+MOVES = ("all_gather", "all_to_all", "broadcast")
+NEVER = 1 << 40
+TILES = (128, 384, 1024)
+
+
+def scale(text: str) -> int:
+    return int(text[:-1]) << {"K": 10, "M": 20}[text[-1]]
+
+
+@contextmanager
+def changed(**constants: int) -> Iterator[None]:
+    before = {name: getattr(shm_plan, name) for name in constants}
+    for name, value in constants.items():
+        setattr(shm_plan, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(shm_plan, name, value)
+
+
+def variants(group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray) -> dict[str, Plan]:
+    def made(direct_from: int | None, **constants: int) -> Plan:
+        group.direct_from = direct_from
+        group.forget_plans()
+        with changed(**constants):
+            getattr(group, name)(
+                *((source, 0) if name == "broadcast" else (source,)), *([] if target is source else [target])
+            )
+        (plan,) = group._ready.values()
+        return plan
+
+    found = {"chosen": made(None)}
+    if name in MOVES:
+        if group.may_read:
+            found["direct"] = made(0)
+        for label, past in (("past", 1), ("cached", 0)):
+            found[label] = plan = made(NEVER)
+            plan.record.large = plan.record.vast = past
+    for kibibytes in TILES:
+        found[f"tile {kibibytes}"] = made(NEVER, _SLOT_USED=kibibytes << 10)
+    group.direct_from = None
+    group.forget_plans()
+    return found
+
+
+def rank_main(rank: int, size: int, pipe: Connection, sizes: list[str], names: list[str], rounds: int) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // size)
+    first = rank * share % len(cores)
+    os.sched_setaffinity(0, cores[first : first + share])
+
+    def exchange(told: bytes) -> list[bytes]:
+        pipe.send(told)
+        gathered: list[bytes] = pipe.recv()
+        return gathered
+
+    with ShmGroup.create(rank, size, exchange, timeout=60) as group:
+        start = group.machine.library.sennit_start  # type: ignore[attr-defined]
+        for name in names:
+            for text in sizes:
+                whole, part = scale(text) // 4, scale(text) // 4 // size
+                source = np.ones(part if name == "all_gather" else whole, np.float32)
+                target = source
+                if name not in ("all_reduce", "broadcast"):
+                    target = np.ones(part if name == "reduce_scatter" else whole, np.float32)
+                plans = variants(group, name, source, target)
+                times: dict[str, list[float]] = {label: [] for label in plans}
+                often = max(3, min(100, (16 << 20) // scale(text)))
+                begin = 0.0
+                for _ in range(rounds):
+                    for label, plan in plans.items():
+                        words = group.address, plan.address, source.ctypes.data, target.ctypes.data, plan.staged
+                        for turn in range(often + 1):
+                            if turn == 1:  # the first one fills the caches
+                                group.barrier()
+                                begin = time.perf_counter()
+                            if status := start(*words):
+                                group.finish_plan(plan, status)
+                        times[label].append((time.perf_counter() - begin) / often * 1e6)
+                mine = [statistics.median(times[label]) for label in plans]
+                everyone = [
+                    [float(word) for word in told.split()] for told in exchange(" ".join(map(str, mine)).encode())
+                ]
+                if rank == 0:
+                    slowest = [max(column) for column in zip(*everyone, strict=True)]
+                    cells = "".join(f"{label:>12} {value:8.1f}" for label, value in zip(plans, slowest, strict=True))
+                    print(f"{name:15}{size:3}{text:>6}{cells}", flush=True)
+    pipe.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Variants of plans, in turns.")
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--sizes", nargs="+", default=["512K", "4M", "16M"])
+    parser.add_argument("--collectives", nargs="+", default=[*MOVES, "all_reduce", "reduce_scatter"])
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    context = multiprocessing.get_context("spawn")
+    pairs = [context.Pipe() for _ in range(options.ranks)]
+    words = options.sizes, options.collectives, options.rounds
+    started = [
+        context.Process(target=rank_main, args=(r, options.ranks, pairs[r][1], *words)) for r in range(options.ranks)
+    ]
+    for process, (_, far) in zip(started, pairs, strict=True):
+        process.start()
+        far.close()
+    try:
+        while True:
+            told = [near.recv() for near, _ in pairs]
+            for near, _ in pairs:
+                near.send(told)
+    except EOFError:  # they are done
+        pass
+    for process in started:
+        process.join()
+    return max(abs(process.exitcode or 0) for process in started)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,522 @@
+/* The short way from Python into the core: look at two arrays, find the plan of their call, and start it. One call of C in place of a page of Python.
+ *
+ *     Shortcut(lock, calls, rest, group, start, own_first, own_last, torch)
+ *         .arrays(kind, array, out, dtype, reduction, root, context)     a call on numpy's arrays, or anything with a buffer
+ *         .tensor(kind, what, tensors, opts)                             through c10d: on a list of one tensor,
+ *         .tensors(kind, what, output, input, opts)                      or on two;
+ *         .now(kind, what, output, input, root)                          or without options: one that waits, and adds up
+ *         .learn_arrays(plan, kind, array, out, dtype, reduction, root)  from now on calls like this run `plan`
+ *         .learn_tensors(plan, kind, what, output, input, root)
+ *         .forget() .close()
+ *
+ * A call is known by its `Key`: kind, element type and reduction by identity, since these are singletons; sizes and root by value. It is learned when the long way has
+ * made it once, which has checked it. What is unusual in any way (not known, not contiguous, overlapping, memory of the group, another call under way) returns None, and Python goes
+ * the long way: that is the oracle of this file, and serves alone where it was not built. Nothing raises here but what the long way raises, called for the rest of a
+ * call that waits.
+ *
+ * Returns True when the call is done. `rest(plan, status, context)` is called, with the lock held, for one that was begun and has not ended.
+ *
+ * Only the limited C interface of Python 3.11 is used. Tensors describe themselves by the C interface of DLPack 1.3, which torch has from 2.11 on and which takes some 50
+ * nanoseconds, where asking for six attributes takes 600; options of c10d are asked for attributes, as Python would.
+ */
+
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#define WAYS 4   /* places that a call may have in the table */
+#define SETS 128 /* a power of two */
+
+typedef int Start(void *group, void *call, char *source, char *target, int32_t staged);
+
+/* No field has padding after it: keys are compared as bytes. */
+typedef struct {
+    PyObject *kind, *dtype, *reduction; /* the last two are None for tensors */
+    int64_t type;                       /* of a tensor's elements; 0 for arrays */
+    int64_t root;                       /* or the rows of an exchange, or -1 */
+    int64_t sizes[2];                   /* bytes of input and output, or elements of tensors */
+} Key;
+
+typedef struct {
+    Key key;        /* its objects are held, so that no other has their addresses */
+    PyObject *plan; /* NULL: an empty place */
+    void *call;
+    int64_t bytes[2];
+    int32_t staged, one_array;
+} Known;
+
+typedef struct {
+    uintptr_t source, target;
+} Memory;
+
+enum { ASYNC_OP, REDUCE_OP, ROOT_RANK, DTYPE, NAMES };
+static const char *const spelled[NAMES] = {"asyncOp", "reduceOp", "rootRank", "dtype"};
+
+/* what a call through c10d is, besides its kind */
+enum { SUMS = 1, FROM_ROOT = 2, BY_ROWS = 4 };
+
+/* What DLPack 1.3 lays down of a tensor, and of the interface that a type of tensors offers by its attribute __dlpack_c_exchange_api__. */
+typedef struct {
+    void *data;
+    int32_t device_type, device, dims;
+    uint8_t code, bits; /* of an element */
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t offset;
+} Described;
+
+typedef struct {
+    uint32_t major, minor;
+    void *older, *allocate, *from_object, *to_object;
+    int (*describe)(void *object, Described *out);
+} Exchange;
+
+#define ON_CPU 1
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *acquire, *without_waiting, *release; /* of the lock that is held while a call runs */
+    PyObject *calls;                               /* those that wait for their turn, or None */
+    PyObject *rest;
+    PyObject *tensor_type, *sum, *capsule; /* of torch, or NULL */
+    const Exchange *exchange;
+    PyObject *names[NAMES];
+    void *group;
+    Start *start;
+    uintptr_t own_first, own_last;
+    unsigned turn; /* whose place is taken next */
+    Known known[SETS][WAYS];
+} Shortcut;
+
+static Known *places_for(Shortcut *self, const Key *key)
+{
+    const uint64_t *words = (const uint64_t *)key;
+    uint64_t hash = 0;
+    for (size_t k = 0; k < sizeof *key / sizeof *words; k++)
+        hash = (hash ^ words[k]) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29;
+    return self->known[hash >> 40 & (SETS - 1)];
+}
+
+static Known *find(Shortcut *self, const Key *key)
+{
+    Known *place = places_for(self, key);
+    for (int way = 0; way < WAYS; way++, place++)
+        if (place->plan && !memcmp(&place->key, key, sizeof *key))
+            return place;
+    return NULL;
+}
+
+static void forget(Known *place)
+{
+    PyObject *held[] = {place->key.kind, place->key.dtype, place->key.reduction, place->plan};
+    *place = (Known){0};
+    for (int k = 0; k < 4; k++)
+        Py_XDECREF(held[k]);
+}
+
+/* ---- running --------------------------------------------------------------------------------------------------------- */
+
+/* Lets the lock go, whatever was raised meanwhile. */
+static int let_go(Shortcut *self)
+{
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyObject *answer = PyObject_CallNoArgs(self->release);
+    if (type)
+        PyErr_Restore(type, value, trace);
+    Py_XDECREF(answer);
+    return answer && !type;
+}
+
+/* Private memory that does not overlap, or is one array where that is allowed. */
+static int is_simple(const Shortcut *self, const Known *known, Memory at)
+{
+    if (self->own_first <= at.source && at.source < self->own_last)
+        return 0;
+    if (at.source == at.target)
+        return known->one_array;
+    return at.source >= at.target + (uintptr_t)known->bytes[1] || at.target >= at.source + (uintptr_t)known->bytes[0];
+}
+
+/* True when it was run; None when it is not for this file; NULL when the rest of it raised. */
+static PyObject *run(Shortcut *self, const Known *known, Memory at, PyObject *context)
+{
+    if (!known || !is_simple(self, known, at))
+        Py_RETURN_NONE;
+    PyObject *got = PyObject_Call(self->acquire, self->without_waiting, NULL);
+    Py_XDECREF(got);
+    if (got != Py_True)
+        return got ? Py_NewRef(Py_None) : NULL;
+    Py_ssize_t before = self->calls == Py_None ? 0 : PyObject_Size(self->calls);
+    if (before)
+        return let_go(self) ? Py_NewRef(Py_None) : NULL;
+    PyObject *plan = Py_NewRef(known->plan); /* its place may be taken by another while this one runs */
+    void *call = known->call, *group = self->group;
+    int32_t staged = known->staged;
+    PyThreadState *thread = PyEval_SaveThread();
+    int status = self->start(group, call, (char *)at.source, (char *)at.target, staged);
+    PyEval_RestoreThread(thread);
+    if (status) {
+        PyObject *answer = PyObject_CallFunction(self->rest, "OiO", plan, status, context);
+        Py_XDECREF(answer);
+    }
+    Py_DECREF(plan);
+    return let_go(self) ? Py_NewRef(Py_True) : NULL;
+}
+
+/* ---- numpy ----------------------------------------------------------------------------------------------------------- */
+
+/* The address and bytes of contiguous memory, or 0: then the long way says what is wrong with it. */
+static uintptr_t look_at(PyObject *array, int flags, int64_t *bytes)
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(array, &view, flags)) {
+        PyErr_Clear();
+        return 0;
+    }
+    uintptr_t address = view.len ? (uintptr_t)view.buf : 0;
+    *bytes = view.len;
+    PyBuffer_Release(&view); /* the caller holds the array */
+    return address;
+}
+
+/* 1: a call like this may be known, with the key; its element type is held. `words` are kind, array, out, dtype, reduction, root. */
+static int reads_arrays(const Shortcut *self, PyObject *const *words, Key *key, Memory *at)
+{
+    PyObject *array = words[1], *out = words[2];
+    if (array == Py_None || out == Py_None)
+        return 0;
+    *key = (Key){.kind = words[0], .reduction = words[4], .root = words[5] == Py_None ? -1 : PyLong_AsLong(words[5])};
+    if (key->root < 0 && PyErr_Occurred()) { /* no number: the long way says so */
+        PyErr_Clear();
+        return 0;
+    }
+    at->target = look_at(out, PyBUF_WRITABLE, &key->sizes[1]);
+    if (array == out)
+        at->source = at->target, key->sizes[0] = key->sizes[1];
+    else
+        at->source = look_at(array, PyBUF_SIMPLE, &key->sizes[0]);
+    if (!at->source || !at->target)
+        return 0;
+    key->dtype = words[3] == Py_None ? PyObject_GetAttr(array, self->names[DTYPE]) : Py_NewRef(words[3]);
+    if (!key->dtype)
+        PyErr_Clear(); /* something else than an array: the same */
+    return key->dtype != NULL;
+}
+
+static PyObject *arrays(Shortcut *self, PyObject *const *given, Py_ssize_t count)
+{
+    Key key;
+    Memory at;
+    if (count != 7)
+        return PyErr_Format(PyExc_TypeError, "7 arguments, not %zd", count);
+    if (!reads_arrays(self, given, &key, &at))
+        Py_RETURN_NONE;
+    const Known *known = find(self, &key);
+    Py_DECREF(key.dtype);
+    return run(self, known, at, given[6]);
+}
+
+/* ---- torch ----------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    uintptr_t address;
+    int64_t elements, rows, type;
+} Plain;
+
+/* 1: a plain contiguous tensor of this machine's memory; 0: something else, which the long way looks at. */
+static int is_plain(const Shortcut *self, PyObject *tensor, Plain *plain)
+{
+    Described found;
+    if ((PyObject *)Py_TYPE(tensor) != self->tensor_type)
+        return 0;
+    if (self->exchange->describe(tensor, &found)) {
+        PyErr_Clear();
+        return 0;
+    }
+    int64_t dense = 1;
+    for (int dim = found.dims - 1; dim >= 0; dim--) {
+        if (found.shape[dim] != 1 && found.strides[dim] != dense)
+            return 0;
+        dense *= found.shape[dim];
+    }
+    plain->address = (uintptr_t)found.data + found.offset;
+    plain->elements = dense;
+    plain->rows = found.dims ? found.shape[0] : 0;
+    plain->type = (int64_t)found.code << 32 | (int64_t)found.bits << 16 | found.lanes;
+    return dense > 0 && found.device_type == ON_CPU;
+}
+
+/* 1: a call like this may be known, with its key, but for the root. */
+static int reads_tensors(const Shortcut *self, PyObject *kind, long what, PyObject *output, PyObject *input, Key *key, Memory *at)
+{
+    Plain in, out;
+    if (!self->exchange || !is_plain(self, output, &out))
+        return 0;
+    if (output == input)
+        in = out;
+    else if (!is_plain(self, input, &in))
+        return 0;
+    if (in.type != out.type || (what & BY_ROWS && (in.rows != out.rows || in.elements != out.elements)))
+        return 0;
+    *key = (Key){kind, Py_None, Py_None, in.type, what & BY_ROWS ? in.rows : -1, {in.elements, out.elements}};
+    *at = (Memory){in.address, out.address};
+    return 1;
+}
+
+/* An attribute of the options of a call, held. What cannot be asked is not understood, and goes the long way. */
+static PyObject *option(const Shortcut *self, PyObject *opts, int name)
+{
+    PyObject *found = PyObject_GetAttr(opts, self->names[name]);
+    if (!found)
+        PyErr_Clear();
+    return found;
+}
+
+/* Does the call wait for its end, and add up where it reduces? The root, where it has one. */
+static int reads_options(const Shortcut *self, long what, PyObject *opts, int64_t *root)
+{
+    PyObject *asynchronous = option(self, opts, ASYNC_OP);
+    int yes = asynchronous == Py_False;
+    Py_XDECREF(asynchronous);
+    if (yes && what & SUMS) {
+        PyObject *reduction = option(self, opts, REDUCE_OP);
+        yes = reduction && PyObject_RichCompareBool(reduction, self->sum, Py_EQ) == 1;
+        Py_XDECREF(reduction);
+    }
+    if (yes && what & FROM_ROOT) {
+        PyObject *rank = option(self, opts, ROOT_RANK);
+        *root = rank ? PyLong_AsLong(rank) : -1;
+        Py_XDECREF(rank);
+        yes = *root >= 0;
+    }
+    if (PyErr_Occurred())
+        PyErr_Clear();
+    return yes;
+}
+
+static PyObject *through_c10d(Shortcut *self, PyObject *kind, PyObject *about, PyObject *output, PyObject *input, PyObject *opts)
+{
+    Key key;
+    Memory at;
+    long what = PyLong_AsLong(about);
+    if (PyErr_Occurred())
+        return NULL;
+    if (opts == Py_None || !reads_tensors(self, kind, what, output, input, &key, &at) || !reads_options(self, what, opts, &key.root))
+        Py_RETURN_NONE;
+    return run(self, find(self, &key), at, opts);
+}
+
+static PyObject *tensor(Shortcut *self, PyObject *const *given, Py_ssize_t count)
+{
+    if (count != 4)
+        return PyErr_Format(PyExc_TypeError, "4 arguments, not %zd", count);
+    if (!PyList_CheckExact(given[2]) || PyList_Size(given[2]) != 1)
+        Py_RETURN_NONE;
+    PyObject *only = Py_NewRef(PyList_GetItem(given[2], 0)), *answer = through_c10d(self, given[0], given[1], only, only, given[3]);
+    Py_DECREF(only);
+    return answer;
+}
+
+static PyObject *tensors(Shortcut *self, PyObject *const *given, Py_ssize_t count)
+{
+    if (count != 5)
+        return PyErr_Format(PyExc_TypeError, "5 arguments, not %zd", count);
+    return through_c10d(self, given[0], given[1], given[2], given[3], given[4]);
+}
+
+/* Nothing of c10d is asked: who calls this means it. */
+static PyObject *now(Shortcut *self, PyObject *const *given, Py_ssize_t count)
+{
+    Key key;
+    Memory at;
+    if (count != 5)
+        return PyErr_Format(PyExc_TypeError, "5 arguments, not %zd", count);
+    long what = PyLong_AsLong(given[1]), root = PyLong_AsLong(given[4]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!reads_tensors(self, given[0], what, given[2], given[3], &key, &at))
+        Py_RETURN_NONE;
+    if (what & FROM_ROOT)
+        key.root = root;
+    return run(self, find(self, &key), at, Py_None);
+}
+
+/* ---- learning -------------------------------------------------------------------------------------------------------- */
+
+/* `facts` are the plan, the address of its record, what is staged, bytes of input and output, and whether the two may be one array. The objects of the key are
+ * not held before this. */
+static PyObject *learn(Shortcut *self, PyObject *facts, const Key *key)
+{
+    Known known = {.key = *key};
+    unsigned long long call;
+    long long input, output;
+    if (!PyArg_ParseTuple(facts, "OKiLLi", &known.plan, &call, &known.staged, &input, &output, &known.one_array))
+        return NULL;
+    known.call = (void *)(uintptr_t)call;
+    known.bytes[0] = input, known.bytes[1] = output;
+    Known *place = find(self, key);
+    if (!place) {
+        int way = 0;
+        place = places_for(self, key);
+        while (way < WAYS && place[way].plan)
+            way++;
+        place += way < WAYS ? way : (int)(self->turn++ % WAYS);
+    }
+    Known before = *place;
+    PyObject *held[] = {key->kind, key->dtype, key->reduction, known.plan};
+    for (int k = 0; k < 4; k++)
+        Py_INCREF(held[k]);
+    *place = known;
+    forget(&before);
+    Py_RETURN_NONE;
+}
+
+static PyObject *learn_arrays(Shortcut *self, PyObject *const *given, Py_ssize_t count)
+{
+    Key key;
+    Memory at;
+    if (count != 7)
+        return PyErr_Format(PyExc_TypeError, "7 arguments, not %zd", count);
+    if (!reads_arrays(self, given + 1, &key, &at))
+        Py_RETURN_NONE;
+    PyObject *answer = learn(self, given[0], &key);
+    Py_DECREF(key.dtype);
+    return answer;
+}
+
+static PyObject *learn_tensors(Shortcut *self, PyObject *const *given, Py_ssize_t count)
+{
+    Key key;
+    Memory at;
+    if (count != 6)
+        return PyErr_Format(PyExc_TypeError, "6 arguments, not %zd", count);
+    long what = PyLong_AsLong(given[2]), root = PyLong_AsLong(given[5]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!reads_tensors(self, given[1], what, given[3], given[4], &key, &at))
+        Py_RETURN_NONE;
+    if (what & FROM_ROOT)
+        key.root = root;
+    return learn(self, given[0], &key);
+}
+
+/* ---- the object ------------------------------------------------------------------------------------------------------ */
+
+static PyObject *forget_all(Shortcut *self, PyObject *nothing)
+{
+    (void)nothing;
+    for (int set = 0; set < SETS; set++)
+        for (int way = 0; way < WAYS; way++)
+            forget(&self->known[set][way]);
+    Py_RETURN_NONE;
+}
+
+static PyObject *close_group(Shortcut *self, PyObject *nothing)
+{
+    self->group = NULL;
+    return forget_all(self, nothing);
+}
+
+static int traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Shortcut *self = (Shortcut *)object;
+    Py_VISIT((PyObject *)Py_TYPE(object));
+    Py_VISIT(self->acquire);
+    Py_VISIT(self->release);
+    Py_VISIT(self->calls);
+    Py_VISIT(self->rest);
+    for (int set = 0; set < SETS; set++)
+        for (int way = 0; way < WAYS; way++)
+            Py_VISIT(self->known[set][way].plan);
+    return 0;
+}
+
+static int clear(PyObject *object)
+{
+    Shortcut *self = (Shortcut *)object;
+    Py_XDECREF(forget_all(self, NULL));
+    PyObject **held[] = {&self->acquire, &self->without_waiting, &self->release, &self->calls, &self->rest, &self->tensor_type, &self->sum, &self->capsule};
+    for (size_t k = 0; k < sizeof held / sizeof *held; k++)
+        Py_CLEAR(*held[k]);
+    for (int name = 0; name < NAMES; name++)
+        Py_CLEAR(self->names[name]);
+    return 0;
+}
+
+static void dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    clear(object);
+    PyObject_GC_Del(object);
+    Py_DECREF((PyObject *)type);
+}
+
+static PyObject *new(PyTypeObject *type, PyObject *given, PyObject *named)
+{
+    PyObject *lock, *calls, *rest, *torch;
+    unsigned long long group, start, first, last;
+    if (named && PyDict_Size(named))
+        return PyErr_Format(PyExc_TypeError, "arguments without names, please");
+    if (!PyArg_ParseTuple(given, "OOOKKKKO", &lock, &calls, &rest, &group, &start, &first, &last, &torch))
+        return NULL;
+    Shortcut *self = (Shortcut *)PyType_GenericAlloc(type, 0);
+    if (!self)
+        return NULL;
+    self->calls = Py_NewRef(calls), self->rest = Py_NewRef(rest);
+    self->group = (void *)(uintptr_t)group, self->start = (Start *)(uintptr_t)start;
+    self->own_first = first, self->own_last = last;
+    self->acquire = PyObject_GetAttrString(lock, "acquire"), self->release = PyObject_GetAttrString(lock, "release");
+    self->without_waiting = Py_BuildValue("(O)", Py_False);
+    for (int name = 0; name < NAMES; name++)
+        self->names[name] = PyUnicode_InternFromString(spelled[name]);
+    if (torch != Py_None && PyArg_ParseTuple(torch, "OOO", &self->tensor_type, &self->sum, &self->capsule)) {
+        Py_INCREF(self->tensor_type), Py_INCREF(self->sum), Py_INCREF(self->capsule);
+        const Exchange *found = PyCapsule_GetPointer(self->capsule, "dlpack_exchange_api");
+        self->exchange = found && found->major == 1 && found->describe ? found : NULL; /* another major version has another layout */
+    }
+    if (PyErr_Occurred()) {
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+#define CALLED(FUNCTION) (PyCFunction)(void (*)(void))FUNCTION
+
+static PyMethodDef methods[] = {
+    {"arrays", CALLED(arrays), METH_FASTCALL, "a call on two buffers"},
+    {"tensor", CALLED(tensor), METH_FASTCALL, "a call on a list of one tensor"},
+    {"tensors", CALLED(tensors), METH_FASTCALL, "a call on an output and an input"},
+    {"now", CALLED(now), METH_FASTCALL, "a call on tensors, without options"},
+    {"learn_arrays", CALLED(learn_arrays), METH_FASTCALL, "keep the plan of a call on two buffers"},
+    {"learn_tensors", CALLED(learn_tensors), METH_FASTCALL, "keep the plan of a call on tensors"},
+    {"forget", CALLED(forget_all), METH_NOARGS, "all plans"},
+    {"close", CALLED(close_group), METH_NOARGS, "the group is of no more use"},
+    {0},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_new, (void *)new}, {Py_tp_dealloc, (void *)dealloc}, {Py_tp_traverse, (void *)traverse}, {Py_tp_clear, (void *)clear},
+    {Py_tp_methods, methods}, {0},
+};
+
+static PyType_Spec shape = {
+    "sennit.collective.runtime._shm_call.Shortcut", sizeof(Shortcut), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots,
+};
+
+static int fill(PyObject *module)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, &shape, NULL);
+    int failed = type ? PyModule_AddObjectRef(module, "Shortcut", type) : -1;
+    Py_XDECREF(type);
+    return failed;
+}
+
+static PyModuleDef_Slot steps[] = {{Py_mod_exec, (void *)fill}, {0}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_shm_call", .m_slots = steps};
+
+PyMODINIT_FUNC PyInit__shm_call(void) { return PyModuleDef_Init(&module); }

@@ -1,0 +1,322 @@
+"""The short way into the core: what it runs is what was learned, with the right addresses; whatever is unusual it leaves to the long way.
+
+The core is a function of this file here, which writes down how it was called. That the two ways give the same results is what `test_shm_group.py` and
+`test_backend_collectives.py` see between real processes, where every call is made often enough to go both."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed import distributed_c10d as c10d
+
+from sennit.collective.runtime.shm_shortcut import FROM_ROOT, PLAIN, ROWS, SUMS
+
+_shm_call = pytest.importorskip("sennit.collective.runtime._shm_call", reason="the short way was not built")
+
+GROUP = 0x1000
+KINDS = ("all_reduce", "all_gather", "broadcast")
+DTYPES = (np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.float64))
+REDUCTIONS = ("sum", "max", None)
+
+
+class Made:
+    """A shortcut, and the calls that reached the core: plan's number, source, target, staged."""
+
+    def __init__(self, own: tuple[int, int] = (0, 0), status: int = 0, rest: Callable[..., None] | None = None) -> None:
+        self.calls: list[tuple[int, int, int, int]] = []
+        self.groups: list[int | None] = []
+        self.lock, self.waiting = threading.Lock(), deque[int]()
+        kind = ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32
+        )
+
+        def start(group: int | None, call: int, source: int, target: int, staged: int) -> int:
+            self.groups.append(group)
+            self.calls.append((call, source, target, staged))
+            assert self.lock.locked()
+            return status
+
+        self.start = kind(start)
+        address = ctypes.cast(self.start, ctypes.c_void_p).value
+        described = torch.Tensor.__dlpack_c_exchange_api__
+        knows = torch.Tensor, dist.ReduceOp.SUM, described
+        self.short: Any = _shm_call.Shortcut(self.lock, self.waiting, rest or self.never, GROUP, address, *own, knows)
+
+    def never(self, *_: object) -> None:
+        raise AssertionError("the core ended the call")
+
+    def learn(self, number: int, kind: str, array: Any, out: Any, *, dtype: Any = None, reduction: Any = None) -> None:
+        facts = ("plan", number, 1, array.nbytes, out.nbytes, True)
+        self.short.learn_arrays(facts, kind, array, out, dtype, reduction, None)
+
+    def call(self, kind: str, array: Any, out: Any, *, dtype: Any = None, reduction: Any = None) -> Any:
+        return self.short.arrays(kind, array, out, dtype, reduction, None, "context")
+
+
+drawn = st.tuples(
+    st.sampled_from(KINDS),
+    st.sampled_from(DTYPES),
+    st.sampled_from(REDUCTIONS),
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.sampled_from((None, 0, 1)),
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.booleans(), drawn), max_size=120))
+def test_a_call_runs_the_plan_that_was_learned_last_for_it(steps: list[tuple[bool, Any]]) -> None:
+    made, known = Made(), dict[Any, int]()
+    for number, (learns, key) in enumerate(steps, 1):
+        kind, dtype, reduction, inputs, outputs, root = key
+        array, out = np.zeros(inputs, dtype), np.zeros(outputs, dtype)
+        if learns:
+            facts = (f"plan {number}", number, number % 2, array.nbytes, out.nbytes, True)
+            made.short.learn_arrays(facts, kind, array, out, None, reduction, root)
+            known[key] = number
+        made.calls.clear()
+        ran = made.short.arrays(kind, array, out, None, reduction, root, None)
+        if ran:
+            assert made.calls == [(known[key], array.ctypes.data, out.ctypes.data, known[key] % 2)]
+        else:
+            assert ran is None
+            assert not made.calls
+            assert not learns, "what was just learned is known"
+        assert not made.lock.locked()
+
+
+def test_all_calls_of_a_program_are_kept() -> None:
+    made = Made()
+    arrays = [np.zeros(n, np.float32) for n in range(1, 101)]
+    for number, array in enumerate(arrays, 1):
+        made.learn(number, "all_reduce", array, array)
+    kept = sum(made.call("all_reduce", array, array) is True for array in arrays)
+    assert kept >= 90  # there are 512 places, in sets of four: which, depends on addresses
+
+
+def test_unusual_arrays_go_the_long_way() -> None:
+    wide = np.zeros(64, np.float32)
+    made = Made(own=(wide.ctypes.data + 128, wide.ctypes.data + 192))
+    one, two, sealed = wide[:8], wide[16:24], np.zeros(8, np.float32)
+    made.learn(1, "all_gather", one, two)
+    assert made.call("all_gather", one, two) is True
+    sealed.flags.writeable = False
+    unusual = {
+        "out is sealed": (one, sealed),
+        "strides": (wide[:16:2], two),
+        "strides of the output": (one, wide[:16:2]),
+        "they overlap": (one, wide[4:12]),
+        "memory of the group": (wide[40:48], one),
+        "no buffer": ([0.0] * 8, two),
+        "none": (None, two),
+        "no output": (one, None),
+        "another size": (wide[:9], two),
+        "another type": (one.view(np.int32), two.view(np.int32)),
+        "another root": None,
+    }
+    for what, arrays in unusual.items():
+        answer = (
+            made.call("all_gather", *arrays) if arrays else made.short.arrays("all_gather", one, two, None, None, 1, 0)
+        )
+        assert answer is None, what
+    assert made.short.arrays("all_gather", one, two, None, None, "no root", 0) is None
+    assert made.short.arrays("all_gather", None, None, None, None, "no root", 0) is None
+    assert made.short.arrays("all_gather", bytearray(32), bytearray(32), None, None, None, 0) is None  # no type
+    assert len(made.calls) == 1
+    assert made.call("all_gather", sealed, two) is True  # an input may be
+    empty = np.zeros(0, np.float32)
+    made.learn(2, "all_gather", empty, empty)
+    assert made.call("all_gather", empty, empty) is None
+
+
+def test_one_array_only_where_the_plan_allows_it() -> None:
+    made, array = Made(), np.zeros(8, np.float32)
+    made.short.learn_arrays(("plan", 1, 1, 32, 32, False), "all_to_all", array, array, None, None, None)
+    assert made.call("all_to_all", array, array) is None
+    assert made.call("all_to_all", array, np.zeros(8, np.float32)) is True
+
+
+def test_while_another_call_is_under_way_it_is_left_alone() -> None:
+    made, array = Made(), np.zeros(8, np.float32)
+    made.learn(1, "all_reduce", array, array)
+    with made.lock:
+        assert made.call("all_reduce", array, array) is None
+    made.waiting.append(1)
+    assert made.call("all_reduce", array, array) is None
+    assert not made.lock.locked()
+    made.waiting.clear()
+    assert made.call("all_reduce", array, array) is True
+
+
+def test_the_rest_of_a_call_that_waits_is_finished_with_the_lock_held() -> None:
+    told: list[tuple[object, ...]] = []
+
+    def rest(*said: object) -> None:
+        told.append((*said, made.lock.locked()))
+        if len(told) > 1:
+            raise TimeoutError("rank 1 did not come")
+
+    made, array = Made(status=1, rest=rest), np.zeros(8, np.float32)
+    made.learn(1, "all_reduce", array, array)
+    assert made.call("all_reduce", array, array) is True
+    assert told == [("plan", 1, "context", True)]
+    with pytest.raises(TimeoutError, match="rank 1"):
+        made.call("all_reduce", array, array)
+    assert not made.lock.locked()
+
+
+def test_closed_and_forgotten() -> None:
+    made, array = Made(), np.zeros(8, np.float32)
+    made.learn(1, "all_reduce", array, array)
+    made.short.forget()
+    assert made.call("all_reduce", array, array) is None
+    made.learn(1, "all_reduce", array, array)
+    assert made.call("all_reduce", array, array) is True
+    assert made.groups == [GROUP]
+    made.short.close()
+    made.learn(1, "all_reduce", array, array)  # by a call that was under way
+    made.call("all_reduce", array, array)
+    assert made.groups == [GROUP, None]  # the core says that the group is of no use
+
+
+def test_plans_are_held_as_long_as_they_are_known() -> None:
+    made, array, plan = Made(), np.zeros(8, np.float32), object()
+    before = sys.getrefcount(plan)
+    for _ in range(3):
+        made.short.learn_arrays((plan, 1, 1, 32, 32, True), "all_reduce", array, array, None, None, None)
+        assert made.call("all_reduce", array, array) is True
+    assert sys.getrefcount(plan) == before + 1
+    made.short.forget()
+    assert sys.getrefcount(plan) == before
+    made.short.learn_arrays((plan, 1, 1, 32, 32, True), "all_reduce", array, array, None, None, None)
+    del made
+    gc.collect()
+    assert sys.getrefcount(plan) == before
+
+
+# ---- through c10d --------------------------------------------------------------------------------------------------------
+
+
+def options(kind: Any, **fields: Any) -> Any:
+    made = kind()
+    made.asyncOp = False
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def learn(made: Made, number: int, kind: str, what: int, output: torch.Tensor, input: torch.Tensor, root: int) -> None:
+    sizes = input.numel() * input.element_size(), output.numel() * output.element_size()
+    made.short.learn_tensors(("plan", number, 1, *sizes, True), kind, what, output, input, root)
+
+
+def test_an_all_reduce_of_a_tensor() -> None:
+    made, x = Made(), torch.zeros(4, 6)
+    learn(made, 1, "all_reduce", SUMS, x, x, -1)
+    opts = options(c10d.AllreduceOptions)
+
+    def call(tensors: Any, opts: Any = opts) -> Any:
+        return made.short.tensor("all_reduce", SUMS, tensors, opts)
+
+    assert call([x]) is True
+    assert made.calls == [(1, x.data_ptr(), x.data_ptr(), 1)]
+    same = torch.zeros(30)[6:]
+    assert call([same]) is True
+    assert made.calls[-1][1] == same.data_ptr()
+    assert call([torch.zeros(24, requires_grad=True)]) is True
+    assert call([torch.zeros(1, 24, 1).transpose(0, 2)]) is True  # dims of one have no say
+    unusual = {
+        "two tensors": [x, x],
+        "a tuple": (x,),
+        "strides": [torch.zeros(6, 4).t()],
+        "gaps": [torch.zeros(48)[::2]],
+        "expanded": [torch.zeros(1).expand(24)],
+        "another type": [torch.zeros(24, dtype=torch.int32)],
+        "half of the size": [torch.zeros(24, dtype=torch.bfloat16)],
+        "a parameter": [torch.nn.Parameter(torch.zeros(24))],
+        "sparse": [torch.zeros(4, 6).to_sparse()],
+        "meta": [torch.zeros(24, device="meta")],
+        "no tensor": [np.zeros(24, np.float32)],
+        "empty": [torch.zeros(0)],
+    }
+    for what, tensors in unusual.items():
+        assert call(tensors) is None, what
+    for name, value in (("asyncOp", True), ("reduceOp", dist.ReduceOp.MAX), ("reduceOp", dist.ReduceOp.AVG)):
+        assert call([x], options(c10d.AllreduceOptions, **{name: value})) is None, (name, value)
+    assert call([x], None) is None
+    assert call([x], object()) is None
+    assert len(made.calls) == 4
+
+
+def test_collectives_of_two_tensors() -> None:
+    made, part, whole = Made(), torch.zeros(6), torch.zeros(2, 6)
+    learn(made, 1, "all_gather", PLAIN, whole, part, -1)
+    learn(made, 2, "reduce_scatter", SUMS, part, whole, -1)
+    learn(made, 3, "all_to_all", ROWS, whole, torch.zeros(2, 6), -1)
+    learn(made, 4, "broadcast", FROM_ROOT, part, part, 1)
+    gather, scatter = options(c10d.AllgatherOptions), options(c10d.ReduceScatterOptions)
+    exchange = options(c10d.AllToAllOptions)
+    assert made.short.tensors("all_gather", PLAIN, whole, part, gather) is True
+    assert made.calls[-1] == (1, part.data_ptr(), whole.data_ptr(), 1)
+    assert made.short.tensors("reduce_scatter", SUMS, part, whole, scatter) is True
+    assert made.calls[-1] == (2, whole.data_ptr(), part.data_ptr(), 1)
+    other = torch.zeros(2, 6)
+    assert made.short.tensors("all_to_all", ROWS, other, whole, exchange) is True
+    assert made.calls[-1] == (3, whole.data_ptr(), other.data_ptr(), 1)
+    assert made.short.tensor("broadcast", FROM_ROOT, [part], options(c10d.BroadcastOptions, rootRank=1)) is True
+    assert made.calls[-1] == (4, part.data_ptr(), part.data_ptr(), 1)
+    count = len(made.calls)
+    assert made.short.tensors("all_gather", PLAIN, whole, part.double(), gather) is None
+    assert made.short.tensors("all_gather", PLAIN, whole.flatten()[3:9], part, gather) is None
+    assert made.short.tensors("all_gather", PLAIN, whole, whole.flatten()[3:9], gather) is None  # they overlap
+    flat = torch.zeros(12)
+    assert made.short.tensors("all_to_all", ROWS, flat, torch.zeros(12), exchange) is None  # other rows
+    assert made.short.tensors("all_to_all", ROWS, other, flat, exchange) is None
+    assert made.short.tensor("broadcast", FROM_ROOT, [part], options(c10d.BroadcastOptions, rootRank=0)) is None
+    assert len(made.calls) == count
+
+
+def test_wrong_counts_of_arguments_are_said() -> None:
+    short = Made().short
+    for call in (short.arrays, short.tensor, short.tensors, short.learn_arrays, short.learn_tensors):
+        with pytest.raises(TypeError, match="arguments"):
+            call()
+
+
+def test_a_thousand_calls_keep_no_reference() -> None:
+    made, array, out, tensor = Made(), np.zeros(8, np.float32), np.zeros(8, np.float32), torch.zeros(8)
+    kind, reduction, context = "".join(["all", "_reduce"]), object(), object()
+    opts, tensors = options(c10d.AllreduceOptions), [tensor]
+    plan = object()
+    facts = (plan, 1, 1, 32, 32, True)
+    watched = (kind, reduction, context, opts, tensors, tensor, array, out, array.dtype, plan, facts, None, made.lock)
+
+    def calls() -> None:
+        for _ in range(1000):
+            made.short.learn_arrays(facts, kind, array, out, None, reduction, None)
+            made.short.arrays(kind, array, out, None, reduction, None, context)
+            made.short.arrays(kind, array[::2], out, None, reduction, None, context)
+            made.short.learn_tensors(facts, kind, SUMS, tensor, tensor, -1)
+            made.short.tensor(kind, SUMS, tensors, opts)
+            made.short.tensor(kind, SUMS, [tensor[::2]], opts)
+            made.short.now(kind, SUMS, tensor, tensor, -1)
+        made.calls.clear()
+        made.groups.clear()
+
+    calls()
+    before = [sys.getrefcount(each) for each in watched]
+    calls()
+    after = [sys.getrefcount(each) for each in watched]
+    assert max(abs(a - b) for a, b in zip(after, before, strict=True)) < 100
