@@ -28,7 +28,7 @@ from sennit.testing.parity_torch import state_of
 from sennit.testing.random_plans import trained
 
 Pins = Mapping[str, Mapping[str, object]]
-SMALL = Space(tps=(1,), sequence=(False,), sizes=(2,), chunks=(2,), keeps=(Keep.ALL,))
+SMALL = Space(fused_attention=False, tps=(1,), sequence=(False,), sizes=(2,), chunks=(2,), keeps=(Keep.ALL,))
 
 
 @dataclass(frozen=True)
