@@ -172,6 +172,10 @@ def compare(case: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     return {"serial": losses, "rows": {name: rows[name] for name in order}}
 
 
+def off_serial(row: dict[str, Any], found: dict[str, Any]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(row["losses"], found["serial"], strict=True))
+
+
 def report(case: str, found: dict[str, Any], rate: str) -> None:
     rows = {name: row for name, row in found["rows"].items() if "error" not in row}
     peers = {name: row for name, row in rows.items() if name.partition(":")[0] not in OURS}
@@ -187,7 +191,7 @@ def report(case: str, found: dict[str, Any], rate: str) -> None:
         if "error" in row:
             print(f"  {name:44s} {row['error']}")
             continue
-        off = max(abs(a - b) / abs(b) for a, b in zip(row["losses"], found["serial"], strict=True))
+        off = off_serial(row, found)
         least = min(row["seconds"])
         print(
             f"  {name:44s} {least:8.3f} {median(row['seconds']):8.3f} {fastest / least:11.2f}x {row['standing'] / 1e6:8.0f} {row['bytes'] / 1e6:8.0f} "
@@ -228,7 +232,7 @@ def main() -> int:
     for case in options.cases:
         found[case] = compare(case, options, folder)
         report(case, found[case], options.rate)
-        wrong |= any("error" in row for row in found[case]["rows"].values())
+        wrong |= any("error" in row or off_serial(row, found[case]) > AGREE for row in found[case]["rows"].values())
         if options.json:
             options.json.write_text(
                 json.dumps({"rate": options.rate, "links": options.links, **found}, indent=1), encoding="utf-8"
