@@ -50,7 +50,7 @@ def random_decisions(graph: Graph, rng: random.Random, *, devices: int = 8, anyw
                 lower(decisions)
             return decisions
         except PlanError as error:
-            named = set(re.findall(r"%(\w+)", str(error)))
+            named = set(re.findall(r"%([\w.]+)", str(error)))
             if "x" in plan.mesh and " is read on " in str(error):
                 plan = _random_plan(graph, rng, devices, anywhere)
             elif len(kept := tuple(split for split in plan.splits if split.op not in named)) < len(plan.splits):
