@@ -25,14 +25,13 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from slow_links import pace, pin, run_ranks
+from slow_links import pace, pin, run
 
 CAPS = (1, 5, 25, 100)  # MB
 CAPS_FEW = (1, 5)  # with the network's threads first, and compiled
@@ -310,15 +309,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=1, help="cores of a rank")
     parser.add_argument("--timeout", type=float, default=1500.0)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    if "RANK" in os.environ:
-        rank_main(arguments)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        run_ranks(arguments.ranks, arguments.links, arguments.rate, out, arguments.timeout)
-        if arguments.json is not None:
-            arguments.json.write_text(out.read_text())
+    run(parser.parse_args(), rank_main)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import os
 import random
 import statistics
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from sleeping import let_kernels_sleep, shortened, stand_apart
-from slow_links import pace, pin, run_ranks
+from slow_links import pace, pin, run
 
 APART = 0.02  # many strategies take the same time; their order is the machine's noise
 TARGETS = {"median": 0.03, "p95": 0.08, "tau": 0.9}
@@ -218,15 +217,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=1, help="cores of a rank")
     parser.add_argument("--timeout", type=float, default=1500.0)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    if "RANK" in os.environ:
-        rank_main(arguments)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        run_ranks(arguments.ranks, arguments.links, arguments.rate, out, arguments.timeout)
-        if arguments.json is not None:
-            arguments.json.write_text(out.read_text())
+    run(parser.parse_args(), rank_main)
 
 
 if __name__ == "__main__":

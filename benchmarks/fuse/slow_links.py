@@ -10,11 +10,14 @@ The second needs no privilege and is the same to gloo for two ranks, and for a r
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _PACING = 47  # SO_MAX_PACING_RATE, which Python has no name for
@@ -67,13 +70,8 @@ def pin(rank: int, ranks: int, cores: int = 1) -> None:
     os.sched_setaffinity(0, {allowed[(rank * cores + core) * apart % len(allowed)] for core in range(cores)})
 
 
-def pace() -> int:
-    """Limit every TCP connection that this process has now, if ranks are paced; how many. Call it after groups are made."""
-    rate = os.environ.get("SENNIT_BENCH_PACE", "")
-    if not rate:
-        return 0
-    bits = float(rate[:-4]) * _UNITS[rate[-4:]]
-    limited = 0
+def tcp_connections() -> Iterator[socket.socket]:
+    """The TCP connections that this process has now, each open while it is looked at."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -83,6 +81,29 @@ def pace() -> int:
             continue
         with connection:
             if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
-                connection.setsockopt(socket.SOL_SOCKET, _PACING, int(bits / 8))
-                limited += 1
+                yield connection
+
+
+def pace() -> int:
+    """Limit every TCP connection that this process has now, if ranks are paced; how many. Call it after groups are made."""
+    rate = os.environ.get("SENNIT_BENCH_PACE", "")
+    if not rate:
+        return 0
+    bits = float(rate[:-4]) * _UNITS[rate[-4:]]
+    limited = 0
+    for connection in tcp_connections():
+        connection.setsockopt(socket.SOL_SOCKET, _PACING, int(bits / 8))
+        limited += 1
     return limited
+
+
+def run(arguments: argparse.Namespace, rank_main: Callable[[argparse.Namespace], None]) -> None:
+    """What a script of ranks does: a rank runs `rank_main`, the process that was started by hand runs the ranks and keeps what they write."""
+    if "RANK" in os.environ:
+        rank_main(arguments)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        run_ranks(arguments.ranks, arguments.links, arguments.rate, out, arguments.timeout)
+        if arguments.json is not None:
+            arguments.json.write_text(out.read_text())

@@ -15,7 +15,6 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from sleeping import let_kernels_sleep, shortened, stand_apart
-from slow_links import pace, pin, run_ranks
+from slow_links import pace, pin, run
 
 
 def rank_main(arguments: argparse.Namespace) -> None:
@@ -188,15 +187,7 @@ def main() -> None:
     parser.add_argument("--ordinary", action="store_true")
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    if "RANK" in os.environ:
-        rank_main(arguments)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        run_ranks(arguments.ranks, arguments.links, arguments.rate, out, arguments.timeout)
-        if arguments.json is not None:
-            arguments.json.write_text(out.read_text())
+    run(parser.parse_args(), rank_main)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import gc
 import json
 import os
 import socket
-import stat
 import struct
 import sys
 import time
@@ -33,7 +32,7 @@ from special_models import CASES, Case, blocks, build, pieces
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fuse"))
-from slow_links import pace
+from slow_links import pace, tcp_connections
 
 __all__ = ["OURS", "rank_main", "serial_main", "warm_libraries"]
 
@@ -259,16 +258,8 @@ _TCP_INFO, _BYTES_SENT = 11, 200  # of linux/tcp.h: the option, and where tcpi_b
 def sent_bytes() -> int:
     """What this process's TCP connections have sent so far, without headers."""
     total = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            connection = socket.socket(fileno=os.dup(int(name)))
-        except OSError:  # it was closed meanwhile
-            continue
-        with connection:
-            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
-                answer = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
-                if len(answer) >= _BYTES_SENT + 8:
-                    total += struct.unpack_from("=Q", answer, _BYTES_SENT)[0]
+    for connection in tcp_connections():
+        answer = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
+        if len(answer) >= _BYTES_SENT + 8:
+            total += struct.unpack_from("=Q", answer, _BYTES_SENT)[0]
     return total

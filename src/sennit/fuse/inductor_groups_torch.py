@@ -83,10 +83,17 @@ def scheduled(model: StepModel, phase: Phase, values: Callable[[Sequence[str]], 
     with config.patch(_post_fusion_custom_pass=look, fx_graph_cache=False):
         try:
             compile_kernel(module, inputs)
-        except Exception:
-            if not seen:
+        except Exception as error:  # Inductor wraps what its passes raise in an error of its own
+            if not _is_ours(error):
                 raise
     return seen
+
+
+def _is_ours(error: BaseException | None) -> bool:
+    """Whether an error is, or was made of, the one that ends a compilation once its kernels are seen."""
+    while error is not None and not isinstance(error, _SeenError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _kernel(item: Any, number: Mapping[str, int]) -> InductorKernel:
