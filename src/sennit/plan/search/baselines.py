@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sennit.plan.search.choice import Kind
-from sennit.plan.search.search import Space
+from sennit.plan.search.space import Space
 from sennit.plan.search.ways import Keep
 
 __all__ = ["baselines", "published"]

@@ -32,7 +32,7 @@ from sennit.plan.search.shallow import Shallow
 from sennit.plan.search.ways import Keep, Way
 
 if TYPE_CHECKING:
-    from sennit.plan.search.search import Space
+    from sennit.plan.search.space import Space
 
 __all__ = ["Pins"]
 

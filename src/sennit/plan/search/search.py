@@ -20,121 +20,29 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import count
 
 from sennit.cluster import Cluster
 from sennit.errors import PlanError
 from sennit.ir.graph import Graph, Role
 from sennit.plan.search.choice import Choice, Kind
-from sennit.plan.search.config import Breakdown, Config, Estimate, Shortage
+from sennit.plan.search.config import Config, Estimate, Shortage
 from sennit.plan.search.costs import CostBook, Probes
 from sennit.plan.search.estimate import Estimator
+from sennit.plan.search.found import Found, Lowest
 from sennit.plan.search.pins import Pins
 from sennit.plan.search.probe import Wires
 from sennit.plan.search.relax import Counted
 from sennit.plan.search.shallow import shallow
+from sennit.plan.search.space import Space
 from sennit.plan.search.ways import Keep, Way
 from sennit.sim.optimizer import Optimizer
 from sennit.sim.optimizer import optimizer as named_optimizer
 
-__all__ = ["Found", "Lowest", "Space", "batch_of", "probes_of", "search"]
+__all__ = ["batch_of", "probes_of", "search"]
 
 _TOLERANCE = 1e-4  # relative: within which integer programs are solved
-
-
-@dataclass(frozen=True, slots=True)
-class Space:
-    """What a search may choose from. `sizes` are the samples of a micro-batch on a replica; `pieces` the co-shard factors; `most_tp` is
-    the node where none is given. `estimates` is the most schedules that are estimated, best guesses first, `effort` the
-    most linear programs that the certificate may take: the bound holds in any case. `fused_attention` counts what a model calls
-    `scaled_dot_product_attention` as one kernel, as torch runs it on a GPU; sennit's own ranks run its mathematical form, which is counted without.
-    `equal_stages` gives stages equally many units; `counted` says what the bounds count (`relax.py`). The baselines are spaces too (`baselines.py`)."""
-
-    name: str = "all"
-    tps: tuple[int, ...] | None = None
-    sequence: tuple[bool, ...] = (False, True)
-    contexts: tuple[int, ...] = (1,)
-    experts: tuple[int, ...] = (1,)
-    sizes: tuple[int, ...] = (1, 2, 4)
-    zeros: tuple[int, ...] = (0, 1, 2, 3)
-    keeps: tuple[Keep, ...] = tuple(Keep)
-    pieces: tuple[int, ...] = (1,)
-    most_pp: int | None = None
-    kinds: tuple[Kind, ...] = (
-        Kind.ONE_F_ONE_B,
-        Kind.INTERLEAVED,
-        Kind.ZERO_BUBBLE_H1,
-        Kind.ZERO_BUBBLE_H2,
-        Kind.DUAL_PIPE_V,
-    )
-    chunks: tuple[int, ...] = (2, 3, 4, 6, 8)
-    interlaced: bool = False
-    effort: int = 1000
-    estimates: int = 120
-    fused_attention: bool = True
-    equal_stages: bool = False
-    counted: Counted | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Lowest:
-    """Whose bound the least is: a config and a schedule that no plan better than the one found is ruled out for. `parts` is that bound with one part
-    more counted each time (`relax.py`)."""
-
-    config: Config
-    kind: Kind
-    chunks: int
-    parts: tuple[tuple[str, float], ...]
-
-    def __str__(self) -> str:
-        config = self.config
-        schedule = "" if config.pp == 1 else f", {self.kind.value}" + (f" x{self.chunks}" if self.chunks > 1 else "")
-        zero = f", ZeRO-{config.zero}" if config.zero else ""
-        return f"{config.way}, pp={config.pp}, dp={config.dp}{schedule}, micro-batches of {config.size}{zero}"
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """`alternatives` are the best plans of other configs, best first; `configs` and `probes` say how much was looked at; `lowest` is None where
-    the plan is its own bound."""
-
-    choice: Choice
-    estimate: Estimate
-    alternatives: tuple[Choice, ...]
-    configs: int
-    estimated: int
-    probes: int
-    refusals: tuple[tuple[str, str], ...]
-    lowest: Lowest | None = None
-
-    @property
-    def breakdown(self) -> Breakdown:
-        return self.estimate.breakdown
-
-    def why(self) -> str:
-        """Where the step goes, in a sentence."""
-        parts = self.breakdown
-        step = self.choice.step
-        named = (
-            ("compute", parts.compute),
-            ("computing again", parts.recompute),
-            ("collectives inside units", parts.talk),
-            ("bubble", parts.bubble),
-            ("sum of gradients", parts.sync),
-            ("optimizer", parts.optimizer),
-        )
-        return ", ".join(f"{name} {100 * seconds / step:.1f} %" for name, seconds in named if seconds > 0.0005 * step)
-
-    def certificate(self) -> str:
-        """The bound, whose it is, and what each part that it counts adds to it."""
-        choice = self.choice
-        said = f"no plan of the space is below {choice.bound:.4g} s: a gap of {100 * choice.gap:.2f} %"
-        if self.lowest is None:
-            return said
-        lines = [f"{said}, of {self.lowest}"]
-        lines += [f"  {seconds:.4g} s  {name}" for name, seconds in self.lowest.parts]
-        return "\n".join(lines)
 
 
 def search(
