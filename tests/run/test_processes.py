@@ -7,10 +7,12 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from sennit.cluster.ranks_torch import GlooRanks
 from sennit.errors import RunError
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Program
@@ -58,3 +60,35 @@ def test_a_rank_that_is_killed(small_gpt) -> None:
         with pytest.raises(RunError, match=r"rank [01] (died with exit status -9|failed)"):
             run_for_ever(ranks, program, small_gpt.state)
     assert left_behind() <= before
+
+
+def waits(rank: int, seconds: float) -> int:
+    time.sleep(seconds)
+    return rank
+
+
+@pytest.mark.parametrize("asleep", [0.0, 30.0], ids=["with work unread", "at work"])
+def test_a_rank_that_is_killed_with_its_pipe_full_or_empty(asleep: float) -> None:
+    before = left_behind()
+    with GlooRanks(2) as ranks:
+        assert ranks.call(waits, 0.0) == [0, 1]
+        victim = ranks.processes[1].pid
+        assert victim is not None
+        if asleep:
+            threading.Timer(0.2, os.kill, (victim, signal.SIGKILL)).start()
+        else:
+            os.kill(victim, signal.SIGSTOP)  # it reads nothing more: what is sent to it stays in its pipe
+            threading.Timer(0.2, os.kill, (victim, signal.SIGKILL)).start()
+        with pytest.raises(RunError, match="rank 1 died with exit status -9"):
+            ranks.call(waits, asleep)
+        assert ranks.call(waits, 0.0) == [0, 1]  # new ones
+    assert left_behind() <= before
+
+
+def unpicklable(rank: int) -> object:
+    return threading.Lock()
+
+
+def test_an_answer_that_cannot_travel() -> None:
+    with GlooRanks(1) as ranks, pytest.raises(RunError, match="cannot pickle"):
+        ranks.call(unpicklable)

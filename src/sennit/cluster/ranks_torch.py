@@ -13,6 +13,7 @@ group is lost. Nothing is left behind: no process, no folder.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import multiprocessing
 import multiprocessing.connection
@@ -24,6 +25,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -61,10 +63,13 @@ class GlooRanks:
     def call(self, work: Callable[..., T], *arguments: Any) -> list[T]:
         """Run `work(rank, *arguments)` on every rank."""
         self.start()
-        for pipe in self.pipes:
-            pipe.send((work, arguments))
         answers: dict[int, Any] = {}
         failures: dict[int, str] = {}
+        for rank, pipe in enumerate(self.pipes):
+            try:
+                pipe.send((work, arguments))
+            except ConnectionError:
+                failures[rank] = self._death(rank)
         deadline = time.monotonic() + self.timeout
         while len(answers) + len(failures) < self.count:
             waiting = [rank for rank in range(self.count) if rank not in answers and rank not in failures]
@@ -83,14 +88,17 @@ class GlooRanks:
     def _take(self, rank: int, answers: dict[int, Any], failures: dict[int, str]) -> None:
         try:
             kind, answer = self.pipes[rank].recv()
-        except EOFError:
-            self.processes[rank].join(1.0)
-            failures[rank] = f"died with exit status {self.processes[rank].exitcode}"
+        except (EOFError, ConnectionError):  # reset, not ended, where it died with work unread in its pipe
+            failures[rank] = self._death(rank)
             return
         if kind == "error":
             failures[rank] = f"failed:\n{answer}"
         else:
             answers[rank] = answer
+
+    def _death(self, rank: int) -> str:
+        self.processes[rank].join(1.0)
+        return f"died with exit status {self.processes[rank].exitcode}"
 
     @property
     def working_folder(self) -> Path:
@@ -148,15 +156,22 @@ def _serve(backend: str, rank: int, count: int, store: str, pipe: Connection[Any
         limit = datetime.timedelta(seconds=timeout)
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=count, timeout=limit)
     except Exception:  # whatever a rank raises is reported to the process that started it
-        pipe.send(("error", traceback.format_exc()))
+        _answer(pipe, ForkingPickler.dumps(("error", traceback.format_exc())))
         return
     while True:
         try:
             work, arguments = pipe.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             break
         try:
-            pipe.send(("done", work(rank, *arguments)))
+            answer = ForkingPickler.dumps(("done", work(rank, *arguments)))
         except Exception:  # likewise
-            pipe.send(("error", traceback.format_exc()))
+            answer = ForkingPickler.dumps(("error", traceback.format_exc()))
+        _answer(pipe, answer)
     dist.destroy_process_group()
+
+
+def _answer(pipe: Connection[Any, Any], answer: memoryview[int]) -> None:
+    # a process that has given the ranks up has closed its end: there is nobody to tell
+    with contextlib.suppress(ConnectionError):
+        pipe.send_bytes(answer)
