@@ -94,6 +94,11 @@ CASES: dict[str, tuple[str, int, Pins]] = {
         8,
         {"*": {"tp": 2, "pp": 2, "dp": 2, "size": 1, "zero": 1, "schedule": "interlaced"}, "*.h.*": {"co": 2}},
     ),
+    "passes one after another": (
+        "evoformer of two blocks",
+        2,
+        {"*": {"pp": 2, "dp": 1, "size": 1, "schedule": "1f1b"}},
+    ),
     "tensor parallel, ZeRO-3": ("swin", 4, {"*": {"tp": 2, "pp": 1, "dp": 2, "zero": 3}}),
 }
 
@@ -120,19 +125,23 @@ def test_a_choice_equals_the_serial_step(case: str) -> None:
 
 
 def test_units_that_run_several_times() -> None:
-    """Three passes, of which the last is trained: the only pipeline has the stages of each pass in turn."""
+    """Three passes, of which the last is trained: a pipeline has the stages of each pass in turn. Passes of different micro-batches run
+    beside each other, or one after another."""
     graph, cluster = subject("evoformer of two blocks").graph, load("laptop:2")
-    choice = chosen(graph, {"*": {"pp": 2, "size": 1}}, 2)
+    choice = chosen(graph, {"*": {"pp": 2, "size": 1, "schedule": "several-forward"}}, 2)
     assert choice.kind is Kind.SEVERAL_FORWARD
     plan = planned(choice, graph)
     by_hand = zoo.recycled(graph, mesh_of(choice), layers=("blocks.0", "blocks.1"))
     assert (plan.parts, plan.places, plan.pattern) == (by_hand.parts, by_hand.places, by_hand.pattern)
     simulated = simulate_fully(lower(propagate(plan)), cluster, optimizer=optimizer("adam")).timeline
     assert choice.step == pytest.approx(simulated.span, rel=0.25)
+    later = chosen(graph, {"*": {"pp": 2, "size": 1, "schedule": "1f1b"}}, 2)
+    both = chosen(graph, {"*": {"pp": 2, "size": 1}}, 2)
+    assert both.bound == choice.bound == later.bound <= both.step == min(choice.step, later.step)
     with pytest.raises(
-        PlanError, match=r"schedule = 1f1b does not suit graph 'AlphaFoldTrunk', whose units run 3 times"
+        PlanError, match=r"schedule = interleaved does not suit graph 'AlphaFoldTrunk', whose units run 3 times"
     ):
-        chosen(graph, {"*": {"pp": 2, "schedule": "1f1b"}}, 2)
+        chosen(graph, {"*": {"pp": 2, "schedule": "interleaved"}}, 2)
 
 
 def test_units_that_run_once() -> None:

@@ -13,6 +13,7 @@ from sennit.plan.schedules import (
     gpipe,
     interlaced,
     interleaved,
+    pass_after_pass,
     several_forward_one_backward,
     zero_bubble_h1,
     zero_bubble_h2,
@@ -89,6 +90,7 @@ def test_chimera_of_one_unit(half):
 def test_special_schedules_run_and_print(lanes, microbatches):
     patterns = [
         (several_forward_one_backward(lanes, microbatches), 3 * lanes),
+        (pass_after_pass(lanes, microbatches), 3 * lanes),
         (interlaced(lanes, microbatches, in_flight=lanes + 4), lanes + 2),
         (chimera(2 * lanes, microbatches), 2 * lanes),
     ]

@@ -399,20 +399,6 @@ def test_one_lane_is_exact(graph, cluster):
     assert found.choice.gap < 0.001
 
 
-def test_passes_of_a_recycled_model(graph, cluster):
-    """3F1B and passes one after another, in a pipeline of four: both take longer than one pass, and the search takes the better."""
-    pins, probes = {"*": {"tp": 1, "pp": 4, "size": 1}}, probes_of(graph, cluster, "adam")
-    steps = []
-    for kinds in ((Kind.SEVERAL_FORWARD,), (Kind.ONE_F_ONE_B,), (Kind.SEVERAL_FORWARD, Kind.ONE_F_ONE_B)):
-        found = search(graph, cluster, space=replace(SMALL, kinds=kinds), pins=pins, probes=probes, passes=3)
-        assert found.choice.bound <= found.choice.step
-        assert sum(part.units for stage in found.choice.stages for part in stage) == 8
-        steps.append(found.choice.step)
-    once = search(graph, cluster, space=replace(SMALL, kinds=(Kind.ONE_F_ONE_B,)), pins=pins, probes=probes)
-    assert once.choice.step < min(steps)
-    assert steps[2] == min(steps)
-
-
 def test_published_baselines_take_one_option_for_all_layers(graph, cluster):
     probes = probes_of(graph, cluster, "adam")
     for space in published():

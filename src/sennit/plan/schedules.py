@@ -39,6 +39,7 @@ __all__ = [
     "interlaced",
     "interleaved",
     "one_forward_one_backward",
+    "pass_after_pass",
     "several_forward_one_backward",
     "zero_bubble_h1",
     "zero_bubble_h2",
@@ -254,6 +255,24 @@ def several_forward_one_backward(lanes: int, microbatches: int, passes: int = 3)
         caps=(inf,) * lanes,
     )
     return schedule(problem, solver=False).pattern(microbatches)
+
+
+def pass_after_pass(
+    lanes: int, microbatches: int, passes: int = 3, *, trained: Sequence[bool] | None = None
+) -> Pattern:
+    """Stages as in 3F1B, for a runner that knows one forward pass: all micro-batches through each pass without gradients, and then 1F1B. `trained` says which stages have
+    a B; of those of earlier passes (an embedding that they begin with) it follows that of the last pass on the same lane."""
+    _check(lanes, microbatches)
+    early, rows = (passes - 1) * lanes, []
+    more = [stage for stage in range(early) if trained is not None and trained[stage]]
+    for lane, row in enumerate(one_forward_one_backward(lanes, microbatches).rows):
+        tasks = [Task(F, number, turn * lanes + lane) for turn in range(passes - 1) for number in range(microbatches)]
+        own = [stage for stage in reversed(more) if stage % lanes == lane]
+        for task in row:
+            tasks.append(Task(task.work, task.microbatch, early + task.stage))
+            tasks += [Task(B, task.microbatch, stage) for stage in own if task.work is B]
+        rows.append(tuple(tasks))
+    return Pattern(tuple(rows))
 
 
 def interlaced(

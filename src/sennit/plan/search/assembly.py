@@ -7,7 +7,7 @@ parameters and nothing kept, and takes the other's forward seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -41,10 +41,9 @@ class Assembly:
         options: tuple[tuple[Variant, ...], ...],
         fast: tuple[ItemCost, ...],
         passes: int = 1,
-        again: Mapping[int, int] | None = None,
     ) -> None:
         """With several `passes`, the stages are those of each pass in turn; units are listed in those of the last, which is trained."""
-        self.passes, self.again = passes, again or {}
+        self.passes = passes
         self.owner, self.config, self.kind, self.chunks = owner, config, kind, chunks
         pattern = make(microbatches)
         assert pattern is not None, "the caller looked"
@@ -72,8 +71,6 @@ class Assembly:
                         chosen.setdefault(stage, []).append(Part(name, number, variant.keep, variant.pieces))
         stages = tuple(tuple(chosen.get(stage, ())) for stage in range(len(self.stages)))
         costs = self._in_passes([self._stage(parts) for parts in stages])
-        for stage, other in self.again.items():
-            costs[stage] = self._forward_of(costs[other])
         transfer = self._transfer()
         grid = times(self.pattern, [cost.durations for cost in costs], chain(len(costs)), transfer)
         peaks = grid.peaks([cost.held for cost in costs])
@@ -154,16 +151,6 @@ class Assembly:
         trained = [replace(cost, durations=part) for cost, part in zip(last, share, strict=True)]
         return early * (self.passes - 1) + trained
 
-    def _forward_of(self, cost: _StageCost) -> _StageCost:
-        """A stage that runs the forward pass of another one, and keeps nothing of it."""
-        forward = cost.durations.forward
-        share = forward / max(forward + cost.durations.backward + cost.durations.weights, 1e-30)
-        durations = Durations(forward, 0.0, 0.0)
-        nothing = _StageCost(
-            durations, Held(0.0, 0.0), 0, share * cost.compute, 0.0, int(share * cost.wire), 0, 0, 0, 0
-        )
-        return replace(nothing, working=cost.working)
-
     def _transfer(self) -> dict[tuple[int, int], float]:
         lanes: dict[int, set[int]] = {}
         for number, own in enumerate(self.pattern.stages):
@@ -175,7 +162,7 @@ class Assembly:
             if lanes[stage].isdisjoint(
                 lanes[stage + 1]
             ):  # else it is there already, or comes by the collectives of a shared stage
-                last = (self.passes - 1) * each + stage % each if self.passes > 1 else self.again.get(stage, stage)
+                last = (self.passes - 1) * each + stage % each
                 size = self.fast[self.stages[last][-1]].sends
                 found[stage, stage + 1] = self.wires.send(self.devices, self.devices, size)
         return found
@@ -203,9 +190,7 @@ class Assembly:
             for own in self.pattern.stages
         ]
         plain = [
-            sum(self.fast[unit].compute for stage in own for unit in self.stages[stage])
-            + sum(costs[stage].compute for stage in own if stage in self.again)
-            for own in self.pattern.stages
+            sum(self.fast[unit].compute for stage in own for unit in self.stages[stage]) for own in self.pattern.stages
         ]
         compute = [sum(costs[stage].compute for stage in own) for own in self.pattern.stages]
         accumulate = [

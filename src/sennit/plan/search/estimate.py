@@ -31,7 +31,8 @@ from sennit.cost import memory_time
 from sennit.ir.program import CollectiveKind
 from sennit.plan.grid import Durations, Held, chain
 from sennit.plan.modulo import Problem, schedule
-from sennit.plan.pattern import Pattern, Task, Work, one_forward_one_backward
+from sennit.plan.pattern import Pattern, Work
+from sennit.plan.schedules import pass_after_pass
 from sennit.plan.search.assembly import Assembly
 from sennit.plan.search.choice import Kind
 from sennit.plan.search.choose import Group, choose
@@ -62,12 +63,11 @@ class Estimator:
         fixed: Fixed | None = None,
         *,
         equal_stages: bool = False,
-        repeated: int = 1,
         counted: Counted | None = None,
     ) -> None:
-        """`equal_stages` gives each stage as many units, whatever they take; `repeated` is how often a micro-batch goes through the units of the graph, the last time with
-        gradients (`passes` is how often units run in the graph itself)."""
-        self.equal_stages, self.repeated, self.counted = equal_stages, repeated, counted or Counted()
+        """`equal_stages` gives each stage as many units, whatever they take. `passes` is how often the units of the graph run, each time on their own results, of
+        which the last is trained."""
+        self.equal_stages, self.counted = equal_stages, counted or Counted()
         self.book, self.model, self.wires, self.fixed = book, book.model, book.wires, fixed or Fixed()
         self.memory = int(book.wires.cluster.device.memory.value)
         self.units, self.passes = [unit.item for unit in units_of(self.model)], passes_of(self.model)
@@ -114,62 +114,11 @@ class Estimator:
 
     def _cut(self, fast: tuple[ItemCost, ...], count: int) -> list[list[int]] | None:
         """The units in order, in `count` stages: with the least slowest one, or with equally many units each. None where pins leave no such cut."""
-        each = [
-            fast[unit].seconds + fast[unit].accumulate + (self.repeated - 1) * fast[unit].forward for unit in self.units
-        ]
+        each = [fast[unit].seconds + fast[unit].accumulate for unit in self.units]
         if self.equal_stages:  # what lies outside of units weighs nothing
             each = [1.0 if self.model.items[unit].modules else 1e-6 for unit in self.units]
         cuts = self.fixed.partition(each, count)
         return None if cuts is None else [self.units[begin:end] for begin, end in cuts]
-
-    def repeats(self, config: Config, kind: Kind) -> Estimate | Shortage | None:
-        """A model whose units run `repeated` times, each time on the result of the time before, with gradients only the last time: pass r of stage i is stage
-        r S + i on lane i. `SEVERAL_FORWARD` lets passes of different micro-batches run beside each other, in an order that the modulo scheduler finds
-        (3F1B); with `ONE_F_ONE_B` a pass begins when all micro-batches are through the one before, as a pipeline can that knows one forward pass."""
-        options, fast = self.book.options(config.way, config.size), self.book.fast(config.way, config.size)
-        lanes = config.pp
-        if options is None or fast is None or len(self.units) < lanes:
-            return None
-        trained = self._cut(fast, lanes)
-        if trained is None:
-            return None
-        early = (self.repeated - 1) * lanes
-        again = {stage: early + stage % lanes for stage in range(early)}
-        stages: list[list[int]] = [*([] for _ in range(early)), *trained]
-
-        def make(microbatches: int) -> Pattern | None:
-            if kind is Kind.ONE_F_ONE_B:
-                return _pass_after_pass(lanes, microbatches, self.repeated)
-            return schedule(self._repeated_problem(trained, fast), solver=False).pattern(microbatches)
-
-        return Assembly(self, config, kind, 1, make, config.microbatches, stages, options, fast, again=again).estimate()
-
-    def _repeated_problem(self, trained: list[list[int]], fast: tuple[ItemCost, ...]) -> Problem:
-        lanes, count = len(trained), self.repeated * len(trained)
-        durations = tuple(
-            Durations(
-                sum(fast[unit].forward for unit in own),
-                sum(fast[unit].together - fast[unit].weights for unit in own),
-                sum(fast[unit].weights + fast[unit].accumulate for unit in own),
-            )
-            for own in trained
-        )
-        return Problem(
-            lanes=tuple((stage % lanes,) for stage in range(count)),
-            durations=durations * self.repeated,
-            edges=chain(count),
-            trained=tuple(stage >= count - lanes for stage in range(count)),
-            held=(Held(),) * count,
-            caps=(inf,) * lanes,
-        )
-
-    def repeated_bound(self, config: Config) -> float:
-        """Seconds that no plan of a config is below, whatever its schedule: all passes of all micro-batches, over the lanes."""
-        fast = self.book.fast(config.way, config.size)
-        if fast is None or config.pp > len(self.units):
-            return inf
-        more = sum(self.shared(config, fast[unit])[0] for unit in self.units)
-        return self.bound(config) + (self.repeated - 1) * config.microbatches * more / config.pp
 
     def interlaced(self, config: Config) -> Estimate | Shortage | None:
         """Embeddings and heads on all lanes, over the devices of all of them; the units in stages between them, in an order that the modulo
@@ -223,9 +172,10 @@ class Estimator:
             caps=(float(config.pp + INTERLACED_SPARE),) * config.pp,
         )
 
-    def recycled(self, config: Config) -> Estimate | Shortage | None:
-        """Units that run several times on their own results, the last pass trained (3F1B): pass r of the run on lane i is stage r S + i, in an order that
-        the modulo scheduler finds."""
+    def recycled(self, config: Config, kind: Kind) -> Estimate | Shortage | None:
+        """Units that run several times on their own results, the last pass trained: pass r of the run on lane i is stage r S + i. `SEVERAL_FORWARD` lets passes of
+        different micro-batches run beside each other, in an order that the modulo scheduler finds (3F1B); with `ONE_F_ONE_B` a pass begins when all
+        micro-batches are through the one before, as a pipeline can that knows one forward pass."""
         options, fast, passes = (
             self.book.options(config.way, config.size),
             self.book.fast(config.way, config.size),
@@ -235,6 +185,7 @@ class Estimator:
         if options is None or fast is None or passes is None or passes == 1 or len(inner) < config.pp:
             return None
         weights = [fast[self.units[place]].seconds + fast[self.units[place]].accumulate for place in inner]
+        weights = [1.0] * len(inner) if self.equal_stages else weights
         cuts = self.fixed.of(inner).partition(weights, config.pp)
         if cuts is None:
             return None
@@ -260,11 +211,14 @@ class Estimator:
         )
 
         def make(microbatches: int) -> Pattern | None:
+            if kind is Kind.ONE_F_ONE_B:
+                return pass_after_pass(config.pp, microbatches, passes)
             return schedule(problem, solver=False).pattern(microbatches)
 
         stages = [*([] for _ in range(count - config.pp)), *runs]
-        short = min(config.microbatches, 6 * config.pp)
-        return Assembly(self, config, Kind.SEVERAL_FORWARD, 1, make, short, stages, options, fast, passes).estimate()
+        # passes one after another have no steady state
+        short = config.microbatches if kind is Kind.ONE_F_ONE_B else min(config.microbatches, 6 * config.pp)
+        return Assembly(self, config, kind, 1, make, short, stages, options, fast, passes).estimate()
 
     def static(self, config: Config, units: list[int], costs: tuple[ItemCost, ...], others: set[int]) -> int:
         """Bytes of parameters, gradients and state of a lane; tied ones again where the item that has them lies on another lane."""
@@ -318,10 +272,11 @@ class Estimator:
         return config.microbatches * interval + (lanes - 1) * self.shortest(config)
 
     def shortest(self, config: Config) -> float:
-        """The shortest F of a unit."""
+        """The shortest F of a unit, in one pass."""
         fast = self.book.fast(config.way, config.size)
         assert fast is not None, "a config with a bound"
-        return min((fast[unit].forward for unit in self.units if self.model.items[unit].modules), default=0.0)
+        inner = [fast[unit].forward for unit in self.units if self.model.items[unit].modules]
+        return min(inner, default=0.0) / (self.passes or 1)
 
     def schedule_bound(self, config: Config, kind: Kind, chunks: int, *, whole: bool = False) -> float:
         """Seconds that no plan of a config with this schedule is below (`relax.py`): for the units that most of the model is made of, and the rest of the model
@@ -433,20 +388,6 @@ class Estimator:
                 return forward
             case _:
                 return total
-
-
-def _pass_after_pass(lanes: int, microbatches: int, passes: int) -> Pattern:
-    """All micro-batches through each pass without gradients, and then 1F1B."""
-    last, rows = one_forward_one_backward(lanes, microbatches), []
-    early = (passes - 1) * lanes
-    for lane, row in enumerate(last.rows):
-        before = [
-            Task(Work.FORWARD, number, turn * lanes + lane)
-            for turn in range(passes - 1)
-            for number in range(microbatches)
-        ]
-        rows.append((*before, *(Task(task.work, task.microbatch, early + task.stage) for task in row)))
-    return Pattern(tuple(rows))
 
 
 def _per_unit(config: Config, cost: ItemCost) -> float:

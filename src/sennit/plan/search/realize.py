@@ -31,7 +31,8 @@ from sennit.plan.co_shard import Cut, co_shard
 from sennit.plan.pattern import Pattern
 from sennit.plan.plan import Plan, order, place, transform
 from sennit.plan.recompute import recompute
-from sennit.plan.scheduled import scheduled
+from sennit.plan.scheduled import problem_of, scheduled
+from sennit.plan.schedules import pass_after_pass
 from sennit.plan.search.choice import Choice, Kind, Part
 from sennit.plan.search.config import INTERLACED_SPARE, pattern_of
 from sennit.plan.search.shallow import Shallow, shallow
@@ -61,7 +62,7 @@ def planner_of(choice: Choice) -> Callable[[Graph, Mesh], Plan]:
             plan = _placed(plan, choice, units)
         plan = _in_pieces(plan, units)
         if choice.pp > 1:
-            plan = order(plan, _pattern(plan, choice))
+            plan = order(plan, _pattern(plan, choice, units))
         return sharded(plan, level=choice.zero) if choice.zero else plan
 
     return planner
@@ -158,11 +159,10 @@ def _fed_by_parameters(graph: Graph) -> set[str]:
 
 def _placed(plan: Plan, choice: Choice, units: _Units) -> Plan:
     inside = units.inside(plan.graph)
-    match choice.kind:
-        case Kind.INTERLACED:
-            return _interlaced(plan, choice, units, inside)
-        case Kind.SEVERAL_FORWARD:
-            return _recycled(plan, choice, units, inside)
+    if choice.kind is Kind.INTERLACED:
+        return _interlaced(plan, choice, units, inside)
+    if _passes(plan.graph, inside) > 1:
+        return _recycled(plan, choice, units, inside)
     pattern = pattern_of(choice.kind, choice.pp, choice.microbatches, choice.chunks)
     if pattern is None:
         raise PlanError(
@@ -200,8 +200,7 @@ def _interlaced(plan: Plan, choice: Choice, units: _Units, inside: Mapping[str, 
 def _recycled(plan: Plan, choice: Choice, units: _Units, inside: Mapping[str, int]) -> Plan:
     """Pass r of the run on lane i is stage r S + i."""
     graph, lanes = plan.graph, choice.pp
-    passes = 1 + max((op.call for op in graph.ops if op.name in inside), default=0)
-    mine: list[list[Op]] = [[] for _ in range(passes * lanes)]
+    mine: list[list[Op]] = [[] for _ in range(_passes(graph, inside) * lanes)]
     for op in graph.ops:
         if op.name in inside:
             mine[op.call * lanes + units.all[inside[op.name]].stage].append(op)
@@ -210,12 +209,19 @@ def _recycled(plan: Plan, choice: Choice, units: _Units, inside: Mapping[str, in
     return plan
 
 
-def _pattern(plan: Plan, choice: Choice) -> Pattern:
+def _passes(graph: Graph, inside: Mapping[str, int]) -> int:
+    return 1 + max((op.call for op in graph.ops if op.name in inside), default=0)
+
+
+def _pattern(plan: Plan, choice: Choice, units: _Units) -> Pattern:
     match choice.kind:
         case Kind.INTERLACED:
             return scheduled(plan, in_flight=choice.pp + INTERLACED_SPARE)
         case Kind.SEVERAL_FORWARD:
             return scheduled(plan, in_flight=inf)
+    passes = _passes(plan.graph, units.inside(plan.graph))
+    if choice.kind is Kind.ONE_F_ONE_B and passes > 1:
+        return pass_after_pass(choice.pp, choice.microbatches, passes, trained=problem_of(plan).trained)
     pattern = pattern_of(choice.kind, choice.pp, choice.microbatches, choice.chunks)
     assert pattern is not None, "stages were placed by it"
     return pattern

@@ -21,6 +21,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from itertools import count
 
 from sennit.cluster import Cluster
@@ -43,6 +44,7 @@ from sennit.sim.optimizer import optimizer as named_optimizer
 __all__ = ["batch_of", "probes_of", "search"]
 
 _TOLERANCE = 1e-4  # relative: within which integer programs are solved
+_RECYCLING = (Kind.SEVERAL_FORWARD, Kind.ONE_F_ONE_B)
 
 
 def search(
@@ -55,13 +57,13 @@ def search(
     say: Callable[[str], None] = lambda message: None,
     most_alternatives: int = 8,
     probes: Probes | None = None,
-    passes: int = 1,
 ) -> Found:
     """The fastest plan that fits on all devices of the cluster. The batch of the graph is that of a whole step. Searches of several spaces for one
-    model share their `probes` (`probes_of`). A recycled model is searched as one pass of it, and `passes` says how many it has, of which the last is trained."""
+    model share their `probes` (`probes_of`). A model whose units run several times on their own results, of which the last is trained, has pipelines of its own:
+    3F1B, and passes one after another (`Estimator.recycled`)."""
     space = space or Space()
     probes = probes or probes_of(graph, cluster, optimizer, fused_attention=space.fused_attention)
-    return _Search(graph, cluster, space, probes, pins or {}, say, most_alternatives, passes).run()
+    return _Search(graph, cluster, space, probes, pins or {}, say, most_alternatives).run()
 
 
 def probes_of(
@@ -93,7 +95,6 @@ class _Search:
         pins: Mapping[str, Mapping[str, object]],
         say: Callable[[str], None],
         most: int,
-        passes: int = 1,
     ) -> None:
         self.graph, self.cluster, self.say, self.most = graph, cluster, say, most
         self.batch = probes.batch
@@ -110,9 +111,7 @@ class _Search:
             pinned=self.pins.units,
             probes=probes,
         )
-        self.estimator = Estimator(
-            self.book, self.pins.fixed, equal_stages=space.equal_stages, repeated=passes, counted=space.counted
-        )
+        self.estimator = Estimator(self.book, self.pins.fixed, equal_stages=space.equal_stages, counted=space.counted)
         self.found: list[Estimate] = []
         self.shortages: list[Shortage] = []
         self.estimated = 0
@@ -132,20 +131,18 @@ class _Search:
                 where=f"pins {self.pins}" if self.pins.given else f"cluster {self.cluster.name!r}",
                 fix="change the batch size, the number of devices, or the pins",
             )
+        self.check_passes()
         stages = {config.pp * chunks for config in configs for _, chunks in self.named(config)}
         stages |= {config.pp for config in configs if config.pp > 1 and self.space.interlaced}
         if not any(map(self.keeps_pins, stages)):
             raise self.pins.cannot_be_cut(sorted(stages))
-        self.check_passes()
-        if self.estimator.repeated > 1:
-            least = self.recycle(configs)
-            if not self.found:
-                raise self.does_not_fit()
-            return self.result(least)
         best = self.walk(configs)
         least = self.certify(best)
         if self.estimator.passes != 1:
-            least = min(least, self.special(configs, best, self.estimator.bound, self.estimator.recycled))
+            for kind in self.recycling():
+                estimate = partial(self.estimator.recycled, kind=kind)
+                least = min(least, self.special(configs, best, self.estimator.bound, estimate))
+                best = min([best, *(found.step for found in self.found)])
         elif self.space.interlaced:
             configs = [config for config in configs if config.zero < 2]
             least = min(least, self.special(configs, best, self.estimator.interlaced_bound, self.estimator.interlaced))
@@ -156,13 +153,14 @@ class _Search:
     def check_passes(self) -> None:
         """A pinned schedule must suit how often the units run."""
         passes, kind = self.estimator.passes, self.pins.given.get("schedule")
-        several = kind == Kind.SEVERAL_FORWARD.value
-        if kind is None or (several if passes not in (None, 1) else not several and passes == 1):
+        if kind is None:
+            return
+        if Kind(kind) in _RECYCLING if passes not in (None, 1) else passes == 1 and kind != Kind.SEVERAL_FORWARD.value:
             return
         often = "once" if passes == 1 else f"{passes} times" if passes else "several times, each of them trained"
         raise PlanError(
             f"the pin schedule = {kind} does not suit graph {self.graph.name!r}, whose units run {often}",
-            fix=f"{Kind.SEVERAL_FORWARD.value} is for units of which the last of several passes is trained, and the only one for those",
+            fix=f"{Kind.SEVERAL_FORWARD.value} is for units of which the last of several passes is trained, and those run under it or {Kind.ONE_F_ONE_B.value}",
         )
 
     def walk(self, configs: list[Config]) -> float:
@@ -267,32 +265,11 @@ class _Search:
                     self.shortages.append(shortage)
         return bounds[0][0] if bounds else float("inf")
 
-    def recycle(self, configs: list[Config]) -> float:
-        """Plans of a recycled model, the least bound first, until the next is not below the best step; the least bound of all."""
-        known = (Kind.SEVERAL_FORWARD, Kind.ONE_F_ONE_B)
-        kinds = [kind for kind in known if kind in self.space.kinds] or [Kind.ONE_F_ONE_B]
-        bounds = sorted(
-            ((self.estimator.repeated_bound(config), config) for config in configs), key=lambda item: item[0]
-        )
-        best = float("inf")
-        for bound, config in bounds:
-            if bound >= best or self.spent():
-                break
-            self.say(f"recycling {config.way}, pp={config.pp}, dp={config.dp}, micro-batches of {config.size}")
-            for kind in kinds if config.pp > 1 else kinds[:1]:
-                self.estimated += 1
-                match self.estimator.repeats(config, kind):
-                    case Estimate() as estimate:
-                        best = min(best, estimate.step)
-                        self.found.append(estimate)
-                    case Shortage() as shortage:
-                        self.shortages.append(shortage)
-        return bounds[0][0]
-
     def kinds(self, config: Config) -> list[tuple[Kind, int]]:
         """The schedules of a config that pins allow, those with the least bubble first."""
-        fitting = [item for item in self.named(config) if self.keeps_pins(config.pp * item[1])]
-        found = [item for item in fitting if item[0] is not Kind.SEVERAL_FORWARD]  # ordered by `special`
+        if config.pp > 1 and self.estimator.passes != 1:
+            return []  # they are ordered by `special`
+        found = [item for item in self.named(config) if self.keeps_pins(config.pp * item[1])]
         return sorted(found, key=lambda item: self.estimator.fill(config, *item))
 
     def named(self, config: Config) -> Iterator[tuple[Kind, int]]:
@@ -301,17 +278,22 @@ class _Search:
             yield Kind.ONE_F_ONE_B, 1
             return
         if self.estimator.passes != 1:
-            if self.estimator.passes is not None:
-                yield Kind.SEVERAL_FORWARD, 1
+            yield from ((kind, 1) for kind in self.recycling())
             return
         for kind in self.space.kinds:
             match kind:
+                case Kind.SEVERAL_FORWARD:
+                    continue
                 case Kind.INTERLEAVED:
                     yield from ((kind, chunks) for chunks in self.space.chunks)
                 case Kind.DUAL_PIPE_V:
                     yield kind, 2
                 case _:
                     yield kind, 1
+
+    def recycling(self) -> list[Kind]:
+        """The schedules of a pipeline whose units run several times. Where each time is trained there is none."""
+        return [] if self.estimator.passes is None else [kind for kind in _RECYCLING if kind in self.space.kinds]
 
     def keeps_pins(self, stages: int) -> bool:
         """Whether the units can be cut into so many stages as pins say."""

@@ -35,6 +35,7 @@ class Space:
         Kind.ZERO_BUBBLE_H1,
         Kind.ZERO_BUBBLE_H2,
         Kind.DUAL_PIPE_V,
+        Kind.SEVERAL_FORWARD,
     )
     chunks: tuple[int, ...] = (2, 3, 4, 6, 8)
     interlaced: bool = False
