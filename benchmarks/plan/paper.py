@@ -1,18 +1,18 @@
 """The models of the SuperScaler paper (arXiv 2301.08984) on 4 to 32 V100: our best plan against the best of three other systems, simulated.
 
-    python benchmarks/plan/paper.py [--model gpt|t5|swin|evoformer] [--gpus 4 8 16 32] [--form kernel|written] [--table]
+    python benchmarks/plan/paper.py [--model gpt|t5|mbart|swin|evoformer] [--gpus 4 8 16 32] [--form kernel|written] [--table]
 
 Everything is simulated, on the preset v100x16 (nodes of 16 V100 of 32 GB, one EDR NIC each), in f16 with Adam and master weights, at one global batch for all
 plans of a row.
 
-- **Ours**: the whole space of the search, with zero-bubble schedules; co-shard for Swin, interlaced stages for T5, 3F1B for the Evoformer.
+- **Ours**: the whole space of the search, with zero-bubble schedules; co-shard for Swin, interlaced stages for T5 and mBART, 3F1B for the Evoformer.
 - **Tuned**: Megatron-, DeepSpeed- and Alpa-style spaces, searched as exhaustively and with per-layer recomputation and ZeRO (`plan/search/baselines.py`).
 - **Published**: the same systems as the paper could run them: one flag for recomputation, equal stages, no ZeRO beside Megatron, no split sequence.
 
 Each row comes in two forms of attention. `written`: products and a softmax in f16, the scores kept for the backward pass, as the systems of 2023 ran these models.
 `kernel`: what torch calls today, also on V100 (the memory-efficient kernel takes masks and gives their gradient); no scores are kept.
 
-Sizes of Swin and T5 are the paper's. Those of GPT are of its family, with 2048 tokens. Those of the Evoformer are our own: blocks, width of the alignment
+Sizes of Swin and T5 are the paper's. mBART has T5's. Those of GPT are of its family, with 2048 tokens. Those of the Evoformer are our own: blocks, width of the alignment
 and of pairs, for 256 residues, 128 sequences and three passes.
 
 A row is written to `paper.json` (`--out`) when it ends, and not run again; several processes may write to one file. `--table` prints what is there.
@@ -47,7 +47,7 @@ GPT = {4: (24, 2048, 32), 8: (32, 2560, 32), 16: (32, 4096, 32), 32: (48, 5120, 
 T5 = {4: (24, 2048, 32, 512), 8: (32, 3072, 48, 1024), 16: (32, 4096, 64, 1536), 32: (32, 6144, 96, 2048)}
 SWIN = {4: (32, 512, 16), 8: (40, 768, 24), 16: (48, 1024, 32), 32: (56, 1536, 32)}
 EVOFORMER = {4: (48, 256, 128, 8), 8: (64, 512, 256, 16), 16: (96, 768, 384, 16), 32: (128, 1024, 512, 32)}
-PAPER = {"gpt": "-", "t5": "2.2x", "swin": "3.5x", "evoformer": "1.8x"}
+PAPER = {"gpt": "-", "t5": "2.2x", "mbart": "2.2x", "swin": "3.5x", "evoformer": "1.8x"}
 FORMS = ("kernel", "written")
 RESULTS = Path(__file__).with_name("paper.json")
 
@@ -87,6 +87,29 @@ def t5(gpus: int, batch: int, form: str) -> Graph:
         attn_implementation=_attention(form),
     )
     return _language(lambda: library.T5ForConditionalGeneration(config), batch, 1024)
+
+
+def mbart(gpus: int, batch: int, form: str) -> Graph:
+    """Of T5's sizes: one table for encoder, decoder and head, learned positions, and no biases of positions in attention."""
+    layers, width, heads, thousands = T5[gpus]
+    library = transformers_module()
+    config = library.MBartConfig(
+        use_cache=False,
+        d_model=width,
+        encoder_layers=layers // 2,
+        decoder_layers=layers // 2,
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=4 * width,
+        decoder_ffn_dim=4 * width,
+        max_position_embeddings=1024,
+        vocab_size=thousands * 1024,
+        dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        attn_implementation=_attention(form),
+    )
+    return _language(lambda: library.MBartForConditionalGeneration(config), batch, 1024)
 
 
 def _attention(form: str) -> str:
@@ -144,7 +167,13 @@ def evoformer(gpus: int, batch: int, form: str) -> Graph:
     return capture_call(model, (), {"sequences": sequences, "residues": sequences, "distances": distances}).graph
 
 
-MODELS: dict[str, Callable[[int, int, str], Graph]] = {"gpt": gpt, "t5": t5, "swin": swin, "evoformer": evoformer}
+MODELS: dict[str, Callable[[int, int, str], Graph]] = {
+    "gpt": gpt,
+    "t5": t5,
+    "mbart": mbart,
+    "swin": swin,
+    "evoformer": evoformer,
+}
 
 
 def cluster_of(gpus: int) -> Cluster:
@@ -166,7 +195,7 @@ def ours(model: str) -> Space:
     match model:
         case "swin":
             return replace(space, pieces=(1, 4))
-        case "t5":
+        case "t5" | "mbart":
             return replace(space, interlaced=True)
         case "evoformer":
             return replace(space, kinds=(Kind.SEVERAL_FORWARD, Kind.ONE_F_ONE_B))
