@@ -6,7 +6,7 @@
 | entries of inputs and parameters | `_inputs` |
 | backward products as their forward ones | `_mirror` |
 | the cheapest strategy that follows what is read | `_choose`, `_cheapest`, `_moved` |
-| pieces that a decided reader, a split parameter or a forward value will want | `_hints`, `_gradients`, `_terms`, `_hint` |
+| pieces that a decided reader, a split parameter or a forward value will want | `_hint`, and all of `plan/propagate_hints.py` |
 | sources, decided by their readers | `_is_free`, `_source`, `_reduce_instead` |
 | when an operator runs, on a time axis | `_moment`, `_check_after`, `_postpone` |
 """
@@ -20,17 +20,16 @@ from sennit.capture.rules import (
     Strategy,
     carries_pending,
     decide,
-    is_relabelling,
     making,
     propose,
     split_on,
-    through_view,
 )
 from sennit.errors import PlanError
 from sennit.ir.dtype import TensorType
-from sennit.ir.graph import Input, Op, OutputKind, Phase, Role
+from sennit.ir.graph import Input, Op, Phase, Role
 from sennit.ir.layout import Entry, Layout, Pending, Reduction, Split
 from sennit.plan.plan import InputSplit, OpSplit
+from sennit.plan.propagate_hints import AxisHints, adds_gradients, root_of
 from sennit.plan.propagate_index import Moment, PlanIndex, is_copy, is_product
 
 __all__ = ["AxisPass"]
@@ -59,7 +58,7 @@ class AxisPass:
         self.held: dict[tuple[str, int], Entry | None] = {}  # of an input, by stage
         self.homes: set[str] = set()  # parameters that the plan cuts over this axis only where they live
         self.chosen: dict[tuple[object, ...], Strategy] = {}  # layers repeat, and so do choices
-        self.hints = self._hints()
+        self.hints: dict[str, Entry] = {}
         self.terms: dict[str, Entry] = {}
         # pending values that some operator needs reduced: the others get that for nothing
         self.resolved: set[str] = set()
@@ -68,9 +67,9 @@ class AxisPass:
 
     def run(self, moment: dict[str, Moment]) -> None:
         self._inputs()
-        gradients = self._gradients()
-        self.terms = self._terms(gradients)
-        self.hints = {**self._beside_state(), **gradients, **self.hints}
+        if not self.is_time:
+            hints = AxisHints(self.index, self.axis, self.decided, self.held, self.homes)
+            self.hints, self.terms, self.at_home = hints.of, hints.terms, hints.at_home
         late: set[str] = set()  # values that exist only after the last micro-batch
         free: list[Op] = []  # to be decided by their readers
         wanted: dict[str, set[Entry | None]] = {output.name: {None} for output in self.graph.outputs}
@@ -342,7 +341,7 @@ class AxisPass:
         for made, strategy in self.decided.items():
             home = self.index.stage[made]
             for name, entry in zip(self.index.reads[made], strategy.reads, strict=True):
-                root, at_root = self._root(name, entry)
+                root, at_root = root_of(self.index, self.axis, name, entry)
                 if root not in parameters or not isinstance(at_root, Split):
                     continue
                 for stage in self.index.holders[root]:
@@ -371,24 +370,13 @@ class AxisPass:
                 )
         return entry
 
-    def _root(self, name: str, entry: Entry | None) -> tuple[str, Entry | None]:
-        producers = self.index.producers
-        while name in producers and is_relabelling(producers[name]):
-            op = producers[name]
-            try:
-                entry = through_view(op, self.types, self._size(op), entry)
-            except LookupError:
-                return name, None
-            name = op.reads[0]
-        return name, entry
-
     def _choose(self, op: Op) -> Strategy:
         names = self.index.reads[op.name]
         have = tuple(self._seen(name, op) for name in names)
         if not any(have):
             return self._piece_of_gradient(op) or self._replicated(op)
         pending = next((entry for entry in have if entry == Pending(Reduction.SUM)), None)
-        if pending is not None and not self.is_time and _adds_gradients(op):
+        if pending is not None and not self.is_time and adds_gradients(op):
             # one reduction after several sums, not one for each: what is whole joins as a part, the others being zero
             have = tuple(pending if entry is None else entry for entry in have)
         if pending is not None:  # zeros are added to a sum as parts that are zero
@@ -425,78 +413,6 @@ class AxisPass:
             making(op, self.types, self._size(op), 0, entry, self.index.book.rule(op)) if entry is not None else None
         )
         return strategy if strategy is not None and self._fits(op, strategy) else None
-
-    def _gradients(self) -> dict[str, Entry]:
-        """How the parameter lies that a value is the gradient of."""
-        inputs = {item.path: item.value.name for item in self.graph.inputs}
-        found: dict[str, Entry] = {}
-        for output in () if self.is_time else self.graph.outputs:
-            if output.kind is OutputKind.GRADIENT:
-                name = inputs[output.path]
-                made = self.index.producers[output.name]
-                holders = self.index.holders[name]
-                stage = self.index.stage[made.name]
-                if stage not in holders:
-                    continue
-                waiting = [self._root(output.name, self.held[name, stage])]
-                while (
-                    waiting
-                ):  # a parameter with several readers: the gradient is a sum, and each of its terms lies as it does
-                    root, entry = waiting.pop()
-                    if isinstance(entry, Split) and root not in found:
-                        found[root] = entry
-                        op = self.index.producers.get(root)
-                        if op is not None and _adds_gradients(op) and self._size(op) == self._size(made):
-                            waiting += [self._root(term, entry) for term in op.reads]
-                    if isinstance(entry, Split) and name not in self.homes:
-                        self.at_home.add(root)
-        return found
-
-    def _terms(self, gradients: Mapping[str, Entry]) -> dict[str, Entry]:
-        """The same of what such a gradient is a sum of: a parameter with several readers has a term from each."""
-        found = dict(gradients)
-        waiting = list(gradients.items())
-        while waiting:
-            made, entry = waiting.pop()
-            op = self.index.producers.get(made)
-            if op is None or not _adds_gradients(op):
-                continue
-            for name in op.reads:
-                root, at_root = self._root(name, entry)
-                maker = self.index.producers.get(root)
-                alike = maker is not None and self._size(maker) == self._size(op)
-                if root not in found and alike and isinstance(at_root, Split):
-                    found[root] = at_root
-                    waiting.append((root, at_root))
-        return found
-
-    def _hints(self) -> dict[str, Entry]:
-        """How the first decided reader of a value wants it: a pending sum is scattered to there, rather than reduced and cut."""
-        hints: dict[str, Entry] = {}
-        for made, strategy in () if self.is_time else self.decided.items():
-            for name, entry in zip(self.index.reads[made], strategy.reads, strict=True):
-                root, at_root = self._root(name, entry)
-                if isinstance(at_root, Split):
-                    hints.setdefault(root, at_root)
-        return hints
-
-    def _beside_state(self) -> dict[str, Entry]:
-        """The operators of an optimizer's step (`plan/update.py`) lie as the state that they update is cut."""
-        found: dict[str, Entry] = {}
-        for item in () if self.is_time else self.graph.inputs:
-            name, shape = item.value.name, item.value.type.shape
-            entry = next((self.held[name, stage] for stage in self.index.holders[name]), None)
-            if item.role is not Role.BUFFER or not isinstance(entry, Split):
-                continue
-            waiting = list(self.index.readers[name])
-            while waiting:
-                op = waiting.pop()
-                inside = op.phase is Phase.BACKWARD and op.seq is None and op.results[0].type.shape == shape
-                if inside and op.name not in found:
-                    found[op.name] = entry
-                    waiting += [self.index.producers[read] for read in op.reads if read in self.index.producers]
-                    waiting += self.index.readers.get(op.name, [])
-        return found
 
     def _cheapest(self, op: Op, have: tuple[Entry | None, ...], hint: Entry | None) -> Strategy:
         size, rule = self._size(op), self.index.book.rule(op)
@@ -562,11 +478,6 @@ def _resized(entry: Entry, made: int, seen: int) -> Entry | None:
     if isinstance(entry, Pending) or seen == 1 or entry.stride * made % seen:
         return None
     return Split(entry.dim, entry.stride * made // seen)
-
-
-def _adds_gradients(op: Op) -> bool:
-    """Whether it is one of the sums that autograd makes where a value has several readers."""
-    return op.kind == "aten.add.Tensor" and op.phase is Phase.BACKWARD and op.seq is None
 
 
 def _letter(product: Op, strategy: Strategy) -> tuple[str, int] | None:
