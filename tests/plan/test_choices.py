@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache
 
 import pytest
 import torch
-from torch import Tensor
+from plan_subjects import TWO_BLOCKS, subject
 
-from sennit.capture import capture_call
 from sennit.cluster import load
 from sennit.errors import PlanError
 from sennit.ir.graph import Graph
@@ -20,37 +16,9 @@ from sennit.plan.search import Choice, Keep, Kind, Space, mesh_of, planner_of, s
 from sennit.plan.verify import verify
 from sennit.run import run_in_process
 from sennit.sim import optimizer, simulate_fully
-from sennit.testing.eager_torch import Float64
-from sennit.testing.families_torch import families
-from sennit.testing.family_parity_torch import batched, build
-from sennit.testing.graph_torch import run_graph_torch
-from sennit.testing.parity_torch import state_of
-from sennit.testing.random_plans import trained
 
 Pins = Mapping[str, Mapping[str, object]]
 SMALL = Space(fused_attention=False, tps=(1,), sequence=(False,), sizes=(2,), chunks=(2,), keeps=(Keep.ALL,))
-
-
-@dataclass(frozen=True)
-class Subject:
-    graph: Graph
-    state: dict[str, Tensor]
-    reference: dict[str, Tensor]
-
-
-@cache
-def subject(name: str) -> Subject:
-    if name == "evoformer of two blocks":
-        sample = batched(families()["evoformer"].build(2))
-    elif importlib.util.find_spec(families()[name].library) is None:
-        pytest.skip(f"{families()[name].library} is not installed")
-    else:
-        sample = build(name)
-    with Float64():
-        captured = capture_call(sample.model.train(), (), sample.kwargs, training=True)
-    graph = trained(captured.graph)
-    state = state_of(captured, sample.model, sample.kwargs, 5, 9)
-    return Subject(graph, state, run_graph_torch(graph, state))
 
 
 def chosen(graph: Graph, pins: Pins, devices: int) -> Choice:
@@ -95,7 +63,7 @@ CASES: dict[str, tuple[str, int, Pins]] = {
         {"*": {"tp": 2, "pp": 2, "dp": 2, "size": 1, "zero": 1, "schedule": "interlaced"}, "*.h.*": {"co": 2}},
     ),
     "passes one after another": (
-        "evoformer of two blocks",
+        TWO_BLOCKS,
         2,
         {"*": {"pp": 2, "dp": 1, "size": 1, "schedule": "1f1b"}},
     ),
@@ -127,7 +95,7 @@ def test_a_choice_equals_the_serial_step(case: str) -> None:
 def test_units_that_run_several_times() -> None:
     """Three passes, of which the last is trained: a pipeline has the stages of each pass in turn. Passes of different micro-batches run
     beside each other, or one after another."""
-    graph, cluster = subject("evoformer of two blocks").graph, load("laptop:2")
+    graph, cluster = subject(TWO_BLOCKS).graph, load("laptop:2")
     choice = chosen(graph, {"*": {"pp": 2, "size": 1, "schedule": "several-forward"}}, 2)
     assert choice.kind is Kind.SEVERAL_FORWARD
     plan = planned(choice, graph)

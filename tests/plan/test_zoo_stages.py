@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
+from plan_subjects import TWO_BLOCKS, Subject, subject
 
-from sennit.capture import capture_call
 from sennit.errors import PlanError
 from sennit.ir.graph import Graph
 from sennit.ir.mesh import Mesh
@@ -19,12 +17,6 @@ from sennit.plan import Plan, lower, propagate, zoo
 from sennit.plan.verify import verify
 from sennit.plan.zoo.stages import runs_of
 from sennit.run import run_in_process
-from sennit.testing.eager_torch import Float64
-from sennit.testing.families_torch import families
-from sennit.testing.family_parity_torch import batched, build
-from sennit.testing.graph_torch import run_graph_torch
-from sennit.testing.parity_torch import state_of
-from sennit.testing.random_plans import trained
 
 CASES: dict[str, tuple[str, Callable[[Graph, Mesh], Plan], str]] = {
     "gpipe": ("gpt2", partial(zoo.pipeline, schedule="gpipe"), "pp=2;mb=2"),
@@ -39,27 +31,12 @@ CASES: dict[str, tuple[str, Callable[[Graph, Mesh], Plan], str]] = {
 }
 
 
-@cache
-def subject(name: str) -> tuple[Graph, dict[str, Tensor], dict[str, Tensor]]:
-    if name == "evoformer of two blocks":
-        sample = batched(families()["evoformer"].build(2))
-    elif importlib.util.find_spec(families()[name].library) is None:
-        pytest.skip(f"{families()[name].library} is not installed")
-    else:
-        sample = build(name)
-    with Float64():
-        captured = capture_call(sample.model.train(), (), sample.kwargs, training=True)
-    graph = trained(captured.graph)
-    state = state_of(captured, sample.model, sample.kwargs, 5, 9)
-    return graph, state, run_graph_torch(graph, state)
-
-
-def check(plan: Plan, state: dict[str, Tensor], reference: dict[str, Tensor]) -> None:
+def check(plan: Plan, given: Subject) -> None:
     program = lower(propagate(plan))
     verify(program, plan.graph)
-    outputs = run_in_process(program, state)
-    assert set(outputs) == set(reference)
-    for key, whole in reference.items():
+    outputs = run_in_process(program, given.state)
+    assert set(outputs) == set(given.reference)
+    for key, whole in given.reference.items():
         torch.testing.assert_close(outputs[key].double(), whole.double(), rtol=1e-12, atol=1e-12)
 
 
@@ -68,20 +45,20 @@ def check(plan: Plan, state: dict[str, Tensor], reference: dict[str, Tensor]) ->
 @pytest.mark.parametrize("case", CASES)
 def test_pipelines_equal_the_serial_run(case: str) -> None:
     family, planner, mesh = CASES[case]
-    graph, state, reference = subject(family)
-    check(planner(graph, Mesh.parse(mesh)), state, reference)
+    given = subject(family)
+    check(planner(given.graph, Mesh.parse(mesh)), given)
 
 
 @pytest.mark.usefixtures("single_core")
 def test_each_pass_of_a_recycled_stack_is_a_stage() -> None:
-    graph, state, reference = subject("evoformer of two blocks")
-    plan = zoo.recycled(graph, Mesh.parse("pp=2;mb=4"), layers=("blocks.0", "blocks.1"))
+    given = subject(TWO_BLOCKS)
+    plan = zoo.recycled(given.graph, Mesh.parse("pp=2;mb=4"), layers=("blocks.0", "blocks.1"))
     assert len(plan.stages) == 3 * 2
-    check(plan, state, reference)
+    check(plan, given)
 
 
 def test_layers_are_cut_into_runs_of_about_equal_work() -> None:
-    graph, _, _ = subject("t5")
+    graph = subject("t5").graph
     assert runs_of(graph, (), 2) == [("encoder.block.0", "encoder.block.1"), ("decoder.block.0", "decoder.block.1")]
     assert [len(run) for run in runs_of(graph, (), 3)] == [2, 1, 1]  # a decoder's layer has two attentions
     with pytest.raises(PlanError, match=r"4 layers for 5 stages"):
@@ -90,7 +67,7 @@ def test_layers_are_cut_into_runs_of_about_equal_work() -> None:
 
 @pytest.mark.parametrize("family", ["t5", "mbart", "gpt2"])
 def test_an_interlaced_plan_moves_no_vocabulary_and_holds_none_whole(family: str) -> None:
-    graph, _, _ = subject(family)
+    graph = subject(family).graph
     vocabulary = max(op.type.shape[0] for op in (item.value for item in graph.inputs) if op.type.shape)
     program = lower(propagate(zoo.interlaced(graph, Mesh.parse("pp=2;mb=2"))))
     for lane in program.lanes:
@@ -107,7 +84,7 @@ def test_an_interlaced_plan_moves_no_vocabulary_and_holds_none_whole(family: str
 
 
 def test_mistakes() -> None:
-    graph, _, _ = subject("gpt2")
+    graph = subject("gpt2").graph
     with pytest.raises(PlanError, match=r"no schedule '2f2b'[\s\S]*GPipe, 1F1B"):
         zoo.pipeline(graph, Mesh.parse("pp=2;mb=2"), schedule="2f2b")
     with pytest.raises(PlanError, match=r"Chimera with 3 stages"):
