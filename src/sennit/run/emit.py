@@ -44,6 +44,7 @@ from sennit.ir.program import (
     Step,
     reads,
 )
+from sennit.run.attention import cuda_call
 from sennit.run.joined import Bucket, Joined, joined
 from sennit.run.local_forms import emit_form, emit_rows
 from sennit.run.pieces import input_keys
@@ -310,9 +311,9 @@ class _Emitter:
             parts.append("device=rank.torch_device")  # what reads no tensor does not know where it runs
         # a piece may lie differently in memory than the whole did, so a view may have to copy
         kind = "aten.reshape.default" if step.kind in ("aten.view.default", "aten._unsafe_view.default") else step.kind
-        name = kind if kind.startswith("aten.") else f"torch.ops.{kind}"
+        name = cuda_call(kind) or (kind if kind.startswith("aten.") else f"torch.ops.{kind}")
         call = f"{name}({', '.join(parts)})"
-        return f"rank.present({call})" if _may_return_none(step) else call
+        return f"rank.present({call})" if _may_return_none(step) and name == kind else call
 
     def _local_move(self, step: Compute) -> str:
         names = [name for arg in step.args if isinstance(arg, Ref) for name in (arg.name,)]

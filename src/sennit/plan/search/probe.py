@@ -38,11 +38,11 @@ from sennit.ir.layout import Split
 from sennit.ir.mesh import Mesh
 from sennit.ir.operators import is_local_move
 from sennit.ir.program import Buffer, Collective, CollectiveKind, Compute, Lane, Step
+from sennit.kernels import fuse_attention
 from sennit.plan.lower import lower
 from sennit.plan.plan import Plan
 from sennit.plan.propagate import propagate
 from sennit.plan.search.shallow import Shallow
-from sennit.sim.fused_attention import fuse_attention
 from sennit.sim.lane import LaneCode, compile_lane
 from sennit.sim.local import LocalTypes, Machine, StepCosts, Types
 from sennit.sim.optimizer import Optimizer
