@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from hypothesis import Phase as Part
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -22,7 +23,6 @@ from sennit.plan import data_parallel, lower, pipeline, propagate, tensor_parall
 from sennit.plan.recompute import recompute
 from sennit.plan.zoo import zero
 from sennit.run.attention import CudaAttention
-from sennit.run.emit import emit_lane
 from sennit.run.threads import run_in_process
 
 MASKS = ("none", "causal", "keys", "rows", "heads", "band", "by position", "trained", "of three dims")
@@ -86,8 +86,8 @@ class Cross(nn.Module):
             q, k, v, self.mask(x, y), is_causal=self.case.mask == "causal", scale=self.case.scale, enable_gqa=self.case.shared > 1
         )  # fmt: skip
         # a weight of its own for each element, so that gradients of all of them differ
-        out = self.out(made.transpose(1, 2).flatten(2)).float()
-        return (out * torch.linspace(0.5, 1.5, out[0].numel()).view(out.shape[1:])).square().mean()
+        out = self.out(made.transpose(1, 2).flatten(2))
+        return (out * torch.linspace(0.5, 1.5, out[0].numel(), dtype=out.dtype).view(out.shape[1:])).square().mean()
 
 
 cases = st.builds(
@@ -115,7 +115,8 @@ def scores_sized(program: Program, elements: int) -> int:
     return sum(step.kind == "aten._softmax.default" and step.results[0].type.elements == elements for step in steps)
 
 
-@settings(derandomize=True, deadline=None, max_examples=14)
+# a capture takes a second: a failing case is small as it is, and is not made smaller
+@settings(derandomize=True, deadline=None, max_examples=12, phases=(Part.explicit, Part.generate))
 @given(case=cases)
 def test_the_kernel_computes_what_was_written(case: Case) -> None:
     torch.manual_seed(0)
@@ -128,9 +129,15 @@ def test_the_kernel_computes_what_was_written(case: Case) -> None:
     program = lower(propagate(plan))
     fused = fuse_attention(program, "cpu")
     check_program(fused)
-    assert bool(kinds(fused)) == case.is_fused
+    # the first of two forward passes needs no gradient of the mask
+    assert bool(kinds(fused)) == (case.is_fused or (case.mask == "trained" and case.again))
     assert case.is_fused != bool(scores_sized(fused, 4 * case.heads * case.queries * case.keys))
-    state = {**{path: item.detach() for path, item in model.named_parameters()}, "x": x, "y": y}
+    state = {
+        **{path: item.detach() for path, item in model.named_parameters()},
+        "x": x,
+        "y": y,
+        "tangent": torch.ones((), dtype=dtype),
+    }
     written, found = run_in_process(program, state), run_in_process(fused, state)
     loss = model(x, y)
     loss.backward()
@@ -188,7 +195,9 @@ def test_plans_of_a_gpt_equal_eager(name: str, gpt: tuple[nn.Module, tuple[Tenso
     assert not scores_sized(fused, 8 * 4 * 24 * 24)
     assert sum("backward" in kind for kind in kinds(fused)) == 2 * (4 if "mb" in str(plan.mesh) else 1)
     state = {path: item.detach() for path, item in model.named_parameters(remove_duplicate=False)}
-    found = run_in_process(fused, {**state, "tokens": batch[0], "targets": batch[1]})
+    found = run_in_process(
+        fused, {**state, "tokens": batch[0], "targets": batch[1], "tangent": torch.ones((), dtype=torch.float64)}
+    )
     model.zero_grad()
     loss = model(*batch)
     loss.backward()
@@ -203,12 +212,11 @@ def test_heads_that_serve_several_are_not_repeated() -> None:
     x = torch.randn(4, 6, 12)
     program = lower(propagate(data_parallel(capture(Cross(case), (x, x), name="cross"), Mesh.parse("dp=1"))))
     fused = fuse_attention(program, "cpu")
-    assert "causal" not in emit_lane(fused, fused.lanes[0])
     kernels = [s for s in fused.lanes[0].steps if isinstance(s, Compute) and "scaled_dot_product" in s.kind]
     buffers = fused.lanes[0].buffers()
     assert [buffers[arg.name].type.shape for arg in kernels[0].args[:3]] == [(4, 4, 6, 4), (4, 2, 6, 4), (4, 2, 6, 4)]
     assert [item.type.shape for item in kernels[1].results] == [(4, 4, 6, 4), (4, 2, 6, 4), (4, 2, 6, 4)]
-    assert not any(isinstance(s, Compute) and s.kind == "aten.expand.default" for s in fused.lanes[0].steps[:-40])
+    assert not any(len(item.type.shape) == 5 for item in buffers.values())
 
 
 @pytest.mark.parametrize("lead", [(2,), (2, 3)])
