@@ -54,7 +54,7 @@ class AttentionKernel(Enum):
         head = (Ref(made.gradient), *_given(found))
         kept, mask = tuple(Ref(item.name) for item in forward.results), _mask(found)
         scale: tuple[tuple[str, Arg], ...] = (("scale", found.scale),)
-        results = (made.query, made.key, made.value)
+        results: tuple[Buffer, ...] = (made.query, made.key, made.value)
         args: tuple[Arg, ...]
         match self:
             case AttentionKernel.CPU:
