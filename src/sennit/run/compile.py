@@ -1,6 +1,6 @@
 """From a model without values to a verified program: the pipeline as `parallelize` runs it, on every rank alike.
 
-    capture -> keep the wanted outputs -> plan -> propagate -> lower -> verify
+    capture -> keep the wanted outputs -> plan -> propagate -> lower -> verify -> attention as kernels -> check
 
 `Recipe` is what the user decided; with a model, its mode and a sample it determines the program.
 """
@@ -22,6 +22,8 @@ from sennit.errors import PlanError
 from sennit.ir.graph import Graph, OutputKind, Role
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Program
+from sennit.ir.program_check import check_program
+from sennit.kernels import fuse_attention
 from sennit.plan import Decisions, Plan, lower, propagate
 from sennit.plan.verify import verify
 
@@ -34,13 +36,14 @@ Planner = Callable[[Graph, Mesh], Plan]
 class Recipe:
     """How to compile a model: the plan and the mesh; which results a training step returns beside its losses (None: none,
     evaluation returns all); the type that autocast computes in; what executes the rules that the proof relies on (None: they are
-    taken at their word)."""
+    taken at their word); whether attention runs as torch's kernels (`kernels/attention.py`) or as it was captured."""
 
     planner: Planner
     mesh: Mesh
     results: tuple[str, ...] = ()
     autocast: torch.dtype | None = None
     certifier: Certifier | None = None
+    fused_attention: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,9 @@ def compile_call(
     clock.lap("plan")
     # the plan's own graph: rewrites and recomputation change operators
     verify(program, plan.graph, certifier=recipe.certifier)
+    if recipe.fused_attention:
+        program = fuse_attention(program, device_type)
+        check_program(program)
     clock.lap("verify")
     return Compiled(captured.signature, captured.constants, plan.graph, plan, decisions, program, clock.laps)
 

@@ -74,6 +74,7 @@ def parallelize(
     broadcast: bool = True,
     certify: bool = True,
     certifier: Certifier | None = None,
+    fused_attention: bool = True,
 ) -> ParallelModule:
     """A model that computes what `model` does, split over all ranks as `plan` says.
 
@@ -98,6 +99,8 @@ def parallelize(
     - `certify`: execute every operator rule that the proof relies on, once: on small tensors, on the CPU. Certificates are kept in
       the cache folder (`SENNIT_CACHE_DIR`), so a model is certified once a machine. `False` takes the rules at their word.
     - `certifier`: one's own, which keeps its certificates elsewhere.
+    - `fused_attention`: run what the model calls `F.scaled_dot_product_attention` as the kernel that torch has for it, which stores no scores,
+      wherever a rank's pieces allow. `False` runs its mathematical form, operator by operator.
     """
     join()
     if inputs not in ("whole", "local"):
@@ -108,7 +111,7 @@ def parallelize(
     if plan == "auto" or isinstance(plan, Choice):
         if mesh is not None:
             raise RunError("a chosen plan with a mesh", fix="leave the mesh out: the choice has one; or pass a planner")
-        choice = plan if isinstance(plan, Choice) else _search(model, call, cluster, pins or {})
+        choice = plan if isinstance(plan, Choice) else _search(model, call, cluster, pins or {}, fused_attention)
         plan, mesh = planner_of(choice), mesh_of(choice)
     elif pins:
         raise RunError("pins with a plan of one's own", fix='pins are for plan="auto": change the plan instead')
@@ -126,7 +129,7 @@ def parallelize(
     )
     if certify and certifier is None:
         certifier = Certifier(current_environment().cache_dir)
-    recipe = Recipe(plan, laid, tuple(results), autocast, certifier if certify else None)
+    recipe = Recipe(plan, laid, tuple(results), autocast, certifier if certify else None, fused_attention)
     engine = Engine(skeleton_of(model, dtype), slots, recipe, options, call, place)
     first = engine.program(model.training, call)
     engine.skeleton.train(model.training)
@@ -134,7 +137,11 @@ def parallelize(
 
 
 def _search(
-    model: nn.Module, call: Call, cluster: Cluster | str | None, pins: Mapping[str, Mapping[str, object]]
+    model: nn.Module,
+    call: Call,
+    cluster: Cluster | str | None,
+    pins: Mapping[str, Mapping[str, object]],
+    fused_attention: bool,
 ) -> Choice:
     """The fastest plan. Every rank searches, and finds the same."""
     ranks = dist.get_world_size()
@@ -146,7 +153,7 @@ def _search(
         )
     graph = capture_call(model, call.args, dict(call.kwargs)).graph
     sizes = tuple(size for size in (1, 2, 4, 8, 16, 32) if batch_of(graph) % size == 0)
-    space = Space(sizes=sizes, fused_attention=False)  # programs run attention as it was captured
+    space = Space(sizes=sizes, fused_attention=fused_attention)
     choice = search(graph, described, space=space, optimizer="adam", pins=pins).choice
     _log.info("plan=auto: %s, %.3g s a step (simulated)", choice.title, choice.step)
     return choice

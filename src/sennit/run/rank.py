@@ -27,6 +27,7 @@ from sennit.ir.mesh import Mesh
 from sennit.ir.program import Collective, Lane, Program
 from sennit.ir.program_exchange import Channel
 from sennit.ir.region import Region
+from sennit.run.attention import CudaAttention
 from sennit.run.bucket import Bucket
 from sennit.run.handles import Handle
 from sennit.run.local_forms import LocalForms
@@ -88,7 +89,7 @@ class _Taking:
         return self.result
 
 
-class OnMesh(LocalForms):
+class OnMesh(LocalForms, CudaAttention):
     """A device on one mesh of its lane: its coordinates and its groups."""
 
     def __init__(self, mesh: Mesh, device: int, communicator: Communicator) -> None:

@@ -1,7 +1,7 @@
 """The clock: a program on a cluster, timed."""
 
+from sennit.kernels import fuse_attention
 from sennit.sim.attribution import Part, critical_parts, exposed_parts, peak_by_kind
-from sennit.sim.fused_attention import fuse_attention
 from sennit.sim.optimizer import Optimizer, optimizer
 from sennit.sim.simulate import CostLine, Simulation, simulate, simulate_fully
 from sennit.sim.steady import Steady

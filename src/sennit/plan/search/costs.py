@@ -33,7 +33,7 @@ class Variant:
 
 class Probes:
     """The costs of each way and size of micro-batch, found when first asked for. `fused_attention` takes what a model calls
-    `scaled_dot_product_attention` as one kernel (`sim/fused_attention.py`)."""
+    `scaled_dot_product_attention` as one kernel (`kernels/attention.py`)."""
 
     def __init__(
         self, model: Shallow, wires: Wires, optimizer: Optimizer, batch: int, *, fused_attention: bool = True

@@ -3,7 +3,7 @@
 `probe` propagates and lowers a plan of the shallow graph, and puts one device of it on the clock: operators cost what `sennit.cost` says of their local
 pieces, collectives what all their groups together take on the cluster's wires (`sim/transfers.py`), and a step starts when what it
 waits for has ended (`sim/lane.py`). What the model calls `scaled_dot_product_attention` is one kernel there and another for its derivative, as eager
-torch runs it on a GPU (`sim/fused_attention.py`), unless the mathematical form is asked for. There is no other cost model. The batch lies over an axis `dp` that is as large as the number of
+torch runs it on a GPU (`kernels/attention.py`), unless the mathematical form is asked for. There is no other cost model. The batch lies over an axis `dp` that is as large as the number of
 micro-batches of all replicas: so a device sees one micro-batch of the size that is asked for, and the plan needs no time axis.
 Sums of weight gradients are made once a step and not for every micro-batch: they take no time here, and `sync` has those over other axes
 than `dp`, whose size is not known yet.
@@ -38,11 +38,11 @@ from sennit.ir.layout import Split
 from sennit.ir.mesh import Mesh
 from sennit.ir.operators import is_local_move
 from sennit.ir.program import Buffer, Collective, CollectiveKind, Compute, Lane, Step
+from sennit.kernels import fuse_attention
 from sennit.plan.lower import lower
 from sennit.plan.plan import Plan
 from sennit.plan.propagate import propagate
 from sennit.plan.search.shallow import Shallow
-from sennit.sim.fused_attention import fuse_attention
 from sennit.sim.lane import LaneCode, compile_lane
 from sennit.sim.local import LocalTypes, Machine, StepCosts, Types
 from sennit.sim.optimizer import Optimizer

@@ -1,0 +1,49 @@
+"""A lane with who makes and who reads each buffer: what a pass that looks for patterns asks."""
+
+from __future__ import annotations
+
+from sennit.ir.dtype import DType
+from sennit.ir.program import Compute, Free, Lane, defines, reads
+
+__all__ = ["LaneCode"]
+
+
+class LaneCode:
+    """Positions are those of the lane's steps. A `free` does not count as a reader."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane, self.buffers = lane, lane.buffers()
+        self.maker: dict[str, int] = {}
+        self.readers: dict[str, list[int]] = {}
+        for position, step in enumerate(lane.steps):
+            for buffer in defines(step):
+                self.maker[buffer.name] = position
+            if not isinstance(step, Free):
+                for name in reads(step):
+                    self.readers.setdefault(name, []).append(position)
+        self.outputs = frozenset(item.name for item in lane.outputs)
+
+    def compute(self, position: int) -> Compute | None:
+        step = self.lane.steps[position]
+        return step if isinstance(step, Compute) else None
+
+    def made_by(self, name: str, *kinds: str) -> Compute | None:
+        """The operator that makes a buffer, where it is one of `kinds`; of any kind where none is given."""
+        step = self.compute(self.maker[name]) if name in self.maker else None
+        return step if step is not None and (not kinds or step.kind in kinds) else None
+
+    def reading(self, name: str, *kinds: str) -> list[tuple[int, Compute]]:
+        """The operators of these kinds that read a buffer, with their positions."""
+        found = ((position, self.compute(position)) for position in self.readers.get(name, ()))
+        return [(position, step) for position, step in found if step is not None and step.kind in kinds]
+
+    def only_reader(self, name: str) -> int | None:
+        found = self.readers.get(name, [])
+        return found[0] if len(found) == 1 and name not in self.outputs else None
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a device's piece; uneven pieces have that of the lane's first device."""
+        return self.buffers[name].local_shape(self.lane.devices[0])
+
+    def dtype(self, name: str) -> DType:
+        return self.buffers[name].dtype
