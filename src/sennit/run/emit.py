@@ -3,7 +3,8 @@
 One function, `step(rank, inputs)`, runs on every device of the lane; what differs between devices (peers, groups, slices) is
 behind `rank` (`run/rank.py`). Communication is started where the program has it and waited for where its result is first
 read, so it overlaps with the lines between. A view of something under way reads nothing yet: it is put off until it is read itself,
-and left out where it never is. Frees are `del` statements. What the source does in one call where the program has several steps, `run/joined.py` says.
+and left out where it never is. Frees are `del` statements. What the source does in one call where the program has several steps, `run/joined.py` says;
+which results take the memory of an operand, `run/reuse.py`.
 
 Comments say what a reader asks: a ruler where another micro-batch or phase begins, a heading for each module, behind each line the
 type and layout of what it makes, at each communication what goes where and how much of it, and what the plan decided of an operator
@@ -48,6 +49,7 @@ from sennit.run.joined import Bucket, Joined, joined
 from sennit.run.local_forms import emit_form, emit_rows
 from sennit.run.pieces import input_keys
 from sennit.run.rank import meshes_of
+from sennit.run.reuse import reused
 
 __all__ = ["emit_lane", "inner_size"]
 
@@ -80,6 +82,7 @@ class _Emitter:
         self.looked_at: Counter[str] = Counter()  # by how many of them
         self.dying: set[str] = set()  # freed by the program, and still to be looked at by a view that was put off
         self.joined: Joined = joined(lane)
+        self.reused = reused(lane)
         self.begun: set[int] = set()  # buckets that have a name already
         self.lines: list[str] = []
         self.heading = ""
@@ -310,7 +313,11 @@ class _Emitter:
             parts.append("device=rank.torch_device")  # what reads no tensor does not know where it runs
         # a piece may lie differently in memory than the whole did, so a view may have to copy
         kind = "aten.reshape.default" if step.kind in ("aten.view.default", "aten._unsafe_view.default") else step.kind
-        name = kind if kind.startswith("aten.") else f"torch.ops.{kind}"
+        reuse = self.reused.get(step.results[0].name)
+        if reuse is not None:
+            kind = reuse.kind
+            parts += [f"{reuse.out}={self._variable(reuse.operand)}"] if reuse.out is not None else []
+        name = kind if kind.startswith(("aten.", "rank.")) else f"torch.ops.{kind}"
         call = f"{name}({', '.join(parts)})"
         return f"rank.present({call})" if _may_return_none(step) else call
 
