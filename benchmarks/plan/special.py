@@ -162,6 +162,7 @@ def compare(case: str, options: argparse.Namespace, folder: Path) -> dict[str, A
             for item in [item for item in running if item.is_over()]:
                 running.remove(item)
                 rows[item.contender] = item.finish()
+                print(f"{case} {item.contender}: {json.dumps(rows[item.contender])}", file=sys.stderr, flush=True)
                 free.append(item.cores)
             time.sleep(0.05)
         serial.join()

@@ -60,9 +60,11 @@ def step_of(case: Case, contender: str) -> Step:
     if options.get("checkpoint") == "yes":
         checkpointed(case, model)
     if name == "ddp":
-        cap, buffers = float(options["bucket"]), options.get("buffers") != "no"
+        cap = float(options["bucket"])
+        # in torch 2.13 the argument is deprecated, and its successor is not in 2.11
+        buffers: dict[str, Any] = {"broadcast_buffers": False} if options.get("buffers") == "no" else {}
         wrapped: nn.Module = nn.parallel.DistributedDataParallel(
-            model, bucket_cap_mb=cap, gradient_as_bucket_view=True, broadcast_buffers=buffers
+            model, bucket_cap_mb=cap, gradient_as_bucket_view=True, **buffers
         )
         return loop(wrapped, mine, whole=False)
     assert name == "fsdp2", name

@@ -11,6 +11,7 @@ from sennit.ir.mesh import Mesh
 from sennit.ir.program import Compute, Program
 from sennit.plan import lower, propagate, zoo
 from sennit.run import emit_lane, run_in_process
+from sennit.run.memory import predicted_memory
 from sennit.run.rank import OnMesh
 from sennit.run.reuse import reused
 
@@ -139,3 +140,10 @@ def test_a_step_with_reuse_is_the_serial_step(small_gpt) -> None:
     source = emit_lane(program, lane)
     assert source.count("out=") + source.count("grad_input=") + source.count("softmax_gradient(") == len(found)
     assert max(small_gpt.differences(run_in_process(program, small_gpt.state)).values()) <= 1e-13
+
+
+def test_the_prediction_counts_that_memory_once(small_gpt, monkeypatch) -> None:
+    program = lower(propagate(zoo.data_parallel(small_gpt.graph, Mesh.parse("dp=2"))))
+    once = sum(predicted_memory(program, 0)[0].values())
+    monkeypatch.setattr("sennit.run.memory.reused", lambda lane: {})
+    assert once < sum(predicted_memory(program, 0)[0].values())

@@ -32,9 +32,11 @@ __all__ = ["Reuse", "reused"]
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """The operand whose memory a result takes, and the form of the operator that writes there, with the name of its argument; None where the form knows."""
+    """The operand whose memory a result takes; the buffer that is all of that memory, the operand itself or what it is a view of; and the form of the operator that writes
+    there, with the name of its argument (None where the form knows)."""
 
     operand: str
+    memory: str
     kind: str
     out: str | None
 
@@ -90,7 +92,7 @@ def reused(lane: Lane) -> dict[str, Reuse]:
         kind, out = _WRITES[step.kind]
         for name in _candidates(step):
             if _alike(buffers[name], step.results[0]) and memory.is_last_look(name, number):
-                found[step.results[0].name] = Reuse(name, kind, out)
+                found[step.results[0].name] = Reuse(name, memory.whole[name], kind, out)
                 break
     return found
 
@@ -109,7 +111,9 @@ class _Memory:
 
     def __init__(self, lane: Lane) -> None:
         self.roots: dict[str, frozenset[str]] = {}  # buffer -> what made the memory that it may lie in
-        self.whole: set[str] = set()  # buffers that are, each through whole views, all that a step of ours made
+        self.whole: dict[
+            str, str
+        ] = {}  # buffers that are, through whole views, all that a step of ours made: to what it made
         self.last: dict[str, int] = {}  # root -> the last step that looks at it
         self.looks: list[tuple[str, ...]] = [() for _ in lane.steps]
         touched: set[str] = set()
@@ -135,8 +139,10 @@ class _Memory:
         if not isinstance(step, Compute):
             return
         source = step.args[0].name if step.args and isinstance(step.args[0], Ref) else None
-        if step.kind in _OWN or (step.kind in _WHOLE_VIEWS and source in self.whole):
-            self.whole.update(results)
+        if step.kind in _OWN:
+            self.whole.update((name, name) for name in results)
+        elif step.kind in _WHOLE_VIEWS and source in self.whole:
+            self.whole.update((name, self.whole[source]) for name in results)
         if _may_share(step.kind):
             under = frozenset(self._under(reads(step)))
             self.roots.update((name, under | {name}) for name in results)
