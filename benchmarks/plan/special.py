@@ -3,11 +3,12 @@
     sudo python benchmarks/plan/special.py [--rate 200mbit] [--cases t5-128k swin-128] [--steps 5]    # four hosts: network namespaces
     python benchmarks/plan/special.py --links paced --jobs 2                                          # one host: sockets that send at the rate
     python benchmarks/plan/special.py --links none                                                    # one host, as fast as it is
+    python benchmarks/plan/special.py --libraries                                                     # what imported modules take
 
 Four gloo ranks, one thread each. Models are in `special_models.py`, what is measured of a rank in `special_rank.py`. One global batch and one optimizer for
 all contenders, each in processes of its own; a contender whose losses differ from the serial model's by more than 1e-3 (relative, float32 under AdamW) is an error.
 
-Torch's contenders are swept: DDP over bucket sizes, FSDP2 by blocks with parameters let go of after forward or kept, both with and without activation checkpoints, torch's own
+Torch's contenders are swept: DDP over bucket sizes and with the buffers of rank 0 sent in each step or not, FSDP2 by blocks with parameters let go of after forward or kept, both with and without activation checkpoints, torch's own
 pipelining with 1F1B and zero-bubble schedules over numbers of micro-batches. Ours are the zoo's plans, swept over micro-batches or pieces.
 
 `link s` is what was sent over the rate: how long the link of the busiest rank was busy. A paced socket is limited by itself, so a rank that sends to several peers at once has more than
@@ -37,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 from special_models import CASES
-from special_rank import OURS, rank_main, serial_main, warm_libraries
+from special_rank import OURS, libraries_main, rank_main, serial_main, warm_libraries
 
 RANKS = 4
 SWEEP = {
@@ -48,7 +49,7 @@ SWEEP = {
     ),
     "swin": (
         "co_shard:pieces=2", "co_shard:pieces=4", "co_shard:pieces=4,level=2",
-        "ddp:bucket=1", "ddp:bucket=25", "ddp:bucket=25,checkpoint=yes",
+        "ddp:bucket=1", "ddp:bucket=25", "ddp:bucket=25,checkpoint=yes", "ddp:bucket=25,buffers=no", "ddp:bucket=25,checkpoint=yes,buffers=no",
         "fsdp2:reshard=yes", "fsdp2:reshard=no", "fsdp2:reshard=yes,checkpoint=yes",
         "pipelining:schedule=1F1B,mb=4", "pipelining:schedule=1F1B,mb=8", "pipelining:schedule=ZBVZeroBubble,mb=8",
         "pipelining:schedule=InterleavedZeroBubble,mb=8", "pipelining:schedule=1F1B,mb=8,checkpoint=yes",
@@ -161,6 +162,7 @@ def compare(case: str, options: argparse.Namespace, folder: Path) -> dict[str, A
             for item in [item for item in running if item.is_over()]:
                 running.remove(item)
                 rows[item.contender] = item.finish()
+                print(f"{case} {item.contender}: {json.dumps(rows[item.contender])}", file=sys.stderr, flush=True)
                 free.append(item.cores)
             time.sleep(0.05)
         serial.join()
@@ -204,6 +206,10 @@ def report(case: str, found: dict[str, Any], rate: str) -> None:
 def main() -> int:
     if sys.argv[1:2] == ["--rank-of"]:
         rank_main(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5], sys.argv[6], {})
+        return 0
+    if sys.argv[1:2] == ["--libraries"]:
+        for name, size in libraries_main().items():
+            print(f"{name:32s} {size / 1e6:6.0f} MB")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # so that no rank is left behind
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

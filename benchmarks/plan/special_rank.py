@@ -4,7 +4,7 @@
 |---|---|
 | seconds | of a step, from a barrier to the updated parameters, the slowest rank's |
 | sent | bytes that the rank's TCP connections sent in a step (the kernel's own count, `TCP_INFO`), after a first step: no initialisation |
-| standing | what the resident set grew between before the model was built and after a first step: parameters, optimizer, buckets, what was compiled; all libraries were loaded before |
+| standing | what the resident set grew between before the model was built and after a first step: parameters, optimizer, buckets, what was compiled; all libraries were loaded before, also those that a capture imports when it is first used |
 | peak | the most that it grew by while steps ran |
 | losses | of every step, equal on all ranks, to be compared with the serial model's |
 
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fuse"))
 from slow_links import pace, tcp_connections
 
-__all__ = ["OURS", "rank_main", "serial_main", "warm_libraries"]
+__all__ = ["OURS", "libraries_main", "rank_main", "serial_main", "warm_libraries"]
 
 OURS = ("interlaced", "co_shard", "recycled", "data_parallel", "zero", "pipeline")
 Step = Callable[[], float]
@@ -61,7 +61,11 @@ def step_of(case: Case, contender: str) -> Step:
         checkpointed(case, model)
     if name == "ddp":
         cap = float(options["bucket"])
-        wrapped: nn.Module = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=cap, gradient_as_bucket_view=True)
+        # in torch 2.13 the argument is deprecated, and its successor is not in 2.11
+        buffers: dict[str, Any] = {"broadcast_buffers": False} if options.get("buffers") == "no" else {}
+        wrapped: nn.Module = nn.parallel.DistributedDataParallel(
+            model, bucket_cap_mb=cap, gradient_as_bucket_view=True, **buffers
+        )
         return loop(wrapped, mine, whole=False)
     assert name == "fsdp2", name
     from torch.distributed.device_mesh import init_device_mesh
@@ -189,6 +193,7 @@ def rank_main(case: str, contender: str, steps: int, cores: str, out: str, varia
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     warm_libraries()
+    first_uses()
     dist.barrier()
     before = resident("VmRSS")
     step = step_of(CASES[case], contender)
@@ -227,6 +232,7 @@ def serial_main(case: str, steps: int, out: str) -> None:
 LIBRARIES = (
     "torch.distributed.fsdp", "torch.distributed.pipelining", "sennit.run.parallelize",
     "torch._export.non_strict_utils", "torch._export.serde.serialize", "torch._functorch._aot_autograd.autograd_cache",
+    "timm.models.swin_transformer",
 )  # fmt: skip
 
 
@@ -238,10 +244,37 @@ def warm_libraries() -> None:
 
     from sennit.testing.families_torch import transformers_module
 
+    transformers_module()  # clears the way for torchvision, which timm imports
     for name in LIBRARIES:
         if find_spec(name) is not None:  # the private ones come and go with versions of torch
             import_module(name)
-    transformers_module()
+
+
+def first_uses() -> None:
+    """Torch imports hundreds of modules more when it first captures something: done here on one product, in each rank of every contender, so that what is counted of a
+    contender is what it keeps of its model. `--libraries` prints how much they are."""
+    from sennit.capture import capture_call
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ self.weight).sum()
+
+    capture_call(Product(), (torch.ones(2, 2),), {}, training=True)
+
+
+def libraries_main() -> dict[str, int]:
+    """What is resident in a process that imported torch; and what each of these adds: the libraries that contenders share, and what a first capture imports."""
+    found, last = {"torch": resident("VmRSS")}, resident("VmRSS")
+    for name, load in (("libraries of all contenders", warm_libraries), ("of a first capture", first_uses)):
+        load()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        found[name], last = resident("VmRSS") - last, resident("VmRSS")
+    return found
 
 
 def resident(field: str) -> int:

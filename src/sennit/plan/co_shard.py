@@ -54,9 +54,9 @@ class Cut:
     chunks: int = 1
 
 
-def co_shard(plan: Plan, cuts: Iterable[Cut], pieces: int, *, again: bool = True) -> Plan:
+def co_shard(plan: Plan, cuts: Iterable[Cut], pieces: int, *, again: bool = True, before: Iterable[Op] = ()) -> Plan:
     """The plan with the segments that these operators open and close in `pieces`, run one after another. With `again`, the backward
-    pass computes each piece again."""
+    pass computes each piece again, and with them the operators `before`, which make what enters the segments."""
     if pieces < 2:
         raise PlanError(f"{pieces} piece is no cut", fix="use two pieces or more")
     decisions = _decide(plan, tuple(cuts), pieces)
@@ -68,7 +68,7 @@ def co_shard(plan: Plan, cuts: Iterable[Cut], pieces: int, *, again: bool = True
     result = replace(plan, graph=unrolled.graph, splits=tuple(splits), places=tuple(placed))
     if not again:
         return result
-    forward = set(unrolled.forward)
+    forward = {*unrolled.forward, *(op.name for op in before)}
     return recompute(result, [op for op in unrolled.graph.ops if op.name in forward])
 
 

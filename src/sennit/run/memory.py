@@ -1,7 +1,7 @@
 """A rank's memory by kind: what the program says, and what is there.
 
 **Predicted.** The steps of the rank's lane are played in their order; a buffer is there from the step that makes it to the last one
-that needs it (`sim/lane.py` says what is of which kind and what is a view). Shown are the bytes at the moment when the sum over all
+that needs it (`sim/lane.py` says what is of which kind and what is a view), and one whose memory a result takes (`run/reuse.py`) until there. Shown are the bytes at the moment when the sum over all
 kinds is largest, and the most of each kind at any moment. The state of an optimizer is that of one step on tensors without values.
 
 **Measured.** Parameters, gradients and optimizer state are counted where they lie. What a step makes on its way (activations,
@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sennit.ir.program import Program
 from sennit.ir.timeline import MemoryKind
 from sennit.reshard.private_torch import local_of
+from sennit.run.reuse import reused
 from sennit.sim.lane import compile_lane
 
 __all__ = ["MemoryReport", "StorageMeter", "memory_report", "predicted_memory"]
@@ -88,11 +89,17 @@ def predicted_memory(program: Program, rank: int) -> tuple[dict[MemoryKind, int]
     lane = program.lane_of(rank)
     code = compile_lane(lane, blocking=True)
     changes: list[dict[MemoryKind, int]] = [dict.fromkeys(MemoryKind, 0) for _ in range(len(code.jobs) + 2)]
+    made = {storage.buffer: storage.made for storage in code.storages}
+    heirs = {
+        name: made[result] for result, found in reused(lane).taken.items() for name in (found.memory, found.operand)
+    }
     for storage in code.storages:
-        size = code.buffers[storage.buffer].bytes(rank)
+        size, last = code.buffers[storage.buffer].bytes(rank), len(changes) - 1
         changes[0 if storage.made is None else storage.made + 1][storage.kind] += size
-        if storage.ends:
-            changes[max(storage.ends) + 2 if max(storage.ends) + 2 < len(changes) else -1][storage.kind] -= size
+        end = min(max(storage.ends) + 2, last) if storage.ends else None
+        heir = heirs.get(storage.buffer)
+        if end is not None:
+            changes[end if heir is None else min(end, heir + 1)][storage.kind] -= size
     for number, job in enumerate(code.jobs):
         if job.staging is not None:
             size = code.buffers[job.staging].bytes(rank)

@@ -163,6 +163,17 @@ class OnMesh(LocalForms, CudaAttention):
         """`total + a b`, in place once the total is ours alone."""
         return torch.addmm(total, a, b) if fresh else total.addmm_(a, b)
 
+    @staticmethod
+    def softmax_gradient(grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+        """The gradient of a softmax with result `y`, in the memory of `grad` where that lies plainly: the kernel writes as if it did."""
+        backward = torch.ops.aten._softmax_backward_data
+        made: Tensor = (
+            backward.out(grad, y, dim, dtype, grad_input=grad)
+            if grad.is_contiguous()
+            else backward(grad, y, dim, dtype)
+        )
+        return made
+
     def present(self, results: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
         return tuple(result for result in results if result is not None)
 

@@ -7,6 +7,8 @@ falls into the piece and leaves out the rest. `ir/local_forms_numpy.py` has thei
 
 from __future__ import annotations
 
+from math import prod
+
 from sennit.capture.rules.letters import alphabet, argument, independent, named_dims, sums
 from sennit.capture.rules.rule import Dims, Letters, Rule, Shapes
 from sennit.ir.graph import Op, Ref
@@ -140,7 +142,8 @@ def _index(op: Op, reads: Shapes, results: Shapes) -> Letters | None:
 
 
 def _index_put(op: Op, reads: Shapes, results: Shapes) -> Letters | None:
-    """With accumulation, entries can be split: what was there before is added once."""
+    """With accumulation, entries can be split: what was there before is added once. A pending sum passes where the result is no larger than
+    what is put into it: the gradient of a table of position biases, against that of the bias of every pair of positions."""
     dims, positions = _indexed(op, reads)
     rank = max(len(reads[position]) for position in positions) + len(reads[0]) - len(dims)
     found = _index_letters(op, reads, rank)
@@ -161,8 +164,10 @@ def _index_put(op: Op, reads: Shapes, results: Shapes) -> Letters | None:
     accumulate = bool(argument(op, 3, "accumulate", False))
     entries = tuple(letter for letter in picked if letter and letter.startswith("j"))
     if accumulate and all(letter in given for letter in entries):
+        joins = ((0, len(reads) - 1),)
+        shrinks = prod(results[0]) <= prod(values)
         return Letters(
-            (source, *indices, given), (source,), sums(*entries), addends=(0,), linear=((0, len(reads) - 1),)
+            (source, *indices, given), (source,), sums(*entries), addends=(0,), linear=joins, carries=shrinks
         )
     frozen = tuple(tuple(None for _ in dims_) for dims_ in indices)
     given = tuple(None if letter in entries else letter for letter in given)

@@ -30,6 +30,7 @@ from sennit.plan.propagate_index import is_copy, is_product
 __all__ = [
     "Pairs",
     "attention_products",
+    "depends_on_input",
     "norms",
     "pairs_of_products",
     "readers_behind_views",
@@ -104,7 +105,7 @@ class _Walk:
                 self.users.setdefault(name, []).append(op)
         self.producers = {value.name: op for op in self.ops for value in op.results}
         self.norms = {op.module for op in self.ops if op.kind == "aten.rsqrt.default"}  # modules that write a norm out
-        self.data = _fed_by(self.ops, {item.value.name for item in graph.inputs if item.role is Role.INPUT})
+        self.data = depends_on_input(graph)
         self.weights = weights_of(graph)
         self.met: dict[
             str, frozenset[str]
@@ -145,10 +146,11 @@ class _Walk:
 _NORMS = ("aten.native_layer_norm.default", "aten._fused_rms_norm.default")
 
 
-def _fed_by(ops: list[Op], seeds: set[str]) -> set[str]:
-    found = set(seeds)
-    for op in ops:
-        if any(name in found for name in op.reads):
+def depends_on_input(graph: Graph) -> set[str]:
+    """The inputs of the model, and all that the forward pass makes of them."""
+    found = {item.value.name for item in graph.inputs if item.role is Role.INPUT}
+    for op in graph.ops:
+        if op.phase is Phase.FORWARD and any(name in found for name in op.reads):
             found.update(value.name for value in op.results)
     return found
 
