@@ -16,6 +16,9 @@ Each rank has one core (`slow_links.py`). A model's batch is chosen such that co
 
 Every round runs all of them in turn, some steps each, starting with another one; the first two steps of a turn are left out. Printed: median and least milliseconds a step, how many of them the rank's core was busy (where that is far below the median of computing, something else ran on the machine), the bounds by computing and communicating alone (and for one core, where the network's own work adds to computing), and ours over the
 best DDP of the sweep, beside the targets. Times of compiled variants are compared with each other and with DDP compiled.
+
+With `--json` the file is written after each model, and what it holds is gone on from: batch, figures alone and tuned strategies are kept, and the rounds of another run are added to those before. So a long measurement can be had in parts.
+`--rounds 0` tunes and measures nothing.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ def rank_main(arguments: argparse.Namespace) -> None:
     pin(rank, count, arguments.cores)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    results: dict[str, Any] = {}
+    before: list[Any] = [json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {}]
+    dist.broadcast_object_list(before, 0)
+    results: dict[str, Any] = before[0]
     group = serial_group()
     pace()
     preference = network_first()
@@ -58,16 +63,38 @@ def rank_main(arguments: argparse.Namespace) -> None:
         print(f"the network's threads first: {preference.value}; {arguments.cores} core(s) a rank")
     with sdpa_kernel(SDPBackend.MATH):  # the form that is captured
         for name in arguments.models:
-            results[name] = compare(name, rank, group, arguments)
+            results[name] = compare(name, rank, group, arguments, results.get(name, {}))
             if rank == 0:
-                report(name, results[name])
+                if results[name]["times"]:
+                    report(name, results[name])
+                if arguments.json:
+                    arguments.json.write_text(json.dumps(results))
     if rank == 0:
         Path(os.environ["SENNIT_BENCH_OUT"]).write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def compare(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+def compare(name: str, rank: int, group: Any, arguments: argparse.Namespace, before: dict[str, Any]) -> dict[str, Any]:
+    """The figures of one model, those of a run before with more rounds."""
+    found = before or alone(name, rank, group, arguments)
+    rows = build_rows(name, rank, found["batch"])
+    variants, tuned = make_variants(name, rank, found["batch"], group, arguments, found["strategies"])
+    found["tried"] |= tuned
+    found["strategies"] |= {
+        title: str(model.strategy) for title, (model, _) in variants.items() if hasattr(model, "strategy")
+    }
+    pace()  # groups for buffers were made
+    times, processor = measure(variants, rows, arguments)
+    for title in variants:
+        found["times"][title] = found["times"].get(title, []) + times[title]
+        found["processor"][title] = found["processor"].get(title, []) + processor[title]
+    found["times"] = {title: spent for title, spent in found["times"].items() if spent}
+    return found
+
+
+def alone(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What computing and communicating take by themselves, and the batch for their ratio."""
     import torch.distributed as dist
     from network_models import build
 
@@ -75,21 +102,24 @@ def compare(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> 
     size = sum(p.numel() for p in model.parameters())
     communicate = seconds_of(lambda flat: dist.all_reduce(flat, group=group), size)
     batch = arguments.batch or batch_for(name, rank, arguments.ratio * communicate)
-    rows = build(name, rank, batch)[1]
-    variants, tried = make_variants(name, rank, batch, group, arguments)
-    pace()  # groups for buffers were made
-    times, processor = measure(variants, rows, arguments)
-    return {
+    found = {
         "megabytes": size * 4 / 1e6,
         "batch": batch,
+        "ranks": arguments.ranks,
         "cores": arguments.cores,
         "communicate": communicate,
         "network": seconds_lost(group, size),
         "compute": compute_alone(name, rank, batch),
-        "times": times,
-        "processor": processor,
-        "tried": tried,
     }
+    if rank == 0:
+        print(f"{name}: {found}", flush=True)
+    return {**found, "times": {}, "processor": {}, "tried": {}, "strategies": {}}
+
+
+def build_rows(name: str, rank: int, batch: int) -> tuple[Any, ...]:
+    from network_models import build
+
+    return build(name, rank, batch)[1]
 
 
 def seconds_of(collective: Any, size: int) -> float:
@@ -163,9 +193,9 @@ def batch_for(name: str, rank: int, seconds: float) -> int:
 
 
 def make_variants(
-    name: str, rank: int, batch: int, group: Any, arguments: argparse.Namespace
+    name: str, rank: int, batch: int, group: Any, arguments: argparse.Namespace, known: dict[str, str]
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, Any]]:
-    """By title: what is called, and its optimizer. And what tuning tried, with simulated and measured seconds."""
+    """By title: what is called, and its optimizer. And what tuning tried, with simulated and measured seconds. `known` are strategies of a run before."""
     import torch
     from network_models import build
     from torch.nn.parallel import DistributedDataParallel
@@ -179,6 +209,7 @@ def make_variants(
     tried: dict[str, Any] = {}
 
     def add(title: str, wrap: Any) -> None:
+        begun = time.perf_counter()
         model, rows = build(name, rank, batch)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         wrapped = wrap(model, optimizer, rows)
@@ -188,10 +219,17 @@ def make_variants(
                 (trial.strategy.name, len(trial.strategy.buckets), trial.simulated, trial.measured)
                 for trial in wrapped.tried
             ]
+        if rank == 0:
+            print(f"  {title}: made in {time.perf_counter() - begun:.1f} s", flush=True)
 
-    def ours(**options: Any) -> Any:
-        return lambda model, optimizer, rows: DataParallel(
-            model, optimizer, sample=rows, group=group, tuning=tuning, **options
+    def ours(title: str, **options: Any) -> None:
+        if title in known:
+            options = {**options, "strategy": Strategy.parse(known[title])}
+        add(
+            title,
+            lambda model, optimizer, rows: DataParallel(
+                model, optimizer, sample=rows, group=group, tuning=tuning, **options
+            ),
         )
 
     def apart(strategy: Strategy) -> Strategy:
@@ -204,18 +242,18 @@ def make_variants(
     for cap in CAPS_FEW:
         variants[f"DDP {cap} MB, network first"] = variants[f"DDP {cap} MB"]
     add("no overlap", lambda model, _, __: model)
-    add("tensor only", ours(across_steps=False))
-    add("across steps", ours())
-    add("none", ours(strategy=apart(variants["tensor only"][0].strategy)))
+    ours("tensor only", across_steps=False)
+    ours("across steps")
+    ours("none", strategy=apart(variants["tensor only"][0].strategy))
     if arguments.compiled:
         for cap in CAPS_FEW:
             add(
                 f"compiled DDP {cap} MB",
                 lambda model, _, __, cap=cap: torch.compile(DistributedDataParallel(model, bucket_cap_mb=cap)),
             )
-        add("joint", ours(across_steps=False, compile_kernels=True))
-        add("joint + across steps", ours(compile_kernels=True))
-        add("op only", ours(strategy=apart(variants["joint"][0].strategy), compile_kernels=True))
+        ours("joint", across_steps=False, compile_kernels=True)
+        ours("joint + across steps", compile_kernels=True)
+        ours("op only", strategy=apart(variants["joint"][0].strategy), compile_kernels=True)
     return variants, tried
 
 

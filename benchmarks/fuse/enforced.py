@@ -133,10 +133,10 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
         shared: list[Any] = [(seconds, measure_channel(group, beside_computing=False))]
         dist.broadcast_object_list(shared, 0)
         seconds, channel = shared[0]
-        step = StepModel(owner.graph, MeasuredCost(seconds), channel)
+        step = StepModel(owner.graph, MeasuredCost(seconds), channel, packed=owner.packed)
         seconds = shortened(owner, inputs, seconds)
     # steps are timed without updates, so the clock's have none
-    still = StepModel(owner.graph, step.cost, replace(step.channel, update_per_byte=0.0), step.in_rows)
+    still = StepModel(owner.graph, step.cost, replace(step.channel, update_per_byte=0.0), step.in_rows, step.packed)
     told: list[Any] = [[str(trial.strategy) for trial in candidates(step, Grouping(), across_steps=True)]]
     told[0] += [str(Strategy(f"random {seed}", (), random_buckets(step, seed))) for seed in range(arguments.strategies)]
     dist.broadcast_object_list(told, 0)

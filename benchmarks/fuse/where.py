@@ -78,7 +78,7 @@ def account(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> 
         stand_apart()
         shared: list[Any] = [(dict(step.cost.seconds), measure_channel(group, beside_computing=False))]
         dist.broadcast_object_list(shared, 0)
-        step = StepModel(owner.graph, MeasuredCost(shared[0][0]), shared[0][1])
+        step = StepModel(owner.graph, MeasuredCost(shared[0][0]), shared[0][1], packed=owner.packed)
         slept = shortened(owner, inputs, shared[0][0])
     told: list[Any] = [[str(trial.strategy) for trial in candidates(step, Grouping(), across_steps=True)]]
     dist.broadcast_object_list(told, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +69,34 @@ class Partly(nn.Module):
     def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         logits = self.head(torch.tanh(self.hidden(self.frozen(images.flatten(1)[:, :6]))))
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+class Tabled(nn.Module):
+    """An embedding of which a batch names a few rows, some of them twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(64, 4, padding_idx=1), nn.Linear(4, 3)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(torch.tanh(self.table(rows_of(images)).sum(1))), labels)
+
+
+class Tied(nn.Module):
+    """The embedding is the head as well, and its gradient the sum of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.hidden = nn.Embedding(64, 4), nn.Linear(4, 4)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = torch.tanh(self.hidden(self.table(rows_of(images)).sum(1)))
+        return F.cross_entropy(x @ self.table.weight.T, labels)
+
+
+def rows_of(images: Tensor) -> Tensor:
+    """Two rows a picture, by its numbers; pictures and ranks share some."""
+    return (images[:, 0, :2, 0] * 4).long() % 64
 
 
 def batches(rank: int, count: int = 3) -> list[tuple[Tensor, Tensor]]:
@@ -252,6 +281,38 @@ def strategies(kind: type[nn.Module]) -> list[Strategy]:
         spread(paths, WaitAt.NEXT, Reduce.REDUCE_SCATTER),
         cut(build(kind)),
     ]
+
+
+def tables(rank: int, backend: str | None = None) -> dict[str, list[str]]:
+    """What is not DDP's to the last bit where rows of tables travel packed; and, under `sent`, tables that did not."""
+    torch.set_num_threads(1)
+    group = dist.new_group(backend=backend) if backend else None
+    found: dict[str, list[str]] = {"sent": []}
+    for kind, names, loop in itertools.product((Tabled, Tied), ((), ("table.weight:rows",)), (unwatched, accumulated)):
+        if kind is Tabled and names:
+            continue
+        theirs = build(kind)
+        expected = loop(DistributedDataParallel(theirs), adam(theirs), rank)
+        paths = [*names, *(path for path, _ in theirs.named_parameters())]
+        for wait, reduce in (
+            (WaitAt.STEP, Reduce.ALL_REDUCE),
+            (WaitAt.NEXT, Reduce.ALL_REDUCE),
+            (WaitAt.NEXT, Reduce.REDUCE_SCATTER),
+        ):
+            ours = build(kind)
+            optimizer = adam(ours)
+            strategy = spread(paths, wait, reduce)
+            wrapped = DataParallel(ours, optimizer, sample=batches(rank)[0], strategy=strategy, group=group)
+            title = f"{kind.__name__} {names} {loop.__name__} {wait.value} {reduce.value}"
+            found[title] = same(expected, loop(wrapped, optimizer, rank))
+            wrapped.flush()
+            if (kind is Tabled or names) and not wrapped.packed:
+                found["sent"].append(title)
+    ours = build(Tied)
+    optimizer = adam(ours)
+    wrapped = DataParallel(ours, optimizer, sample=batches(rank)[0], group=group, tuning=Tuning(turns=1, steps=1))
+    found["tuned"] = same(expected, loop(wrapped, optimizer, rank))
+    return found
 
 
 def partly(rank: int) -> tuple[str, list[str], bool, bool]:

@@ -71,6 +71,14 @@ def test_loops_that_people_write_end_in_ddps_bits(ranks: GlooRanks, backend: str
         assert {name: different for name, different in answers.items() if different} == {}
 
 
+@pytest.mark.parametrize("backend", [None, "sennit"])
+def test_rows_of_tables_travel_packed_and_end_in_ddps_bits(ranks: GlooRanks, backend: str | None) -> None:
+    from ddp_cases_for_tests import tables
+
+    for answers in ranks.call(tables, backend):
+        assert {name: different for name, different in answers.items() if different} == {}
+
+
 def test_frozen_and_unused_parameters(ranks: GlooRanks) -> None:
     from ddp_cases_for_tests import partly
 

@@ -44,6 +44,7 @@ from sennit.fuse.channel_torch import GradientChannel, serial_group
 from sennit.fuse.draws_torch import with_torch_draws
 from sennit.fuse.first_rank_torch import broadcast, broadcast_together
 from sennit.fuse.gradient_order import gradients_first
+from sennit.fuse.looked_up import ROWS, looked_up, parameter_of, rows_apart
 from sennit.fuse.network_threads import Preference
 from sennit.fuse.network_threads import network_first as prefer_network
 from sennit.fuse.program_torch import StepProgram
@@ -95,8 +96,20 @@ class DataParallel(nn.Module):
         arguments, keywords = (sample, {}) if isinstance(sample, tuple) else ((), dict(sample))
         captured = capture_call(model, arguments, keywords)
         self.signature, self.constants = captured.signature, dict(captured.constants)
-        self.graph = gradients_first(with_torch_draws(captured.graph, self.device))
+        drawn = with_torch_draws(captured.graph, self.device)
+        ranks = self.group.size() if self.device.type == "cpu" else 1  # how many rows there are is known to the host
+        # a strategy that was written for tables in one piece keeps them so
+        names = () if strategy is None else [part.path for bucket in strategy.buckets for part in bucket.parts]
+        is_apart = strategy is None or any(name.endswith(ROWS) for name in names)
+        self.graph = gradients_first(rows_apart(drawn, ranks) if is_apart else drawn)
+        self.packed = looked_up(self.graph, ranks)
         self.trained = self._with_gradients(find_unused=find_unused_parameters)
+        # by gradient: a table that is also the head has two
+        self.sent = {
+            output.path: self.trained[parameter_of(output.path)]
+            for output in self.graph.outputs
+            if output.kind is OutputKind.GRADIENT
+        }
         self._modes = [(module, module.training) for module in model.modules()]
         self._loss_key, self._results, self._new_buffers = self._outputs()
         self._step: DeferredStep | None = DeferredStep(optimizer) if optimizer is not None else None
@@ -142,8 +155,8 @@ class DataParallel(nn.Module):
         self._program = StepProgram(
             self.graph, strategy, self.device, artifacts=self._artifacts if compile_kernels else None
         )
-        shapes = {path: (parameter.shape, parameter.dtype) for path, parameter in self.trained.items()}
-        self._channel = GradientChannel(strategy.buckets, shapes, self.device, self.group)
+        shapes = {path: (parameter.shape, parameter.dtype) for path, parameter in self.sent.items()}
+        self._channel = GradientChannel(strategy.buckets, shapes, self.device, self.group, self.packed)
         self._state = list(self._places())
         self.strategy, self._late = strategy, late
         if self._step is not None:
@@ -256,8 +269,9 @@ class DataParallel(nn.Module):
             self._step.forget()
         values[self._program.tangent] = upstream
         if self._synchronise:
-            self._channel.begin()
-        if self._synchronise:
+            packed = self._channel.packed
+            indices = {path: values[item.indices] for path, item in packed.items()}
+            self._channel.begin(indices, [path for path in packed if self.sent[path].grad is not None])
             self._program.backward(values, self._take, self._take_part)
         else:
             self._program.backward(values, self._keep, self._keep_part)
@@ -269,15 +283,18 @@ class DataParallel(nn.Module):
 
     def _take(self, path: str, gradient: Tensor) -> None:
         """A gradient is there, to be sent."""
-        parameter = self.trained[path]
-        if parameter.grad is not None:
+        parameter = self.sent[path]
+        if parameter.grad is not None and path + ROWS in self.sent:
+            # it is added to the sum that comes under that name; until then it may lie in the bucket that this part goes to
+            parameter.grad = parameter.grad.clone()
+        elif parameter.grad is not None:
             gradient = parameter.grad + gradient
             parameter.grad = None
         self._channel.put(path, gradient)
 
     def _take_part(self, path: str, start: int, part: Tensor) -> None:
         """Rows of a gradient are there, to be sent."""
-        parameter = self.trained[path]
+        parameter = self.sent[path]
         before, left = self._kept.pop(path, (parameter.grad, parameter.numel()))
         parameter.grad = None
         if left > part.numel():
@@ -288,7 +305,7 @@ class DataParallel(nn.Module):
 
     def _keep_part(self, path: str, start: int, part: Tensor) -> None:
         """Rows of a gradient are there, and stay on this rank."""
-        parameter = self.trained[path]
+        parameter = self.sent[path]
         whole, left = self._kept.pop(path, (None, parameter.numel()))
         whole = torch.empty_like(parameter) if whole is None else whole
         whole.view(-1)[start : start + part.numel()] = part.reshape(-1)
@@ -299,7 +316,9 @@ class DataParallel(nn.Module):
 
     def _keep(self, path: str, gradient: Tensor) -> None:
         """A gradient is there, and stays on this rank."""
-        parameter = self.trained[path]
+        if path + ROWS in self.sent:  # a part of the sum that comes under that name
+            return
+        parameter = self.sent[path]
         parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
 
     def _arrive(self, number: int) -> list[nn.Parameter]:
@@ -307,10 +326,11 @@ class DataParallel(nn.Module):
         self._channel.wait(number)
         del self._owed[number]
         complete: list[nn.Parameter] = []
-        for path in dict.fromkeys(part.path for part in self.strategy.buckets[number].parts):
-            if not any(bucket in self._owed for bucket, _ in self._channel.places[path]):
+        for path in dict.fromkeys(parameter_of(part.path) for part in self.strategy.buckets[number].parts):
+            paths = [path, path + ROWS] if path + ROWS in self.sent else [path]
+            if not any(bucket in self._owed for one in paths for bucket, _ in self._channel.places[one]):
                 parameter = self.trained[path]
-                parameter.grad = self._channel.gradient(path)
+                parameter.grad = self._channel.gradient(paths[-1])
                 complete.append(parameter)
         return complete
 
@@ -319,7 +339,7 @@ class DataParallel(nn.Module):
     def _ask(self) -> None:
         """`optimizer.step()` was called."""
         assert self._step is not None
-        waiting = {id(self.trained[part.path]) for number in self._owed for part in self.strategy.buckets[number].parts}
+        waiting = {id(self.sent[part.path]) for number in self._owed for part in self.strategy.buckets[number].parts}
         self._step.ask(waiting)
 
     def _before_zero(self) -> None:

@@ -93,12 +93,13 @@ def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tu
     channel = measure_channel(owner.group, device=owner.device)
     update = _update_per_byte(owner.optimizer, tuning.sample_bytes) if owner.optimizer is not None else 0.0
     in_rows = row_products(owner.graph) if owner.device.type == "cpu" else {}
-    return StepModel(owner.graph, replace(cost, seconds=scaled), replace(channel, update_per_byte=update), in_rows)
+    measured = replace(channel, update_per_byte=update)
+    return StepModel(owner.graph, replace(cost, seconds=scaled), measured, in_rows, owner.packed)
 
 
 def _compute_alone(owner: DataParallel, inputs: Mapping[str, Tensor]) -> float:
     """Seconds of a step that communicates nothing."""
-    one = Bucket(tuple(Part(path) for path in owner.trained))
+    one = Bucket(tuple(Part(path) for path in owner.sent))
     owner.use(Strategy("alone", (), _of_one_type(owner, one)))
     spent: list[float] = []
     with owner.no_sync():
@@ -113,7 +114,7 @@ def _compute_alone(owner: DataParallel, inputs: Mapping[str, Tensor]) -> float:
 def _of_one_type(owner: DataParallel, bucket: Bucket) -> tuple[Bucket, ...]:
     by_type: dict[torch.dtype, list[Part]] = {}
     for part in bucket.parts:
-        by_type.setdefault(owner.trained[part.path].dtype, []).append(part)
+        by_type.setdefault(owner.sent[part.path].dtype, []).append(part)
     return tuple(replace(bucket, parts=tuple(parts)) for parts in by_type.values())
 
 
