@@ -17,7 +17,7 @@ Each rank has one core (`slow_links.py`). A model's batch is chosen such that co
 Every round runs all of them in turn, some steps each, starting with another one; the first two steps of a turn are left out. Printed: median and least milliseconds a step, how many of them the rank's core was busy (where that is far below the median of computing, something else ran on the machine), the bounds by computing and communicating alone (and for one core, where the network's own work adds to computing), and ours over the
 best DDP of the sweep, beside the targets. Times of compiled variants are compared with each other and with DDP compiled.
 
-With `--json` the file is written after each model, and what it holds is gone on from: batch, figures alone and tuned strategies are kept, and the rounds of another run are added to those before. So a long measurement can be had in parts.
+With `--json` the file is written after tuning and after each round, and what it holds is gone on from: batch, figures alone and tuned strategies are kept, and the rounds of another run are added to those before. So a long measurement can be had in parts.
 `--rounds 0` tunes and measures nothing.
 """
 
@@ -29,6 +29,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,34 +64,36 @@ def rank_main(arguments: argparse.Namespace) -> None:
         print(f"the network's threads first: {preference.value}; {arguments.cores} core(s) a rank")
     with sdpa_kernel(SDPBackend.MATH):  # the form that is captured
         for name in arguments.models:
-            results[name] = compare(name, rank, group, arguments, results.get(name, {}))
-            if rank == 0:
-                if results[name]["times"]:
-                    report(name, results[name])
-                if arguments.json:
+            found = results[name] = results.get(name) or alone(name, rank, group, arguments)
+            for _ in compare(name, rank, group, arguments, found):
+                if rank == 0 and arguments.json:
                     arguments.json.write_text(json.dumps(results))
+            if rank == 0 and found["times"]:
+                report(name, found)
     if rank == 0:
         Path(os.environ["SENNIT_BENCH_OUT"]).write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def compare(name: str, rank: int, group: Any, arguments: argparse.Namespace, before: dict[str, Any]) -> dict[str, Any]:
-    """The figures of one model, those of a run before with more rounds."""
-    found = before or alone(name, rank, group, arguments)
+def compare(name: str, rank: int, group: Any, arguments: argparse.Namespace, found: dict[str, Any]) -> Iterator[None]:
+    """Adds to the figures of one model; pauses after tuning and after each round."""
     rows = build_rows(name, rank, found["batch"])
     variants, tuned = make_variants(name, rank, found["batch"], group, arguments, found["strategies"])
     found["tried"] |= tuned
     found["strategies"] |= {
         title: str(model.strategy) for title, (model, _) in variants.items() if hasattr(model, "strategy")
     }
+    yield
     pace()  # groups for buffers were made
-    times, processor = measure(variants, rows, arguments)
-    for title in variants:
-        found["times"][title] = found["times"].get(title, []) + times[title]
-        found["processor"][title] = found["processor"].get(title, []) + processor[title]
-    found["times"] = {title: spent for title, spent in found["times"].items() if spent}
-    return found
+    for turn in range(arguments.rounds):
+        for title, (times, processor) in measure(variants, rows, arguments, turn).items():
+            found["times"].setdefault(title, []).extend(times)
+            found["processor"].setdefault(title, []).extend(processor)
+        if rank == 0:
+            medians = (f"{title} {1e3 * statistics.median(spent):.0f}" for title, spent in found["times"].items())
+            print(f"  medians after round {turn + 1}, ms: {', '.join(medians)}", flush=True)
+        yield
 
 
 def alone(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -258,39 +261,35 @@ def make_variants(
 
 
 def measure(
-    variants: dict[str, tuple[Any, Any]], rows: tuple[Any, ...], arguments: argparse.Namespace
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Seconds of steps by variant: on the wall, and of this rank's core, the network's threads included."""
+    variants: dict[str, tuple[Any, Any]], rows: tuple[Any, ...], arguments: argparse.Namespace, turn: int
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Seconds of some steps of each variant: on the wall, and of this rank's core, the network's threads included."""
     import torch.distributed as dist
 
     from sennit.fuse.network_threads import network_first, ordinary
 
-    times: dict[str, list[float]] = {title: [] for title in variants}
-    processor: dict[str, list[float]] = {title: [] for title in variants}
-    for turn in range(arguments.rounds):
-        order = list(variants)
-        order = order[turn % len(order) :] + order[: turn % len(order)]
-        for title in order:
-            model, optimizer = variants[title]
-            is_theirs = "DDP" in title or title == "no overlap"
-            (ordinary if is_theirs and "first" not in title else network_first)()
-            dist.barrier()
-            for step in range(arguments.steps):
-                start, used = time.perf_counter(), time.process_time()
-                model(*rows).backward()
-                if title == "no overlap":
-                    reduce_after(model)
-                optimizer.step()
-                optimizer.zero_grad()
-                if step >= 2:
-                    times[title].append(time.perf_counter() - start)
-                    processor[title].append(time.process_time() - used)
-            if hasattr(model, "flush"):
-                model.flush()
-        if dist.get_rank() == 0:
-            medians = (f"{title} {1e3 * statistics.median(spent):.0f}" for title, spent in times.items() if spent)
-            print(f"  medians after round {turn + 1}, ms: {', '.join(medians)}", flush=True)
-    return times, processor
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    order = list(variants)
+    order = order[turn % len(order) :] + order[: turn % len(order)]
+    for title in order:
+        model, optimizer = variants[title]
+        is_theirs = "DDP" in title or title == "no overlap"
+        (ordinary if is_theirs and "first" not in title else network_first)()
+        times, processor = found.setdefault(title, ([], []))
+        dist.barrier()
+        for step in range(arguments.steps):
+            start, used = time.perf_counter(), time.process_time()
+            model(*rows).backward()
+            if title == "no overlap":
+                reduce_after(model)
+            optimizer.step()
+            optimizer.zero_grad()
+            if step >= 2:
+                times.append(time.perf_counter() - start)
+                processor.append(time.process_time() - used)
+        if hasattr(model, "flush"):
+            model.flush()
+    return found
 
 
 def reduce_after(model: Any) -> None:
