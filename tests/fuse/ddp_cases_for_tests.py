@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from sennit.fuse.data_parallel_torch import DataParallel
 from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.model import Channel, StepModel
 from sennit.fuse.moves import Limits, fused_greedily
+from sennit.fuse.network_threads import gloo_threads
 from sennit.fuse.profile_torch import MeasuredCost
 from sennit.fuse.tune_torch import Tuning
 from sennit.ir.strategy import Bucket, Part, Reduce, Strategy, WaitAt
@@ -409,6 +411,14 @@ def compiled(rank: int) -> tuple[int, float]:
     found_state = plain(wrapped, optimizer, rank)[-1]
     differences = [(made[key] - expected[key]).abs().max() for made in (state, found_state) for key in expected]
     return len(groups), float(max(differences))
+
+
+def policies(rank: int) -> int:
+    """How many kinds of scheduling the threads of gloo have, once a model with buffers is wrapped: its groups are new."""
+    model = build(Normed)
+    paths = [path for path, _ in model.named_parameters()]
+    DataParallel(model, None, sample=batches(rank)[0], strategy=spread(paths, WaitAt.STEP))
+    return len({os.sched_getscheduler(thread) for thread in gloo_threads()})
 
 
 def out_of_turn(rank: int) -> int:

@@ -47,6 +47,8 @@ def serial_group(ranks: Sequence[int] | None = None, device: torch.device | str 
     else:
         group = dist.new_group(ranks)
     assert isinstance(group, dist.ProcessGroup)
+    # its thread has a name from its first collective on: who looks for gloo's threads (`network_threads.py`) must not miss it
+    dist.barrier(group)
     return group
 
 

@@ -90,9 +90,11 @@ class DataParallel(nn.Module):
         self.device = device_of(model)
         self.group = group or serial_group(device=self.device)
         # buffers travel beside the gradients: in one queue they would wait for all that are on their way
-        self._buffer_group = dist.new_group() if broadcast_buffers and any(True for _ in model.buffers()) else None
-        self.preference = prefer_network() if network_first else Preference.NONE
+        has_buffers = broadcast_buffers and any(True for _ in model.buffers())
+        self._buffer_group = serial_group(device=self.device) if has_buffers else None
         broadcast((*model.parameters(), *model.buffers()), self.group)
+        # after each group's first collective: a thread that has just begun is not known to be gloo's yet
+        self.preference = prefer_network() if network_first else Preference.NONE
         arguments, keywords = (sample, {}) if isinstance(sample, tuple) else ((), dict(sample))
         captured = capture_call(model, arguments, keywords)
         self.signature, self.constants = captured.signature, dict(captured.constants)
