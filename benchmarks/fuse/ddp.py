@@ -323,6 +323,9 @@ def report(name: str, found: dict[str, Any]) -> None:
     ours = medians["across steps"]
     print(f"  target {TARGETS['over the best DDP']:.2f} x the best DDP: {medians[best] / ours:.2f}")
     print(f"  target {TARGETS['of the full-overlap bound']:.2f} of the full-overlap bound: {ours / bound:.2f}")
+    first = {title: value for title, value in medians.items() if title.startswith("DDP") and "first" in title}
+    if first:
+        print(f"  over the best DDP with the network's threads first: {min(first.values()) / ours:.2f}")
     for title, trials in found["tried"].items():
         print(f"  {title} was chosen among (simulated ms, measured ms without updates):")
         for strategy, buckets, simulated, measured in trials:
@@ -346,7 +349,13 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=1, help="cores of a rank")
     parser.add_argument("--timeout", type=float, default=1500.0)
     parser.add_argument("--json", type=Path)
-    run(parser.parse_args(), rank_main)
+    parser.add_argument("--show", action="store_true", help="print what --json holds, and run nothing")
+    arguments = parser.parse_args()
+    if arguments.show:
+        for name, found in json.loads(arguments.json.read_text()).items():
+            report(name, found)
+        return
+    run(arguments, rank_main)
 
 
 if __name__ == "__main__":

@@ -132,6 +132,11 @@ def candidates(
             options = SearchOptions(across_steps=across, sizes=(size,))
             buckets, _ = solve_buckets(model, order, seconds, options)
             found.setdefault(buckets, f"{size / _MEBI:g} MiB, {where}")
+        if across:  # gradients that stay in one piece: products take their time whole
+            for size in sizes[::2]:
+                options = SearchOptions(across_steps=True, splits=False, sizes=(size,))
+                buckets, _ = solve_buckets(model, order, seconds, options)
+                found.setdefault(buckets, f"{size / _MEBI:g} MiB, whole, {where}")
         best = min(found, key=lambda buckets: model.step_time(grouping, buckets).seconds)
         refined, _ = refine_buckets(model, order, seconds, best, across_steps=across)
         found.setdefault(refined, f"searched, {where}")
