@@ -140,6 +140,8 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
     told: list[Any] = [[str(trial.strategy) for trial in candidates(step, Grouping(), across_steps=True)]]
     told[0] += [str(Strategy(f"random {seed}", (), random_buckets(step, seed))) for seed in range(arguments.strategies)]
     dist.broadcast_object_list(told, 0)
+    if rank == 0:
+        print(f"  {step.channel}", flush=True)
     found: list[dict[str, Any]] = []
     begun = time.monotonic()
     for text in told[0]:

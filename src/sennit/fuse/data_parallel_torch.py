@@ -42,7 +42,7 @@ from sennit.capture.trace import capture_call
 from sennit.errors import RunError
 from sennit.fuse.channel_torch import GradientChannel, serial_group
 from sennit.fuse.draws_torch import with_torch_draws
-from sennit.fuse.first_rank_torch import broadcast, broadcast_together
+from sennit.fuse.first_rank_torch import Together, broadcast
 from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.looked_up import ROWS, looked_up, parameter_of, rows_apart
 from sennit.fuse.network_threads import Preference
@@ -89,9 +89,6 @@ class DataParallel(nn.Module):
         self.broadcast_buffers = broadcast_buffers
         self.device = device_of(model)
         self.group = group or serial_group(device=self.device)
-        # buffers travel beside the gradients: in one queue they would wait for all that are on their way
-        has_buffers = broadcast_buffers and any(True for _ in model.buffers())
-        self._buffer_group = serial_group(device=self.device) if has_buffers else None
         broadcast((*model.parameters(), *model.buffers()), self.group)
         # after each group's first collective: a thread that has just begun is not known to be gloo's yet
         self.preference = prefer_network() if network_first else Preference.NONE
@@ -119,7 +116,8 @@ class DataParallel(nn.Module):
         self._kept: dict[str, tuple[Tensor | None, int]] = {}
         self._owed: dict[int, bool] = {}  # buckets of the last backward pass that were not waited for yet
         self._synchronise = True
-        self._buffers_differ = False
+        self._sent_buffers: Together | None = None  # the first rank's, on their way
+        self._are_loaded = False  # others were loaded since
         self._anchor = torch.zeros((), requires_grad=True)
         self._artifacts: dict[Any, Any] = {}  # compiled kernels
         self.tried: tuple[Trial, ...] = ()
@@ -218,7 +216,7 @@ class DataParallel(nn.Module):
         """What reads parameters or the optimizer's state from outside sees them complete."""
         self.module.register_state_dict_pre_hook(lambda *_: self.flush())  # type: ignore[no-untyped-call]
         # else the updates would change what was loaded
-        self.module.register_load_state_dict_pre_hook(lambda *_: self.flush())  # type: ignore[no-untyped-call]
+        self.module.register_load_state_dict_pre_hook(lambda *_: self._complete())  # type: ignore[no-untyped-call]
         self.module.register_forward_pre_hook(lambda *_: self.flush())
         if self.optimizer is not None:
             self.optimizer.register_state_dict_pre_hook(lambda _: self.flush())
@@ -228,10 +226,8 @@ class DataParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for this rank's batch. Only the loss has a gradient."""
-        if self._buffers_differ and self._buffer_group is not None:
-            broadcast_together(tuple(self.module.buffers()), self._buffer_group)
+        self._take_buffers()
         is_step = torch.is_grad_enabled() and self.module.training
-        self._buffers_differ = is_step and self._synchronise
         if not is_step:
             with torch.no_grad():
                 return self.module(*args, **kwargs)
@@ -264,6 +260,15 @@ class DataParallel(nn.Module):
             for path, new in self._new_buffers:
                 if item.role is Role.BUFFER and item.path == path:
                     held[item.value.name].copy_(values[new])
+        if self.broadcast_buffers and self._synchronise and (buffers := tuple(self.module.buffers())):
+            self._sent_buffers = Together(buffers, self.group)
+
+    def _take_buffers(self) -> None:
+        if self._are_loaded:
+            self._sent_buffers = Together(tuple(self.module.buffers()), self.group)
+        if self._sent_buffers is not None:
+            self._sent_buffers.arrive()
+        self._sent_buffers, self._are_loaded = None, False
 
     def run_backward(self, values: dict[str, Tensor], upstream: Tensor) -> None:
         self.flush()  # parameters that the forward pass did not read
@@ -361,6 +366,13 @@ class DataParallel(nn.Module):
         for number in list(self._owed):
             with torch.no_grad():
                 self._settle(number)
+
+    def _complete(self) -> None:
+        """Before a state is loaded, on all ranks."""
+        self.flush()
+        if self._sent_buffers is not None:
+            self._take_buffers()
+            self._are_loaded = True
 
     def synchronize(self) -> None:
         """Wait for every gradient of the last backward pass: `parameter.grad` is then as after DDP's backward. Call it between `backward` and what reads
