@@ -79,8 +79,11 @@ def rank_main(arguments: argparse.Namespace) -> None:
 def compare(name: str, rank: int, group: Any, arguments: argparse.Namespace, found: dict[str, Any]) -> Iterator[None]:
     """Adds to the figures of one model; pauses after tuning and after each round."""
     rows = build_rows(name, rank, found["batch"])
-    variants, tuned = make_variants(name, rank, found["batch"], group, arguments, found["strategies"])
+    variants, tuned = make_variants(name, rank, group, arguments, found)
     found["tried"] |= tuned
+    found["preferences"] = {
+        title: model.preference.value for title, (model, _) in variants.items() if hasattr(model, "preference")
+    }
     found["strategies"] |= {
         title: str(model.strategy) for title, (model, _) in variants.items() if hasattr(model, "strategy")
     }
@@ -196,18 +199,20 @@ def batch_for(name: str, rank: int, seconds: float) -> int:
 
 
 def make_variants(
-    name: str, rank: int, batch: int, group: Any, arguments: argparse.Namespace, known: dict[str, str]
+    name: str, rank: int, group: Any, arguments: argparse.Namespace, found: dict[str, Any]
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, Any]]:
-    """By title: what is called, and its optimizer. And what tuning tried, with simulated and measured seconds. `known` are strategies of a run before."""
+    """By title: what is called, and its optimizer. And what tuning tried, with simulated and measured seconds. Strategies of a run before are taken from what was `found`."""
     import torch
     from network_models import build
     from torch.nn.parallel import DistributedDataParallel
 
     from sennit.fuse.data_parallel_torch import DataParallel
+    from sennit.fuse.network_threads import Preference
     from sennit.fuse.tune_torch import Tuning
     from sennit.ir.strategy import Bucket, Part, Strategy
 
     tuning = Tuning(turns=arguments.turns, steps=arguments.trial_steps)
+    batch = found["batch"]
     variants: dict[str, tuple[Any, Any]] = {}
     tried: dict[str, Any] = {}
 
@@ -226,8 +231,9 @@ def make_variants(
             print(f"  {title}: made in {time.perf_counter() - begun:.1f} s", flush=True)
 
     def ours(title: str, **options: Any) -> None:
-        if title in known:
-            options = {**options, "strategy": Strategy.parse(known[title])}
+        if title in found["strategies"]:
+            options = {**options, "strategy": Strategy.parse(found["strategies"][title])}
+            options["network_first"] = found["preferences"][title] != Preference.NONE.value
         add(
             title,
             lambda model, optimizer, rows: DataParallel(
@@ -247,7 +253,8 @@ def make_variants(
     add("no overlap", lambda model, _, __: model)
     ours("tensor only", across_steps=False)
     ours("across steps")
-    ours("none", strategy=apart(variants["tensor only"][0].strategy))
+    alike = variants["tensor only"][0]
+    ours("none", strategy=apart(alike.strategy), network_first=alike.preference is not Preference.NONE)
     if arguments.compiled:
         for cap in CAPS_FEW:
             add(
@@ -256,7 +263,9 @@ def make_variants(
             )
         ours("joint", across_steps=False, compile_kernels=True)
         ours("joint + across steps", compile_kernels=True)
-        ours("op only", strategy=apart(variants["joint"][0].strategy), compile_kernels=True)
+        alike = variants["joint"][0]
+        is_first = alike.preference is not Preference.NONE
+        ours("op only", strategy=apart(alike.strategy), compile_kernels=True, network_first=is_first)
     return variants, tried
 
 
@@ -266,15 +275,16 @@ def measure(
     """Seconds of some steps of each variant: on the wall, and of this rank's core, the network's threads included."""
     import torch.distributed as dist
 
-    from sennit.fuse.network_threads import network_first, ordinary
+    from sennit.fuse.network_threads import Preference, network_first, ordinary
 
     found: dict[str, tuple[list[float], list[float]]] = {}
     order = list(variants)
     order = order[turn % len(order) :] + order[: turn % len(order)]
     for title in order:
         model, optimizer = variants[title]
-        is_theirs = "DDP" in title or title == "no overlap"
-        (ordinary if is_theirs and "first" not in title else network_first)()
+        # ours as tuning left it; theirs as it comes, unless the title says otherwise
+        preference = getattr(model, "preference", Preference.NONE)
+        (network_first if "first" in title or preference is not Preference.NONE else ordinary)()
         times, processor = found.setdefault(title, ([], []))
         dist.barrier()
         for step in range(arguments.steps):
@@ -327,6 +337,7 @@ def report(name: str, found: dict[str, Any]) -> None:
     if first:
         print(f"  over the best DDP with the network's threads first: {min(first.values()) / ours:.2f}")
     for title, trials in found["tried"].items():
+        print(f"  {title} has the network's threads first: {found.get('preferences', {}).get(title, 'real time')}")
         print(f"  {title} was chosen among (simulated ms, measured ms without updates):")
         for strategy, buckets, simulated, measured in trials:
             print(f"    {strategy:24s} {buckets:3d} buckets {1e3 * simulated:8.1f} {1e3 * measured:8.1f}")

@@ -45,10 +45,10 @@ from sennit.fuse.draws_torch import with_torch_draws
 from sennit.fuse.first_rank_torch import Together, broadcast
 from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.looked_up import ROWS, looked_up, parameter_of, rows_apart
-from sennit.fuse.network_threads import Preference
+from sennit.fuse.network_threads import Preference, ordinary
 from sennit.fuse.network_threads import network_first as prefer_network
 from sennit.fuse.program_torch import StepProgram
-from sennit.fuse.tune_torch import Trial, Tuning, tune
+from sennit.fuse.tune_torch import Trial, Tuning, is_preference_worth, tune
 from sennit.fuse.update_torch import DeferredStep
 from sennit.ir.graph import Output, OutputKind, Role
 from sennit.ir.strategy import Strategy, WaitAt
@@ -133,6 +133,14 @@ class DataParallel(nn.Module):
             strategy = self.tried[0].strategy
         self.use(strategy, compile_kernels=compile_kernels)
         self._agree()
+        tuning = tuning or Tuning()
+        if self.tried and tuning.turns and self.group.size() > 1 and self.preference is not Preference.NONE:
+            inputs = self.signature.flatten(arguments, keywords)
+            if is_preference_worth(self, inputs, tuning):
+                prefer_network()
+            else:
+                ordinary()
+                self.preference = Preference.NONE
         self._flush_before_reads()
 
     # ---- set-up ----------------------------------------------------------------------------------------------------------

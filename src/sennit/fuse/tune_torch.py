@@ -4,6 +4,7 @@
     2. where kernels are compiled: time groups compiled and as they are, and keep what is faster (`compiled_groups_torch.py`)
     3. search by the clock, with several bucket sizes: some of the strategies that come out wait across steps, some do not
     4. run them for some steps each, in turns; after every turn the slower half goes; the least median of the slowest rank wins
+    5. run the winner with the network's threads before the model's and without; what is faster stays
 
 The clock knows what it was told. What it was not told decides between strategies that it puts close together: how the threads of the network share a core with the model's, what else runs on
 the machine. So the last word has the real step. A trial computes and communicates and updates nothing: parameters, buffers, gradients and the generator's state are as before when it ends.
@@ -29,6 +30,7 @@ from torch import Tensor
 from sennit.fuse.buckets import by_size
 from sennit.fuse.compiled_groups_torch import compiled_groups
 from sennit.fuse.model import Grouping, StepModel
+from sennit.fuse.network_threads import network_first, ordinary
 from sennit.fuse.profile_torch import measure_channel, measure_operators, now, slowest
 from sennit.fuse.row_blocks import row_products
 from sennit.fuse.search import SearchOptions, refine_buckets, solve_buckets
@@ -37,7 +39,16 @@ from sennit.ir.strategy import Bucket, Part, Strategy
 if TYPE_CHECKING:
     from sennit.fuse.data_parallel_torch import DataParallel
 
-__all__ = ["Trial", "Tuning", "candidates", "drop_gradients", "measured_model", "timed_steps", "tune"]
+__all__ = [
+    "Trial",
+    "Tuning",
+    "candidates",
+    "drop_gradients",
+    "is_preference_worth",
+    "measured_model",
+    "timed_steps",
+    "tune",
+]
 
 _MEBI = 1 << 20
 
@@ -168,6 +179,17 @@ def _run(
         keep = max(2, len(ranked) // 2) if turn + 1 < tuning.turns else len(ranked)
         left, lasted = ranked[:keep], ranked[keep:] + lasted
     return [replace(trials[number], measured=median(times[number])) for number in (*left, *lasted)]
+
+
+def is_preference_worth(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tuning) -> bool:
+    """Whether steps are faster with the network's threads before the model's. Where several ranks share a core they need not be: a thread that runs for one rank takes the core from another that computes."""
+    times: dict[bool, list[float]] = {True: [], False: []}
+    with _untouched(owner):
+        for _ in range(tuning.turns):
+            for is_first, spent in times.items():
+                (network_first if is_first else ordinary)()
+                spent += timed_steps(owner, inputs, tuning.steps)
+    return median(times[True]) <= median(times[False])
 
 
 def timed_steps(owner: DataParallel, inputs: Mapping[str, Tensor], count: int) -> list[float]:
