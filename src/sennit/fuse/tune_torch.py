@@ -31,7 +31,7 @@ from sennit.fuse.buckets import by_size
 from sennit.fuse.compiled_groups_torch import compiled_groups
 from sennit.fuse.model import Grouping, StepModel
 from sennit.fuse.network_threads import network_first, ordinary
-from sennit.fuse.profile_torch import measure_channel, measure_operators, now, slowest
+from sennit.fuse.profile_torch import measure_channel, measure_operators, slowest
 from sennit.fuse.row_blocks import row_products
 from sennit.fuse.search import SearchOptions, refine_buckets, solve_buckets
 from sennit.ir.strategy import Bucket, Part, Strategy
@@ -109,15 +109,18 @@ def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tu
 
 
 def _compute_alone(owner: DataParallel, inputs: Mapping[str, Tensor]) -> float:
-    """Seconds of a step that communicates nothing."""
+    """Seconds of a step that communicates nothing, on the wall, while the other ranks do the same: they may share this rank's cores. The least of some, since other work on the machine passes."""
     one = Bucket(tuple(Part(path) for path in owner.sent))
     owner.use(Strategy("alone", (), _of_one_type(owner, one)))
     spent: list[float] = []
     with owner.no_sync():
-        for _ in range(4):
-            start = now(owner.device)
+        for _ in range(5):
+            dist.barrier(owner.group)
+            start = time.perf_counter()
             owner.run_backward(owner.run_forward(inputs), torch.ones((), device=owner.device))
-            spent.append(now(owner.device) - start)
+            if owner.device.type == "cuda":
+                torch.cuda.synchronize(owner.device)
+            spent.append(time.perf_counter() - start)
             drop_gradients(owner)
     return min(spent)
 
