@@ -16,6 +16,9 @@ Each rank has one core (`slow_links.py`). A model's batch is chosen such that co
 
 Every round runs all of them in turn, some steps each, starting with another one; the first two steps of a turn are left out. Printed: median and least milliseconds a step, how many of them the rank's core was busy (where that is far below the median of computing, something else ran on the machine), the bounds by computing and communicating alone (and for one core, where the network's own work adds to computing), and ours over the
 best DDP of the sweep, beside the targets. Times of compiled variants are compared with each other and with DDP compiled.
+
+With `--json` the file is written after tuning and after each round, and what it holds is gone on from: batch, figures alone and tuned strategies are kept, and the rounds of another run are added to those before. So a long measurement can be had in parts.
+`--rounds 0` tunes and measures nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +54,9 @@ def rank_main(arguments: argparse.Namespace) -> None:
     pin(rank, count, arguments.cores)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    results: dict[str, Any] = {}
+    before: list[Any] = [json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {}]
+    dist.broadcast_object_list(before, 0)
+    results: dict[str, Any] = before[0]
     group = serial_group()
     pace()
     preference = network_first()
@@ -58,16 +64,43 @@ def rank_main(arguments: argparse.Namespace) -> None:
         print(f"the network's threads first: {preference.value}; {arguments.cores} core(s) a rank")
     with sdpa_kernel(SDPBackend.MATH):  # the form that is captured
         for name in arguments.models:
-            results[name] = compare(name, rank, group, arguments)
-            if rank == 0:
-                report(name, results[name])
+            found = results[name] = results.get(name) or alone(name, rank, group, arguments)
+            for _ in compare(name, rank, group, arguments, found):
+                if rank == 0 and arguments.json:
+                    arguments.json.write_text(json.dumps(results))
+            if rank == 0 and found["times"]:
+                report(name, found)
     if rank == 0:
         Path(os.environ["SENNIT_BENCH_OUT"]).write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def compare(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+def compare(name: str, rank: int, group: Any, arguments: argparse.Namespace, found: dict[str, Any]) -> Iterator[None]:
+    """Adds to the figures of one model; pauses after tuning and after each round."""
+    rows = build_rows(name, rank, found["batch"])
+    variants, tuned = make_variants(name, rank, group, arguments, found)
+    found["tried"] |= tuned
+    found["preferences"] = {
+        title: model.preference.value for title, (model, _) in variants.items() if hasattr(model, "preference")
+    }
+    found["strategies"] |= {
+        title: str(model.strategy) for title, (model, _) in variants.items() if hasattr(model, "strategy")
+    }
+    yield
+    pace()  # groups for buffers were made
+    for turn in range(arguments.rounds):
+        for title, (times, processor) in measure(variants, rows, arguments, turn).items():
+            found["times"].setdefault(title, []).extend(times)
+            found["processor"].setdefault(title, []).extend(processor)
+        if rank == 0:
+            medians = (f"{title} {1e3 * statistics.median(spent):.0f}" for title, spent in found["times"].items())
+            print(f"  medians after round {turn + 1}, ms: {', '.join(medians)}", flush=True)
+        yield
+
+
+def alone(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What computing and communicating take by themselves, and the batch for their ratio."""
     import torch.distributed as dist
     from network_models import build
 
@@ -75,21 +108,24 @@ def compare(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> 
     size = sum(p.numel() for p in model.parameters())
     communicate = seconds_of(lambda flat: dist.all_reduce(flat, group=group), size)
     batch = arguments.batch or batch_for(name, rank, arguments.ratio * communicate)
-    rows = build(name, rank, batch)[1]
-    variants, tried = make_variants(name, rank, batch, group, arguments)
-    pace()  # groups for buffers were made
-    times, processor = measure(variants, rows, arguments)
-    return {
+    found = {
         "megabytes": size * 4 / 1e6,
         "batch": batch,
+        "ranks": arguments.ranks,
         "cores": arguments.cores,
         "communicate": communicate,
         "network": seconds_lost(group, size),
         "compute": compute_alone(name, rank, batch),
-        "times": times,
-        "processor": processor,
-        "tried": tried,
     }
+    if rank == 0:
+        print(f"{name}: {found}", flush=True)
+    return {**found, "times": {}, "processor": {}, "tried": {}, "strategies": {}}
+
+
+def build_rows(name: str, rank: int, batch: int) -> tuple[Any, ...]:
+    from network_models import build
+
+    return build(name, rank, batch)[1]
 
 
 def seconds_of(collective: Any, size: int) -> float:
@@ -163,22 +199,25 @@ def batch_for(name: str, rank: int, seconds: float) -> int:
 
 
 def make_variants(
-    name: str, rank: int, batch: int, group: Any, arguments: argparse.Namespace
+    name: str, rank: int, group: Any, arguments: argparse.Namespace, found: dict[str, Any]
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, Any]]:
-    """By title: what is called, and its optimizer. And what tuning tried, with simulated and measured seconds."""
+    """By title: what is called, and its optimizer. And what tuning tried, with simulated and measured seconds. Strategies of a run before are taken from what was `found`."""
     import torch
     from network_models import build
     from torch.nn.parallel import DistributedDataParallel
 
     from sennit.fuse.data_parallel_torch import DataParallel
+    from sennit.fuse.network_threads import Preference
     from sennit.fuse.tune_torch import Tuning
     from sennit.ir.strategy import Bucket, Part, Strategy
 
     tuning = Tuning(turns=arguments.turns, steps=arguments.trial_steps)
+    batch = found["batch"]
     variants: dict[str, tuple[Any, Any]] = {}
     tried: dict[str, Any] = {}
 
     def add(title: str, wrap: Any) -> None:
+        begun = time.perf_counter()
         model, rows = build(name, rank, batch)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         wrapped = wrap(model, optimizer, rows)
@@ -188,10 +227,18 @@ def make_variants(
                 (trial.strategy.name, len(trial.strategy.buckets), trial.simulated, trial.measured)
                 for trial in wrapped.tried
             ]
+        if rank == 0:
+            print(f"  {title}: made in {time.perf_counter() - begun:.1f} s", flush=True)
 
-    def ours(**options: Any) -> Any:
-        return lambda model, optimizer, rows: DataParallel(
-            model, optimizer, sample=rows, group=group, tuning=tuning, **options
+    def ours(title: str, **options: Any) -> None:
+        if title in found["strategies"]:
+            options = {**options, "strategy": Strategy.parse(found["strategies"][title])}
+            options["network_first"] = found["preferences"][title] != Preference.NONE.value
+        add(
+            title,
+            lambda model, optimizer, rows: DataParallel(
+                model, optimizer, sample=rows, group=group, tuning=tuning, **options
+            ),
         )
 
     def apart(strategy: Strategy) -> Strategy:
@@ -204,55 +251,55 @@ def make_variants(
     for cap in CAPS_FEW:
         variants[f"DDP {cap} MB, network first"] = variants[f"DDP {cap} MB"]
     add("no overlap", lambda model, _, __: model)
-    add("tensor only", ours(across_steps=False))
-    add("across steps", ours())
-    add("none", ours(strategy=apart(variants["tensor only"][0].strategy)))
+    ours("tensor only", across_steps=False)
+    ours("across steps")
+    alike = variants["tensor only"][0]
+    ours("none", strategy=apart(alike.strategy), network_first=alike.preference is not Preference.NONE)
     if arguments.compiled:
         for cap in CAPS_FEW:
             add(
                 f"compiled DDP {cap} MB",
                 lambda model, _, __, cap=cap: torch.compile(DistributedDataParallel(model, bucket_cap_mb=cap)),
             )
-        add("joint", ours(across_steps=False, compile_kernels=True))
-        add("joint + across steps", ours(compile_kernels=True))
-        add("op only", ours(strategy=apart(variants["joint"][0].strategy), compile_kernels=True))
+        ours("joint", across_steps=False, compile_kernels=True)
+        ours("joint + across steps", compile_kernels=True)
+        alike = variants["joint"][0]
+        is_first = alike.preference is not Preference.NONE
+        ours("op only", strategy=apart(alike.strategy), compile_kernels=True, network_first=is_first)
     return variants, tried
 
 
 def measure(
-    variants: dict[str, tuple[Any, Any]], rows: tuple[Any, ...], arguments: argparse.Namespace
-) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Seconds of steps by variant: on the wall, and of this rank's core, the network's threads included."""
+    variants: dict[str, tuple[Any, Any]], rows: tuple[Any, ...], arguments: argparse.Namespace, turn: int
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Seconds of some steps of each variant: on the wall, and of this rank's core, the network's threads included."""
     import torch.distributed as dist
 
-    from sennit.fuse.network_threads import network_first, ordinary
+    from sennit.fuse.network_threads import Preference, network_first, ordinary
 
-    times: dict[str, list[float]] = {title: [] for title in variants}
-    processor: dict[str, list[float]] = {title: [] for title in variants}
-    for turn in range(arguments.rounds):
-        order = list(variants)
-        order = order[turn % len(order) :] + order[: turn % len(order)]
-        for title in order:
-            model, optimizer = variants[title]
-            is_theirs = "DDP" in title or title == "no overlap"
-            (ordinary if is_theirs and "first" not in title else network_first)()
-            dist.barrier()
-            for step in range(arguments.steps):
-                start, used = time.perf_counter(), time.process_time()
-                model(*rows).backward()
-                if title == "no overlap":
-                    reduce_after(model)
-                optimizer.step()
-                optimizer.zero_grad()
-                if step >= 2:
-                    times[title].append(time.perf_counter() - start)
-                    processor[title].append(time.process_time() - used)
-            if hasattr(model, "flush"):
-                model.flush()
-        if dist.get_rank() == 0:
-            medians = (f"{title} {1e3 * statistics.median(spent):.0f}" for title, spent in times.items() if spent)
-            print(f"  medians after round {turn + 1}, ms: {', '.join(medians)}", flush=True)
-    return times, processor
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    order = list(variants)
+    order = order[turn % len(order) :] + order[: turn % len(order)]
+    for title in order:
+        model, optimizer = variants[title]
+        # ours as tuning left it; theirs as it comes, unless the title says otherwise
+        preference = getattr(model, "preference", Preference.NONE)
+        (network_first if "first" in title or preference is not Preference.NONE else ordinary)()
+        times, processor = found.setdefault(title, ([], []))
+        dist.barrier()
+        for step in range(arguments.steps):
+            start, used = time.perf_counter(), time.process_time()
+            model(*rows).backward()
+            if title == "no overlap":
+                reduce_after(model)
+            optimizer.step()
+            optimizer.zero_grad()
+            if step >= 2:
+                times.append(time.perf_counter() - start)
+                processor.append(time.process_time() - used)
+        if hasattr(model, "flush"):
+            model.flush()
+    return found
 
 
 def reduce_after(model: Any) -> None:
@@ -286,7 +333,11 @@ def report(name: str, found: dict[str, Any]) -> None:
     ours = medians["across steps"]
     print(f"  target {TARGETS['over the best DDP']:.2f} x the best DDP: {medians[best] / ours:.2f}")
     print(f"  target {TARGETS['of the full-overlap bound']:.2f} of the full-overlap bound: {ours / bound:.2f}")
+    first = {title: value for title, value in medians.items() if title.startswith("DDP") and "first" in title}
+    if first:
+        print(f"  over the best DDP with the network's threads first: {min(first.values()) / ours:.2f}")
     for title, trials in found["tried"].items():
+        print(f"  {title} has the network's threads first: {found.get('preferences', {}).get(title, 'real time')}")
         print(f"  {title} was chosen among (simulated ms, measured ms without updates):")
         for strategy, buckets, simulated, measured in trials:
             print(f"    {strategy:24s} {buckets:3d} buckets {1e3 * simulated:8.1f} {1e3 * measured:8.1f}")
@@ -297,6 +348,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--congestion", help="TCP's congestion control in the namespaces, in place of the machine's")
     parser.add_argument("--links", choices=["namespaces", "paced"], default="namespaces")
     parser.add_argument("--models", nargs="*", default=["gpt", "conv", "bert", "lstm"])
     parser.add_argument("--ratio", type=float, default=0.7)
@@ -309,7 +361,14 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=1, help="cores of a rank")
     parser.add_argument("--timeout", type=float, default=1500.0)
     parser.add_argument("--json", type=Path)
-    run(parser.parse_args(), rank_main)
+    parser.add_argument("--show", action="store_true", help="print what --json holds, and run nothing")
+    arguments = parser.parse_args()
+    if arguments.show:
+        for name, found in json.loads(arguments.json.read_text()).items():
+            if found["times"]:
+                report(name, found)
+        return
+    run(arguments, rank_main)
 
 
 if __name__ == "__main__":

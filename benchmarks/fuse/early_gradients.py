@@ -1,4 +1,4 @@
-"""What the order of a step's operators is worth, by the clock: as it was captured, with gradients first, and with products in blocks of rows.
+"""What the order of a step's operators is worth, by the clock: as it was captured, with gradients first, with products in blocks of rows, and with packed rows of tables.
 
     python benchmarks/fuse/early_gradients.py [--models gpt conv bert lstm] [--ratio 0.7] [--per-byte 8.38e-9] [--latency 2e-4]
 
@@ -34,6 +34,7 @@ def main() -> None:
 
 def study(name: str, arguments: argparse.Namespace) -> None:
     from sennit.fuse.gradient_order import gradients_first
+    from sennit.fuse.looked_up import looked_up, rows_apart
     from sennit.fuse.row_blocks import row_products
 
     small, large = 2, 8
@@ -45,13 +46,15 @@ def study(name: str, arguments: argparse.Namespace) -> None:
         f"{name}, batch {batch}: computing {1e3 * compute:.0f} ms, communicating {1e3 * arguments.per_byte * bytes_of:.0f} ms"
     )
     early = gradients_first(graph)
-    orders: dict[str, tuple[Any, Any]] = {
-        "as captured": (graph, {}),
-        "gradients first": (early, {}),
-        "and in blocks of rows": (early, row_products(early)),
+    apart = gradients_first(rows_apart(graph, 2))
+    orders: dict[str, tuple[Any, Any, Any]] = {
+        "as captured": (graph, {}, {}),
+        "gradients first": (early, {}, {}),
+        "and in blocks of rows": (early, row_products(early), {}),
+        "and rows of tables": (apart, row_products(apart), looked_up(apart, 2)),
     }
-    for title, (ordered, in_rows) in orders.items():
-        gap, bound, in_step, across = simulated(ordered, cost, in_rows, arguments)
+    for title, (ordered, in_rows, packed) in orders.items():
+        gap, bound, in_step, across = simulated(ordered, cost, in_rows, packed, arguments)
         print(
             f"  {title:22s} nothing travels for {1e3 * gap:5.1f}, structural bound {1e3 * bound:6.1f}, best in the step {1e3 * in_step:6.1f}, across steps {1e3 * across:6.1f}",
             flush=True,
@@ -75,12 +78,14 @@ def measured(name: str, batch: int) -> tuple[float, tuple[Any, Any], int]:
     return sum(cost.seconds.values()), (graph, cost), sum(p.nbytes for p in model.parameters())
 
 
-def simulated(graph: Any, cost: Any, in_rows: Any, arguments: argparse.Namespace) -> tuple[float, float, float, float]:
+def simulated(
+    graph: Any, cost: Any, in_rows: Any, packed: Any, arguments: argparse.Namespace
+) -> tuple[float, float, float, float]:
     from sennit.fuse.bounds import structural
     from sennit.fuse.model import Channel, Grouping, KernelOrder, StepModel
     from sennit.fuse.tune_torch import candidates
 
-    model = StepModel(graph, cost, Channel(arguments.latency, arguments.per_byte), in_rows)
+    model = StepModel(graph, cost, Channel(arguments.latency, arguments.per_byte), in_rows, packed)
     order = model.order(Grouping())
     assert order is not None
     seconds = model.kernel_seconds(order, Grouping())

@@ -133,13 +133,15 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
         shared: list[Any] = [(seconds, measure_channel(group, beside_computing=False))]
         dist.broadcast_object_list(shared, 0)
         seconds, channel = shared[0]
-        step = StepModel(owner.graph, MeasuredCost(seconds), channel)
+        step = StepModel(owner.graph, MeasuredCost(seconds), channel, packed=owner.packed)
         seconds = shortened(owner, inputs, seconds)
     # steps are timed without updates, so the clock's have none
-    still = StepModel(owner.graph, step.cost, replace(step.channel, update_per_byte=0.0), step.in_rows)
+    still = StepModel(owner.graph, step.cost, replace(step.channel, update_per_byte=0.0), step.in_rows, step.packed)
     told: list[Any] = [[str(trial.strategy) for trial in candidates(step, Grouping(), across_steps=True)]]
     told[0] += [str(Strategy(f"random {seed}", (), random_buckets(step, seed))) for seed in range(arguments.strategies)]
     dist.broadcast_object_list(told, 0)
+    if rank == 0:
+        print(f"  {step.channel}", flush=True)
     found: list[dict[str, Any]] = []
     begun = time.monotonic()
     for text in told[0]:
@@ -206,6 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--congestion", help="TCP's congestion control in the namespaces, in place of the machine's")
     parser.add_argument("--links", choices=["namespaces", "paced"], default="namespaces")
     parser.add_argument("--model", default="gpt")
     parser.add_argument("--batch", type=int, default=4)

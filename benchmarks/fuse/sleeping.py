@@ -31,7 +31,7 @@ def let_kernels_sleep(owner: Any, seconds: Mapping[str, float]) -> None:
     for output in owner.graph.outputs:
         if output.kind is OutputKind.GRADIENT:
             paths.setdefault(output.name, []).append(output.path)
-    gradients = {path: torch.zeros_like(parameter) for path, parameter in owner.trained.items()}
+    gradients = {path: torch.zeros_like(parameter) for path, parameter in owner.sent.items()}
 
     def events(part: Sequence[Any], before: Mapping[int, Sequence[int]]) -> tuple[list[Event], float]:
         made: list[Event] = []

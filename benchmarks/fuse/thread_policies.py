@@ -28,7 +28,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
 
     from sennit.fuse.channel_torch import serial_group
     from sennit.fuse.network_threads import Preference, gloo_threads, is_granted, ordinary
-    from sennit.fuse.profile_torch import queued, slowest
+    from sennit.fuse.profile_torch import Products, queued, slowest
 
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     pin(rank, count, arguments.cores)
@@ -37,7 +37,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
     group = serial_group()
     pace()
     threads = gloo_threads()
-    factors = torch.randn(256, 256), torch.randn(256, 256)
+    products = Products.of(5)
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for _ in range(arguments.rounds):
         for size, messages in QUEUES.items():
@@ -45,14 +45,14 @@ def rank_main(arguments: argparse.Namespace) -> None:
                 ordinary(threads)
                 if name != "alone" and not all(is_granted(thread, Preference(name)) for thread in threads):
                     continue
-                spent, share = queued(group, size, 2, messages, None if name == "alone" else factors)
+                spent, share = queued(group, size, 2, messages, None if name == "alone" else products)
                 found.setdefault((name, size), []).append((slowest(group, spent, "cpu") / messages, share))
     if rank == 0:
         print(f"{len(threads)} threads of gloo, {arguments.cores} core(s) a rank")
         for (name, size), values in found.items():
             each = [seconds for seconds, _ in values]
             share = statistics.median(share for _, share in values)
-            beside = "" if name == "alone" else f", computing had its core {share:.0%} of the time"
+            beside = "" if name == "alone" else f", computing at {share:.0%} of its speed alone"
             print(
                 f"  {name:16s} {size / (1 << 20):4.1f} MiB  least {1e3 * min(each):6.2f} median {1e3 * statistics.median(each):6.2f} ms a message{beside}"
             )

@@ -78,7 +78,7 @@ def account(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> 
         stand_apart()
         shared: list[Any] = [(dict(step.cost.seconds), measure_channel(group, beside_computing=False))]
         dist.broadcast_object_list(shared, 0)
-        step = StepModel(owner.graph, MeasuredCost(shared[0][0]), shared[0][1])
+        step = StepModel(owner.graph, MeasuredCost(shared[0][0]), shared[0][1], packed=owner.packed)
         slept = shortened(owner, inputs, shared[0][0])
     told: list[Any] = [[str(trial.strategy) for trial in candidates(step, Grouping(), across_steps=True)]]
     dist.broadcast_object_list(told, 0)
@@ -178,6 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--congestion", help="TCP's congestion control in the namespaces, in place of the machine's")
     parser.add_argument("--links", choices=["namespaces", "paced"], default="namespaces")
     parser.add_argument("--models", nargs="*", default=["gpt"])
     parser.add_argument("--batch", type=int, default=5)

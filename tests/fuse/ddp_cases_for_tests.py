@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,7 @@ from sennit.fuse.data_parallel_torch import DataParallel
 from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.model import Channel, StepModel
 from sennit.fuse.moves import Limits, fused_greedily
+from sennit.fuse.network_threads import gloo_threads
 from sennit.fuse.profile_torch import MeasuredCost
 from sennit.fuse.tune_torch import Tuning
 from sennit.ir.strategy import Bucket, Part, Reduce, Strategy, WaitAt
@@ -68,6 +71,34 @@ class Partly(nn.Module):
     def forward(self, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
         logits = self.head(torch.tanh(self.hidden(self.frozen(images.flatten(1)[:, :6]))))
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+class Tabled(nn.Module):
+    """An embedding of which a batch names a few rows, some of them twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(64, 4, padding_idx=1), nn.Linear(4, 3)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(torch.tanh(self.table(rows_of(images)).sum(1))), labels)
+
+
+class Tied(nn.Module):
+    """The embedding is the head as well, and its gradient the sum of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.hidden = nn.Embedding(64, 4), nn.Linear(4, 4)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = torch.tanh(self.hidden(self.table(rows_of(images)).sum(1)))
+        return F.cross_entropy(x @ self.table.weight.T, labels)
+
+
+def rows_of(images: Tensor) -> Tensor:
+    """Two rows a picture, by its numbers; pictures and ranks share some."""
+    return (images[:, 0, :2, 0] * 4).long() % 64
 
 
 def batches(rank: int, count: int = 3) -> list[tuple[Tensor, Tensor]]:
@@ -254,6 +285,38 @@ def strategies(kind: type[nn.Module]) -> list[Strategy]:
     ]
 
 
+def tables(rank: int, backend: str | None = None) -> dict[str, list[str]]:
+    """What is not DDP's to the last bit where rows of tables travel packed; and, under `sent`, tables that did not."""
+    torch.set_num_threads(1)
+    group = dist.new_group(backend=backend) if backend else None
+    found: dict[str, list[str]] = {"sent": []}
+    for kind, names, loop in itertools.product((Tabled, Tied), ((), ("table.weight:rows",)), (unwatched, accumulated)):
+        if kind is Tabled and names:
+            continue
+        theirs = build(kind)
+        expected = loop(DistributedDataParallel(theirs), adam(theirs), rank)
+        paths = [*names, *(path for path, _ in theirs.named_parameters())]
+        for wait, reduce in (
+            (WaitAt.STEP, Reduce.ALL_REDUCE),
+            (WaitAt.NEXT, Reduce.ALL_REDUCE),
+            (WaitAt.NEXT, Reduce.REDUCE_SCATTER),
+        ):
+            ours = build(kind)
+            optimizer = adam(ours)
+            strategy = spread(paths, wait, reduce)
+            wrapped = DataParallel(ours, optimizer, sample=batches(rank)[0], strategy=strategy, group=group)
+            title = f"{kind.__name__} {names} {loop.__name__} {wait.value} {reduce.value}"
+            found[title] = same(expected, loop(wrapped, optimizer, rank))
+            wrapped.flush()
+            if (kind is Tabled or names) and not wrapped.packed:
+                found["sent"].append(title)
+    ours = build(Tied)
+    optimizer = adam(ours)
+    wrapped = DataParallel(ours, optimizer, sample=batches(rank)[0], group=group, tuning=Tuning(turns=1, steps=1))
+    found["tuned"] = same(expected, loop(wrapped, optimizer, rank))
+    return found
+
+
 def partly(rank: int) -> tuple[str, list[str], bool, bool]:
     """A model with frozen and unused layers: what is said of it, what differs from DDP, whether its other results are there, whether the frozen layer stayed."""
     said = ""
@@ -348,6 +411,14 @@ def compiled(rank: int) -> tuple[int, float]:
     found_state = plain(wrapped, optimizer, rank)[-1]
     differences = [(made[key] - expected[key]).abs().max() for made in (state, found_state) for key in expected]
     return len(groups), float(max(differences))
+
+
+def policies(rank: int) -> int:
+    """How many kinds of scheduling the threads of gloo have, once a model with buffers is wrapped: its groups are new."""
+    model = build(Normed)
+    paths = [path for path, _ in model.named_parameters()]
+    DataParallel(model, None, sample=batches(rank)[0], strategy=spread(paths, WaitAt.STEP))
+    return len({os.sched_getscheduler(thread) for thread in gloo_threads()})
 
 
 def out_of_turn(rank: int) -> int:

@@ -71,6 +71,14 @@ def test_loops_that_people_write_end_in_ddps_bits(ranks: GlooRanks, backend: str
         assert {name: different for name, different in answers.items() if different} == {}
 
 
+@pytest.mark.parametrize("backend", [None, "sennit"])
+def test_rows_of_tables_travel_packed_and_end_in_ddps_bits(ranks: GlooRanks, backend: str | None) -> None:
+    from ddp_cases_for_tests import tables
+
+    for answers in ranks.call(tables, backend):
+        assert {name: different for name, different in answers.items() if different} == {}
+
+
 def test_frozen_and_unused_parameters(ranks: GlooRanks) -> None:
     from ddp_cases_for_tests import partly
 
@@ -105,3 +113,11 @@ def test_buckets_travel_one_after_another(ranks: GlooRanks) -> None:
     from ddp_cases_for_tests import out_of_turn
 
     assert ranks.call(out_of_turn) == [0, 0]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are scheduled so on Linux only")
+def test_all_threads_of_the_network_are_preferred_or_none(ranks: GlooRanks) -> None:
+    """They yield to each other: one that is preferred alone takes the core, and a collective takes ten times as long."""
+    from ddp_cases_for_tests import policies
+
+    assert ranks.call(policies) == [1, 1]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sennit.fuse.looked_up import parameter_of
 from sennit.fuse.model import KernelOrder
 
 __all__ = ["structural"]
@@ -21,13 +22,14 @@ __all__ = ["structural"]
 
 def structural(kernels: KernelOrder) -> float:
     model, channel = kernels.model, kernels.model.channel
-    compute = kernels.until[-1] + channel.update_per_byte * sum(model.bytes.values())
+    updated = sum(size for path, size in model.bytes.items() if parameter_of(path) == path)
+    compute = kernels.until[-1] + channel.update_per_byte * updated
     if not model.gradients:
         return compute
     # rows of a product may leave while it is computed: at the earliest, all of them when it starts
     ready = np.array([kernels.product.get(path, kernels.maker[path] + 1) - 1 for path, _, _ in model.gradients])
     needed = np.array([kernels.use[path] for path, _, _ in model.gradients])
-    size = np.array([size for _, _, size in model.gradients], dtype=float)
+    size = np.array([model.whole_bytes[path] for path, _, _ in model.gradients], dtype=float)
     until = np.array(kernels.until)
     best = compute
     for place in np.unique(needed):

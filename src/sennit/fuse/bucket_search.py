@@ -46,6 +46,10 @@ _MEBI = 1 << 20
 MEGABYTES = (1, 5, 25, 100)  # the caps that people give DDP; it closes its first bucket at 1
 _FRACTIONS = (2, 4, 8, 16, 32, 64, 128)
 _LEAST = 64 << 10
+_LEAST_PIECE = (
+    256 << 10
+)  # a product in blocks of a few rows takes longer than the clock says: each reads the other factor again
+_PIECES = 64  # of a model whose gradients are small, a piece is at least one in so many of all bytes
 _ROUNDS = 200
 
 
@@ -216,7 +220,8 @@ def _pieces(model: StepModel, bucket: Bucket, *, splits: bool) -> Iterator[tuple
     start, stop = part.span or (0, model.elements[part.path])
     if stop - start > 1:
         middle = _cut_at(model, part.path, (start + stop) // 2)
-        if not start < middle < stop:
+        piece = model.carried(Bucket((part,))) // 2
+        if not start < middle < stop or piece < min(_LEAST_PIECE, sum(model.bytes.values()) // _PIECES):
             return
         halves = replace(part, span=(start, middle)), replace(part, span=(middle, stop))
         yield (*bucket.parts[:largest], halves[0]), (halves[1], *bucket.parts[largest + 1 :])

@@ -7,12 +7,15 @@ waited for: all ranks wait in the same order too.
 
 A part of a gradient lies in its bucket's buffer. `gradient(path)` gives the whole of it: a view of the buffer, or, where it is cut, a tensor of its own. A bucket that holds one part of a cut gradient and nothing else lies in that
 tensor, so that nothing has to be put together; parts that share a bucket with others are copied.
+
+Of tables (`looked_up.py`) packed rows travel. `begin` starts the exchange of the ranks' indices, and of whether a rank needs the table whole since it adds to a gradient that is there; if one does, the table travels whole behind its bucket, on all ranks.
+Packed rows lie at the end of their bucket, and what is not used of them is not sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sennit.errors import RunError
+from sennit.fuse.looked_up import ROWS, LookUp, parameter_of
 from sennit.ir.strategy import Bucket, Reduce
 
 __all__ = ["GradientChannel", "serial_group"]
@@ -43,6 +47,8 @@ def serial_group(ranks: Sequence[int] | None = None, device: torch.device | str 
     else:
         group = dist.new_group(ranks)
     assert isinstance(group, dist.ProcessGroup)
+    # its thread has a name from its first collective on: who looks for gloo's threads (`network_threads.py`) must not miss it
+    dist.barrier(group)
     return group
 
 
@@ -67,6 +73,8 @@ class _Slot:
     offsets: tuple[int, ...]
     missing: int
     work: dist.Work | None = None
+    used: int = 0  # elements that travel
+    tables: list[str] = field(default_factory=list)  # tables that travel whole behind it, this time
     share: Tensor | None = None  # this rank's part of a bucket that is reduced to shares
 
 
@@ -81,8 +89,17 @@ class _Piece:
     missing: int
 
 
+@dataclass(slots=True)
+class _Exchange:
+    """The ranks' indices on their way: for each table, by rank, whether it must be whole and the indices."""
+
+    paths: tuple[str, ...]
+    told: list[Tensor]
+    work: dist.Work | None
+
+
 class GradientChannel:
-    """The buckets of one strategy. `shapes` gives every gradient's shape and type."""
+    """The buckets of one strategy. `shapes` gives every gradient's shape and type, `packed` the tables of which rows travel; one that the strategy cuts travels whole."""
 
     def __init__(
         self,
@@ -90,8 +107,14 @@ class GradientChannel:
         shapes: Mapping[str, tuple[torch.Size, torch.dtype]],
         device: torch.device,
         group: dist.ProcessGroup,
+        packed: Mapping[str, LookUp] | None = None,
     ) -> None:
         self.shapes, self.group, self.ranks = dict(shapes), group, group.size()
+        whole = {part.path for bucket in buckets for part in bucket.parts if part.span is None}
+        self.packed = {path: item for path, item in (packed or {}).items() if path in whole}
+        self.unions: dict[str, Tensor] = {}  # the rows of each table that travel packed this time
+        self.behind: dict[str, dist.Work | None] = {}  # tables that travel whole
+        self._exchange: _Exchange | None = None
         self.places: dict[str, list[tuple[int, int]]] = {}  # path -> (bucket, part), in the order of elements
         for number, bucket in enumerate(buckets):
             for place, part in enumerate(bucket.parts):
@@ -99,7 +122,7 @@ class GradientChannel:
         self.whole = {
             path: torch.empty(self.shapes[path][0], dtype=self.shapes[path][1], device=device)
             for path, where in self.places.items()
-            if len(where) > 1
+            if len(where) > 1 or path in self.packed
         }
         self.slots = [self._slot(bucket, device) for bucket in buckets]
         for where in self.places.values():
@@ -109,23 +132,35 @@ class GradientChannel:
         self.issued = 0  # how many of the buckets are under way or done
 
     def _slot(self, bucket: Bucket, device: torch.device) -> _Slot:
-        sizes = [self._elements(part.path, part.span) for part in bucket.parts]
+        sizes = [self._carried(part.path, part.span) for part in bucket.parts]
         dtype = self.shapes[bucket.parts[0].path][1]
         if others := [part.path for part in bucket.parts if self.shapes[part.path][1] is not dtype]:
             raise RunError(
                 f"a bucket mixes element types: {bucket.parts[0].path} is {dtype}, {others[0]} is {self.shapes[others[0]][1]}",
                 fix="put parameters of different types in different buckets of the strategy",
             )
-        offsets = [sum(sizes[:place]) for place in range(len(sizes))]
-        total = sum(sizes)
+        # packed rows last: fewer of them may be used
+        order = sorted(range(len(sizes)), key=lambda place: bucket.parts[place].path in self.packed)
+        offsets, total = [0] * len(sizes), 0
+        for place in order:
+            offsets[place], total = total, total + sizes[place]
         if bucket.reduce is Reduce.REDUCE_SCATTER:
             total = -(-total // self.ranks) * self.ranks
         first = bucket.parts[0]
-        if len(bucket.parts) == 1 and first.path in self.whole and first.span is not None and total == sizes[0]:
+        if (
+            len(bucket.parts) == 1
+            and first.path in self.whole
+            and first.path not in self.packed
+            and first.span is not None
+            and total == sizes[0]
+        ):
             buffer = self.whole[first.path].view(-1)[slice(*first.span)]
         else:
             buffer = torch.zeros(total, dtype=dtype, device=device)
-        return _Slot(bucket, buffer, tuple(offsets), len(bucket.parts))
+        return _Slot(bucket, buffer, tuple(offsets), len(bucket.parts), used=total)
+
+    def _carried(self, path: str, span: tuple[int, int] | None) -> int:
+        return self.packed[path].elements if path in self.packed else self._elements(path, span)
 
     def _elements(self, path: str, span: tuple[int, int] | None) -> int:
         return self.shapes[path][0].numel() if span is None else span[1] - span[0]
@@ -137,18 +172,29 @@ class GradientChannel:
     def _piece(self, number: int, place: int) -> _Piece:
         slot = self.slots[number]
         start, stop = self._span(number, place)
+        if (path := slot.bucket.parts[place].path) in self.packed:
+            item = self.packed[path]
+            view = slot.buffer[slot.offsets[place] : slot.offsets[place] + item.elements]
+            return _Piece(slot, start, stop, view.view(item.most, item.width), stop - start)
         view = slot.buffer[slot.offsets[place] : slot.offsets[place] + stop - start]
-        path = slot.bucket.parts[place].path
         whole = len(self.places[path]) == 1
         return _Piece(slot, start, stop, view.view(self.shapes[path][0]) if whole else view, stop - start)
 
     # ---- a step ----------------------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """A new backward pass fills the buckets anew. Everything before it was waited for."""
+    def begin(self, indices: Mapping[str, Tensor] | None = None, whole: Collection[str] = ()) -> None:
+        """A new backward pass fills the buckets anew. Everything before it was waited for. `indices` are those of every packed table, `whole` the tables that must travel whole."""
+        self.unions = {}
+        if self.packed and indices is not None:
+            paths = tuple(self.packed)
+            own = torch.cat(
+                [part for path in paths for part in (torch.tensor([path in whole]), indices[path].reshape(-1))]
+            ).long()
+            told = [torch.empty_like(own) for _ in range(self.ranks)]
+            self._exchange = _Exchange(paths, told, dist.all_gather(told, own, group=self.group, async_op=True))
         for slot in self.slots:
             assert slot.work is None, "a bucket of the step before is still under way"
-            slot.missing = len(slot.bucket.parts)
+            slot.missing, slot.used, slot.tables = len(slot.bucket.parts), slot.buffer.numel(), []
         for pieces in self.pieces.values():
             for piece in pieces:
                 piece.missing = piece.stop - piece.start
@@ -156,6 +202,9 @@ class GradientChannel:
 
     def put(self, path: str, gradient: Tensor) -> None:
         """A gradient is there: into its buckets, and off with those that are full and next."""
+        if path in self.packed:
+            self._pack(path, gradient)
+            return
         pieces = self.pieces[path]
         # a gradient that is whole is read as it lies in memory: to flatten a transposed one first would be a second copy
         parts = [gradient] if len(pieces) == 1 else [gradient.reshape(-1)[piece.start : piece.stop] for piece in pieces]
@@ -163,6 +212,42 @@ class GradientChannel:
             torch.mul(part, 1.0 / self.ranks, out=piece.view)
             piece.slot.missing -= 1
         self._send()
+
+    def _pack(self, path: str, gradient: Tensor) -> None:
+        """The rows of the union into their bucket; or the whole table beside it."""
+        self._hear()
+        (piece,) = self.pieces[path]
+        slot = piece.slot
+        if (union := self.unions.get(path)) is None:
+            torch.mul(gradient, 1.0 / self.ranks, out=self.whole[path])
+            slot.tables.append(path)
+            used = 0
+        else:
+            used = union.numel()
+            torch.index_select(gradient, 0, union, out=piece.view[:used]).mul_(1.0 / self.ranks)
+        is_last = piece.view.data_ptr() + piece.view.nbytes == slot.buffer.data_ptr() + slot.buffer.nbytes
+        if is_last and slot.bucket.reduce is Reduce.ALL_REDUCE:
+            slot.used -= (piece.view.shape[0] - max(used, 1)) * piece.view.shape[1]  # no collective of nothing
+        else:
+            piece.view[used:].zero_()
+        slot.missing -= 1
+        self._send()
+
+    def _hear(self) -> None:
+        """What the ranks told each other when the pass began."""
+        if self._exchange is None:
+            return
+        paths, told, work = self._exchange.paths, self._exchange.told, self._exchange.work
+        self._exchange = None
+        if work is not None:
+            work.wait()
+        at = 0
+        for path in paths:
+            count = self.packed[path].count
+            said = torch.stack([one[at : at + 1 + count] for one in told])
+            if not said[:, 0].any():
+                self.unions[path] = torch.unique(said[:, 1:])
+            at += 1 + count
 
     def put_part(self, path: str, start: int, part: Tensor) -> None:
         """The elements of a gradient from `start` on are there. It lies flat in memory, and its parts may come in any order."""
@@ -186,10 +271,12 @@ class GradientChannel:
     def _issue(self, slot: _Slot) -> None:
         match slot.bucket.reduce:
             case Reduce.ALL_REDUCE:
-                slot.work = dist.all_reduce(slot.buffer, group=self.group, async_op=True)
+                slot.work = dist.all_reduce(slot.buffer[: slot.used], group=self.group, async_op=True)
             case Reduce.REDUCE_SCATTER:
                 slot.share = slot.buffer.new_empty(slot.buffer.numel() // self.ranks)
                 slot.work = dist.reduce_scatter(slot.share, self._shares(slot), group=self.group, async_op=True)
+        for path in slot.tables:
+            self.behind[path] = dist.all_reduce(self.whole[path], group=self.group, async_op=True)
 
     def wait(self, number: int) -> None:
         """Until the mean of this bucket is there."""
@@ -201,6 +288,9 @@ class GradientChannel:
         if slot.share is not None:
             dist.all_gather(self._shares(slot), slot.share, group=self.group)
             slot.share = None
+        for path in slot.tables:
+            if (behind := self.behind.pop(path)) is not None:
+                behind.wait()
 
     def _shares(self, slot: _Slot) -> list[Tensor]:
         return list(slot.buffer.view(self.ranks, -1).unbind(0))
@@ -208,6 +298,8 @@ class GradientChannel:
     def gradient(self, path: str) -> Tensor:
         """The mean gradient, once all its buckets were waited for."""
         pieces = self.pieces[path]
+        if path in self.packed:
+            return self._unpacked(path)
         if len(pieces) == 1:
             return pieces[0].view
         whole = self.whole[path]
@@ -215,4 +307,12 @@ class GradientChannel:
             place = whole.view(-1)[piece.start : piece.stop]
             if place.data_ptr() != piece.view.data_ptr():
                 place.copy_(piece.view)
+        return whole
+
+    def _unpacked(self, path: str) -> Tensor:
+        """The whole table: zeros, or what the head's gradient has in it, and the packed rows."""
+        union, whole = self.unions.get(path), self.whole[path]
+        if union is not None:
+            whole = self.gradient(parameter_of(path)) if path.endswith(ROWS) else whole.zero_()
+            whole.index_copy_(0, union, self.pieces[path][0].view[: union.numel()])
         return whole

@@ -42,12 +42,13 @@ from sennit.capture.trace import capture_call
 from sennit.errors import RunError
 from sennit.fuse.channel_torch import GradientChannel, serial_group
 from sennit.fuse.draws_torch import with_torch_draws
-from sennit.fuse.first_rank_torch import broadcast, broadcast_together
+from sennit.fuse.first_rank_torch import Together, broadcast
 from sennit.fuse.gradient_order import gradients_first
-from sennit.fuse.network_threads import Preference
+from sennit.fuse.looked_up import ROWS, looked_up, parameter_of, rows_apart
+from sennit.fuse.network_threads import Preference, ordinary
 from sennit.fuse.network_threads import network_first as prefer_network
 from sennit.fuse.program_torch import StepProgram
-from sennit.fuse.tune_torch import Trial, Tuning, tune
+from sennit.fuse.tune_torch import Trial, Tuning, is_preference_worth, tune
 from sennit.fuse.update_torch import DeferredStep
 from sennit.ir.graph import Output, OutputKind, Role
 from sennit.ir.strategy import Strategy, WaitAt
@@ -88,15 +89,26 @@ class DataParallel(nn.Module):
         self.broadcast_buffers = broadcast_buffers
         self.device = device_of(model)
         self.group = group or serial_group(device=self.device)
-        # buffers travel beside the gradients: in one queue they would wait for all that are on their way
-        self._buffer_group = dist.new_group() if broadcast_buffers and any(True for _ in model.buffers()) else None
-        self.preference = prefer_network() if network_first else Preference.NONE
         broadcast((*model.parameters(), *model.buffers()), self.group)
+        # after each group's first collective: a thread that has just begun is not known to be gloo's yet
+        self.preference = prefer_network() if network_first else Preference.NONE
         arguments, keywords = (sample, {}) if isinstance(sample, tuple) else ((), dict(sample))
         captured = capture_call(model, arguments, keywords)
         self.signature, self.constants = captured.signature, dict(captured.constants)
-        self.graph = gradients_first(with_torch_draws(captured.graph, self.device))
+        drawn = with_torch_draws(captured.graph, self.device)
+        ranks = self.group.size() if self.device.type == "cpu" else 1  # how many rows there are is known to the host
+        # a strategy that was written for tables in one piece keeps them so
+        names = () if strategy is None else [part.path for bucket in strategy.buckets for part in bucket.parts]
+        is_apart = strategy is None or any(name.endswith(ROWS) for name in names)
+        self.graph = gradients_first(rows_apart(drawn, ranks) if is_apart else drawn)
+        self.packed = looked_up(self.graph, ranks)
         self.trained = self._with_gradients(find_unused=find_unused_parameters)
+        # by gradient: a table that is also the head has two
+        self.sent = {
+            output.path: self.trained[parameter_of(output.path)]
+            for output in self.graph.outputs
+            if output.kind is OutputKind.GRADIENT
+        }
         self._modes = [(module, module.training) for module in model.modules()]
         self._loss_key, self._results, self._new_buffers = self._outputs()
         self._step: DeferredStep | None = DeferredStep(optimizer) if optimizer is not None else None
@@ -104,7 +116,8 @@ class DataParallel(nn.Module):
         self._kept: dict[str, tuple[Tensor | None, int]] = {}
         self._owed: dict[int, bool] = {}  # buckets of the last backward pass that were not waited for yet
         self._synchronise = True
-        self._buffers_differ = False
+        self._sent_buffers: Together | None = None  # the first rank's, on their way
+        self._are_loaded = False  # others were loaded since
         self._anchor = torch.zeros((), requires_grad=True)
         self._artifacts: dict[Any, Any] = {}  # compiled kernels
         self.tried: tuple[Trial, ...] = ()
@@ -120,6 +133,14 @@ class DataParallel(nn.Module):
             strategy = self.tried[0].strategy
         self.use(strategy, compile_kernels=compile_kernels)
         self._agree()
+        tuning = tuning or Tuning()
+        if self.tried and tuning.turns and self.group.size() > 1 and self.preference is not Preference.NONE:
+            inputs = self.signature.flatten(arguments, keywords)
+            if is_preference_worth(self, inputs, tuning):
+                prefer_network()
+            else:
+                ordinary()
+                self.preference = Preference.NONE
         self._flush_before_reads()
 
     # ---- set-up ----------------------------------------------------------------------------------------------------------
@@ -142,8 +163,8 @@ class DataParallel(nn.Module):
         self._program = StepProgram(
             self.graph, strategy, self.device, artifacts=self._artifacts if compile_kernels else None
         )
-        shapes = {path: (parameter.shape, parameter.dtype) for path, parameter in self.trained.items()}
-        self._channel = GradientChannel(strategy.buckets, shapes, self.device, self.group)
+        shapes = {path: (parameter.shape, parameter.dtype) for path, parameter in self.sent.items()}
+        self._channel = GradientChannel(strategy.buckets, shapes, self.device, self.group, self.packed)
         self._state = list(self._places())
         self.strategy, self._late = strategy, late
         if self._step is not None:
@@ -203,7 +224,7 @@ class DataParallel(nn.Module):
         """What reads parameters or the optimizer's state from outside sees them complete."""
         self.module.register_state_dict_pre_hook(lambda *_: self.flush())  # type: ignore[no-untyped-call]
         # else the updates would change what was loaded
-        self.module.register_load_state_dict_pre_hook(lambda *_: self.flush())  # type: ignore[no-untyped-call]
+        self.module.register_load_state_dict_pre_hook(lambda *_: self._complete())  # type: ignore[no-untyped-call]
         self.module.register_forward_pre_hook(lambda *_: self.flush())
         if self.optimizer is not None:
             self.optimizer.register_state_dict_pre_hook(lambda _: self.flush())
@@ -213,10 +234,8 @@ class DataParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for this rank's batch. Only the loss has a gradient."""
-        if self._buffers_differ and self._buffer_group is not None:
-            broadcast_together(tuple(self.module.buffers()), self._buffer_group)
+        self._take_buffers()
         is_step = torch.is_grad_enabled() and self.module.training
-        self._buffers_differ = is_step and self._synchronise
         if not is_step:
             with torch.no_grad():
                 return self.module(*args, **kwargs)
@@ -249,6 +268,15 @@ class DataParallel(nn.Module):
             for path, new in self._new_buffers:
                 if item.role is Role.BUFFER and item.path == path:
                     held[item.value.name].copy_(values[new])
+        if self.broadcast_buffers and self._synchronise and (buffers := tuple(self.module.buffers())):
+            self._sent_buffers = Together(buffers, self.group)
+
+    def _take_buffers(self) -> None:
+        if self._are_loaded:
+            self._sent_buffers = Together(tuple(self.module.buffers()), self.group)
+        if self._sent_buffers is not None:
+            self._sent_buffers.arrive()
+        self._sent_buffers, self._are_loaded = None, False
 
     def run_backward(self, values: dict[str, Tensor], upstream: Tensor) -> None:
         self.flush()  # parameters that the forward pass did not read
@@ -256,8 +284,9 @@ class DataParallel(nn.Module):
             self._step.forget()
         values[self._program.tangent] = upstream
         if self._synchronise:
-            self._channel.begin()
-        if self._synchronise:
+            packed = self._channel.packed
+            indices = {path: values[item.indices] for path, item in packed.items()}
+            self._channel.begin(indices, [path for path in packed if self.sent[path].grad is not None])
             self._program.backward(values, self._take, self._take_part)
         else:
             self._program.backward(values, self._keep, self._keep_part)
@@ -269,15 +298,18 @@ class DataParallel(nn.Module):
 
     def _take(self, path: str, gradient: Tensor) -> None:
         """A gradient is there, to be sent."""
-        parameter = self.trained[path]
-        if parameter.grad is not None:
+        parameter = self.sent[path]
+        if parameter.grad is not None and path + ROWS in self.sent:
+            # it is added to the sum that comes under that name; until then it may lie in the bucket that this part goes to
+            parameter.grad = parameter.grad.clone()
+        elif parameter.grad is not None:
             gradient = parameter.grad + gradient
             parameter.grad = None
         self._channel.put(path, gradient)
 
     def _take_part(self, path: str, start: int, part: Tensor) -> None:
         """Rows of a gradient are there, to be sent."""
-        parameter = self.trained[path]
+        parameter = self.sent[path]
         before, left = self._kept.pop(path, (parameter.grad, parameter.numel()))
         parameter.grad = None
         if left > part.numel():
@@ -288,7 +320,7 @@ class DataParallel(nn.Module):
 
     def _keep_part(self, path: str, start: int, part: Tensor) -> None:
         """Rows of a gradient are there, and stay on this rank."""
-        parameter = self.trained[path]
+        parameter = self.sent[path]
         whole, left = self._kept.pop(path, (None, parameter.numel()))
         whole = torch.empty_like(parameter) if whole is None else whole
         whole.view(-1)[start : start + part.numel()] = part.reshape(-1)
@@ -299,7 +331,9 @@ class DataParallel(nn.Module):
 
     def _keep(self, path: str, gradient: Tensor) -> None:
         """A gradient is there, and stays on this rank."""
-        parameter = self.trained[path]
+        if path + ROWS in self.sent:  # a part of the sum that comes under that name
+            return
+        parameter = self.sent[path]
         parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
 
     def _arrive(self, number: int) -> list[nn.Parameter]:
@@ -307,10 +341,11 @@ class DataParallel(nn.Module):
         self._channel.wait(number)
         del self._owed[number]
         complete: list[nn.Parameter] = []
-        for path in dict.fromkeys(part.path for part in self.strategy.buckets[number].parts):
-            if not any(bucket in self._owed for bucket, _ in self._channel.places[path]):
+        for path in dict.fromkeys(parameter_of(part.path) for part in self.strategy.buckets[number].parts):
+            paths = [path, path + ROWS] if path + ROWS in self.sent else [path]
+            if not any(bucket in self._owed for one in paths for bucket, _ in self._channel.places[one]):
                 parameter = self.trained[path]
-                parameter.grad = self._channel.gradient(path)
+                parameter.grad = self._channel.gradient(paths[-1])
                 complete.append(parameter)
         return complete
 
@@ -319,7 +354,7 @@ class DataParallel(nn.Module):
     def _ask(self) -> None:
         """`optimizer.step()` was called."""
         assert self._step is not None
-        waiting = {id(self.trained[part.path]) for number in self._owed for part in self.strategy.buckets[number].parts}
+        waiting = {id(self.sent[part.path]) for number in self._owed for part in self.strategy.buckets[number].parts}
         self._step.ask(waiting)
 
     def _before_zero(self) -> None:
@@ -339,6 +374,13 @@ class DataParallel(nn.Module):
         for number in list(self._owed):
             with torch.no_grad():
                 self._settle(number)
+
+    def _complete(self) -> None:
+        """Before a state is loaded, on all ranks."""
+        self.flush()
+        if self._sent_buffers is not None:
+            self._take_buffers()
+            self._are_loaded = True
 
     def synchronize(self) -> None:
         """Wait for every gradient of the last backward pass: `parameter.grad` is then as after DDP's backward. Call it between `backward` and what reads

@@ -1,4 +1,4 @@
-"""Values of the first rank, on all ranks: parameters and buffers at the start, buffers before each forward pass, as under DDP."""
+"""Values of the first rank, on all ranks: parameters and buffers at the start, buffers before each forward pass that follows a synchronised one, as under DDP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["broadcast", "broadcast_together"]
+__all__ = ["Together", "broadcast"]
 
 
 def broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
@@ -20,16 +20,29 @@ def broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
             work.wait()
 
 
-def broadcast_together(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-    """The same in one message for each element type: a layer of batch norm has three small buffers, and every step starts with them."""
-    by_type: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        by_type.setdefault(tensor.dtype, []).append(tensor.detach())
-    flat = {dtype: torch.cat([tensor.reshape(-1) for tensor in some]) for dtype, some in by_type.items()}
-    broadcast(tuple(flat.values()), group)
-    if group.rank() == 0:
-        return
-    for dtype, some in by_type.items():
-        parts = torch.split(flat[dtype], [tensor.numel() for tensor in some])
-        for tensor, values in zip(some, parts, strict=True):
-            tensor.copy_(values.view_as(tensor))
+class Together:
+    """The first rank's values of some tensors on their way, in one message for each element type: a layer of batch norm has three small buffers, and every step has them to send.
+
+    They are sent when they are made, at the end of a forward pass: the channel is idle until the first gradient. Before the next forward pass they would wait behind all gradients that are still on their way."""
+
+    def __init__(self, tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in tensors:
+            by_type.setdefault(tensor.dtype, []).append(tensor.detach())
+        self._is_first = group.rank() == 0
+        self._parts = [(some, torch.cat([tensor.reshape(-1) for tensor in some])) for some in by_type.values()]
+        self._versions = [tensor._version for some, _ in self._parts for tensor in some]
+        first = dist.get_global_rank(group, 0)
+        self._works = [dist.broadcast(flat, first, group=group, async_op=True) for _, flat in self._parts]
+
+    def arrive(self) -> None:
+        """Wait, and take them; unless somebody changed one of the tensors meanwhile, which is newer."""
+        for work in self._works:
+            if work is not None:
+                work.wait()
+        is_changed = self._versions != [tensor._version for some, _ in self._parts for tensor in some]
+        if self._is_first or is_changed:
+            return
+        for some, flat in self._parts:
+            for tensor, values in zip(some, torch.split(flat, [tensor.numel() for tensor in some]), strict=True):
+                tensor.copy_(values.view_as(tensor))

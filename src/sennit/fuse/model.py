@@ -16,6 +16,7 @@ from sennit.fuse.channel import Channel
 from sennit.fuse.clock import BucketTime, StepTime, Timing, steady_state
 from sennit.fuse.kernel_cost import Estimate, KernelCost
 from sennit.fuse.known_cost import ManyKernels, Question
+from sennit.fuse.looked_up import LookUp, parameter_of
 from sennit.fuse.operator_class import Class, classify
 from sennit.fuse.row_blocks import RowProduct, cut_spans, ready_fractions
 from sennit.ir.graph import Graph, Op, OutputKind, Role
@@ -43,11 +44,16 @@ class StepModel:
     """The graph in numbers, with a memory of what kernels cost."""
 
     def __init__(
-        self, graph: Graph, cost: KernelCost, channel: Channel, in_rows: Mapping[str, RowProduct] | None = None
+        self,
+        graph: Graph,
+        cost: KernelCost,
+        channel: Channel,
+        in_rows: Mapping[str, RowProduct] | None = None,
+        packed: Mapping[str, LookUp] | None = None,
     ) -> None:
-        """`in_rows` are gradients that are made block by block of rows where they are cut (`row_blocks.py`)."""
+        """`in_rows` are gradients that are made block by block of rows where they are cut (`row_blocks.py`); of those in `packed` only some rows travel where they are not cut (`looked_up.py`)."""
         self.graph, self.cost, self.channel = graph, cost, channel
-        self.in_rows = dict(in_rows or {})
+        self.in_rows, self.packed = dict(in_rows or {}), dict(packed or {})
         self.ops: tuple[Op, ...] = graph.ops
         number = {value.name: place for place, op in enumerate(graph.ops) for value in op.results}
         self.reads: list[tuple[int, ...]] = [
@@ -67,6 +73,13 @@ class StepModel:
             output.path: types[output.name].elements for output in graph.outputs if output.kind is OutputKind.GRADIENT
         }
         self.bytes = {path: size for path, _, size in self.gradients}
+        # what the clock and the search count for a gradient that is not cut
+        self.whole_bytes = {
+            path: self.bytes[path] * self.packed[path].elements // self.elements[path]
+            if path in self.packed
+            else self.bytes[path]
+            for path in self.bytes
+        }
         self.single = [frozenset((place,)) for place in range(len(self.ops))]
         self._costs: dict[tuple[Numbers, Numbers], Estimate] = {}
 
@@ -88,7 +101,8 @@ class StepModel:
             for name in op.reads:
                 if name in parameters:
                     first.setdefault(parameters[name], place)
-        return first
+        uses = {path: first[parameter_of(path)] for path, _, _ in self.gradients if parameter_of(path) in first}
+        return {**first, **uses}
 
     # ---- kernels -------------------------------------------------------------------------------------------------------
 
@@ -183,7 +197,7 @@ class StepModel:
         for kernel, length in zip(order, seconds, strict=True):
             now += length
             end.update(dict.fromkeys(kernel, now))
-        found = [Gradient(path, end[place], size) for path, place, size in self.gradients]
+        found = [Gradient(path, end[place], self.whole_bytes[path]) for path, place, _ in self.gradients]
         return sorted(found, key=lambda item: item.ready)
 
     def step_time(self, grouping: Grouping, buckets: Sequence[Bucket]) -> StepTime:
@@ -195,11 +209,17 @@ class StepModel:
     def carried(self, bucket: Bucket) -> int:
         """Bytes of a bucket."""
         return sum(
-            self.bytes[part.path]
+            self.whole_bytes[part.path]
             if part.span is None
             else self.bytes[part.path] * (part.span[1] - part.span[0]) // self.elements[part.path]
             for part in bucket.parts
         )
+
+    def updated(self, bucket: Bucket) -> int:
+        """Bytes of the parameters that it updates. A table is updated whole, and once."""
+        rows = [part.path for part in bucket.parts if part.span is None and part.path in self.packed]
+        packed = sum(self.bytes[path] - self.whole_bytes[path] for path in rows if parameter_of(path) == path)
+        return self.carried(bucket) + packed
 
     def strategy(self, name: str, grouping: Grouping, buckets: Sequence[Bucket]) -> Strategy:
         repeats = grouping.repeats()
@@ -254,7 +274,7 @@ class KernelOrder:
                 BucketTime(
                     ready=segment[end],
                     seconds=seconds,
-                    update=channel.update_per_byte * carried,
+                    update=channel.update_per_byte * model.updated(bucket),
                     priority=-1 if need is None else need,
                     needed=None if need is None else segment[need] + 1 if need else 0,
                     gather=gather,

@@ -8,8 +8,9 @@ compiled is asked of an estimator.
 
     what one more message costs = (many - one) / (count - 1)        seconds per byte = (two - one - that cost) / bytes
 
-Differences, because a link that is limited by a token bucket lets the first bytes of a stream pass at once. The same beside this thread computing products (`Sharing`) says what a message takes longer there, and what the thread's
-processor time lacks to the time on the wall is what the network's threads took of its core: nothing, where they have another. All ranks end with the same figures.
+Differences, because a link that is limited by a token bucket lets the first bytes of a stream pass at once. The same beside this thread computing products (`Sharing`) says what a message takes longer there, and how many products it got done, each of
+them worth the time that it takes alone, how much slower computing is there. The thread's processor time would not say it: what the kernel does for the network in its name is counted in it, and so is waiting for memory that both use.
+All ranks end with the same figures.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sennit.fuse.model import Channel
 from sennit.ir.graph import Graph, Role
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["MeasuredCost", "measure_channel", "measure_operators", "now", "queued", "slowest"]
+__all__ = ["MeasuredCost", "Products", "measure_channel", "measure_operators", "now", "queued", "slowest"]
 
 _SMALL = 1 << 12
 _LARGE, _MANY = 1 << 23, 16
@@ -82,7 +83,7 @@ def now(device: torch.device) -> float:
 
 
 def measure_channel(
-    group: dist.ProcessGroup, *, rounds: int = 5, device: torch.device | str = "cpu", beside_computing: bool = True
+    group: dist.ProcessGroup, *, rounds: int = 9, device: torch.device | str = "cpu", beside_computing: bool = True
 ) -> Channel:
     """What an all-reduce of the group takes: alone, behind another, and, on a CPU, beside computing."""
     if group.size() == 1:
@@ -93,23 +94,44 @@ def measure_channel(
     # collectives of a GPU do not share its cores with ours
     if torch.device(device).type != "cpu" or not beside_computing:
         return channel
-    factors = torch.randn(256, 256), torch.randn(256, 256)
-    each, slope, share = _queues(group, rounds, factors, device)
+    each, slope, share = _queues(group, rounds, Products.of(rounds), device)
     rate = min(1.0, per_byte / slope)
     # the clock carries (latency + queued + per_byte x) / channel_rate
     return replace(channel, sharing=Sharing(min(1.0, max(share, 0.25)), rate, each * rate - latency))
 
 
+@dataclass(frozen=True, slots=True)
+class Products:
+    """What this thread computes beside messages, and the seconds that each takes where there are none. A layer's product: its weight is as large as those of a small model, and does not stay in a core's own cache."""
+
+    left: Tensor
+    right: Tensor
+    seconds: float
+
+    @classmethod
+    def of(cls, rounds: int) -> Products:
+        left, right = torch.randn(64, 512), torch.randn(512, 512)
+        spent: list[float] = []
+        for _ in range(4 * rounds + 1):
+            start = time.thread_time()
+            torch.mm(left, right)
+            spent.append(time.thread_time() - start)
+        return cls(left, right, float(np.median(spent[1:])))
+
+    def compute(self) -> None:
+        torch.mm(self.left, self.right)
+
+
 def _queues(
-    group: dist.ProcessGroup, rounds: int, factors: tuple[Tensor, Tensor] | None, device: torch.device | str
+    group: dist.ProcessGroup, rounds: int, beside: Products | None, device: torch.device | str
 ) -> tuple[float, float, float]:
-    """Of messages that queue: what each of them costs, seconds per byte, and the share of the time in which this thread had a core."""
+    """Of messages that queue: what each of them costs, seconds per byte, and how fast this thread computes meanwhile: 1 as alone."""
     wanted = {"one": (_LARGE, 1), "many": (_LARGE // _MANY, _MANY), "two": (_LARGE, 2)}
-    found = {key: queued(group, size, rounds, count, factors, device) for key, (size, count) in wanted.items()}
+    found = {key: queued(group, size, rounds, count, beside, device) for key, (size, count) in wanted.items()}
     seconds = {key: slowest(group, spent, device) for key, (spent, _) in found.items()}
     each = max(0.0, (seconds["many"] - seconds["one"]) / (_MANY - 1))
     per_byte = max((seconds["two"] - seconds["one"] - each) / _LARGE, seconds["one"] / _LARGE / 2)
-    return each, per_byte, -slowest(group, -float(np.median([had for _, had in found.values()])), device)
+    return each, per_byte, -slowest(group, -float(np.median([rate for _, rate in found.values()])), device)
 
 
 def _alone(group: dist.ProcessGroup, size: int, rounds: int, device: torch.device | str) -> float:
@@ -128,26 +150,29 @@ def queued(
     size: int,
     rounds: int,
     count: int,
-    factors: tuple[Tensor, Tensor] | None,
+    beside: Products | None,
     device: torch.device | str = "cpu",
 ) -> tuple[float, float]:
-    """Seconds of `count` all-reduces behind each other; and, if there are factors of a product to compute beside them, the share of the time in which this thread had a core."""
+    """Seconds of `count` all-reduces behind each other; and, if there is something to compute beside them, how fast that went: 1 as alone."""
     buffers = [torch.zeros(size // 4, device=device) for _ in range(count)]
     spent: list[float] = []
-    shares: list[float] = []
+    rates: list[float] = []
     for _ in range(rounds + 1):
         dist.barrier(group)
-        start, own = time.perf_counter(), time.thread_time()
+        start = time.perf_counter()
         works = [dist.all_reduce(buffer, group=group, async_op=True) for buffer in buffers]
         assert works[-1] is not None
-        while factors is not None and not works[-1].is_completed():
-            torch.mm(*factors)
-        shares.append((time.thread_time() - own) / (time.perf_counter() - start))
+        computed = 0
+        if beside is not None:
+            while not works[-1].is_completed():
+                beside.compute()
+                computed += 1
+            rates.append(computed * beside.seconds / (time.perf_counter() - start))
         for work in works:
             assert work is not None
             work.wait()
         spent.append(time.perf_counter() - start)
-    return float(np.median(spent[1:])), float(np.median(shares[1:]))
+    return float(np.median(spent[1:])), float(np.median(rates[1:])) if rates else 1.0
 
 
 def slowest(group: dist.ProcessGroup, seconds: float, device: torch.device | str) -> float:

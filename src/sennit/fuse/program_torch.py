@@ -8,7 +8,7 @@
         ...                                          ...
 
 `values` holds tensors by the names of the graph: at first its inputs, then what one pass leaves to the other or to the caller. Everything else is a local variable, and each goes with a `del`
-after its last use: memory is freed where it can be. `settle(b)` stands before the first kernel that reads a parameter of bucket b, where b is waited for in the next
+after its last use: memory is freed where it can be, and a sum is written over an operand that nothing reads again (`in_place_torch.py`). `settle(b)` stands before the first kernel that reads a parameter of bucket b, where b is waited for in the next
 step; `gradient(path, tensor)` follows the kernel that makes it. A gradient that the strategy cuts, and that a product makes, is computed and handed on block by block of rows:
 
         for start, block in rows_head_weight(a5, a6):
@@ -31,16 +31,18 @@ from torch import Tensor
 
 from sennit.capture.element_types import torch_dtype
 from sennit.errors import RunError
+from sennit.fuse.in_place_torch import IN_PLACE, overwriting
 from sennit.fuse.kernel_torch import (
     CompiledKernel,
+    direct_of,
     is_worth_compiling,
     kernel_module,
     returns_several,
     signature,
     takes_device,
-    target_of,
     wanted_results,
 )
+from sennit.fuse.looked_up import parameter_of
 from sennit.fuse.row_blocks import RowProduct, blocks, cut_spans, row_products
 from sennit.ir.dtype import DType
 from sennit.ir.graph import Arg, Graph, Op, OutputKind, Phase, Ref, Role
@@ -167,6 +169,7 @@ class StepProgram:
         for place, kernel in enumerate(found):
             for name in kernel.reads:
                 read_at.setdefault(name, set()).add(place)
+        over = overwriting(found, stays | self._gradients.keys(), self.graph.types(), self._inside(found))
         for place, kernel in enumerate(found):
             for bucket in needs.get(place, ()):
                 writing.add(f"settle({bucket})")
@@ -179,7 +182,7 @@ class StepProgram:
             if self._artifacts is not None and is_worth_compiling(kernel):
                 self._write_compiled(writing, kernel, written)
             else:
-                self._write_operators(writing, kernel)
+                self._write_operators(writing, kernel, over)
             for name in given:
                 variable = writing.env[name]
                 if name in stays:
@@ -188,8 +191,13 @@ class StepProgram:
                     writing.add(f"gradient({path!r}, {variable})", reads=(variable,))
         return writing
 
-    def _write_operators(self, writing: _Pass, kernel: Kernel) -> None:
-        """The kernel's operators as they are. What it repeats gets variables of its own: others hold the first results."""
+    def _inside(self, found: Sequence[Kernel]) -> set[str]:
+        """Operators that are not called one by one."""
+        compiled = [kernel for kernel in found if self._artifacts is not None and is_worth_compiling(kernel)]
+        return {op.name for kernel in compiled for op in kernel.body} | self._in_rows.keys()
+
+    def _write_operators(self, writing: _Pass, kernel: Kernel, over: frozenset[str]) -> None:
+        """The kernel's operators as they are, those in `over` over their first operand. What it repeats gets variables of its own: others hold the first results."""
         private = _made([op for op in kernel.body if op.name in kernel.repeated])
         outer = {name: variable for name, variable in writing.env.items() if name in private}
         for op in kernel.body:
@@ -197,7 +205,7 @@ class StepProgram:
             arguments += [f"{key}={_show(arg, writing)}" for key, arg in op.kwargs]
             arguments += ["device=device"] if takes_device(op) else []
             reads = [writing.env[name] for name in op.reads]
-            call = f"{self._target(op)}({', '.join(arguments)})"
+            call = f"{self._target(op, in_place=op.name in over)}({', '.join(arguments)})"
             variables = [writing.variable() for _ in op.results]
             if not returns_several(op):
                 writing.add(f"{variables[0]} = {call}", variables, reads)
@@ -234,10 +242,11 @@ class StepProgram:
         writing.add(f"{targets}= {name}({', '.join(inputs)})", variables, inputs)
         writing.env.update(zip(writes, variables, strict=True))
 
-    def _target(self, op: Op) -> str:
-        name = op.kind.replace(".", "_")
+    def _target(self, op: Op, *, in_place: bool) -> str:
+        kind = IN_PLACE[op.kind] if in_place else op.kind
+        name = kind.replace(".", "_")
         if name not in self._namespace:
-            self._namespace[name] = target_of(op)
+            self._namespace[name] = getattr(torch.Tensor, kind.split(".")[1]) if in_place else direct_of(op)
         return name
 
 
@@ -274,7 +283,7 @@ def first_needs(forward: Sequence[Kernel], graph: Graph, strategy: Strategy) -> 
                 first.setdefault(names[name], place)
     needs: dict[int, list[int]] = {}
     for number, bucket in enumerate(strategy.buckets):
-        uses = [first[part.path] for part in bucket.parts if part.path in first]
+        uses = [first[path] for part in bucket.parts if (path := parameter_of(part.path)) in first]
         if bucket.wait is WaitAt.NEXT and uses:
             needs.setdefault(min(uses), []).append(number)
     return needs

@@ -4,6 +4,7 @@
     2. where kernels are compiled: time groups compiled and as they are, and keep what is faster (`compiled_groups_torch.py`)
     3. search by the clock, with several bucket sizes: some of the strategies that come out wait across steps, some do not
     4. run them for some steps each, in turns; after every turn the slower half goes; the least median of the slowest rank wins
+    5. run the winner with the network's threads before the model's and without; what is faster stays
 
 The clock knows what it was told. What it was not told decides between strategies that it puts close together: how the threads of the network share a core with the model's, what else runs on
 the machine. So the last word has the real step. A trial computes and communicates and updates nothing: parameters, buffers, gradients and the generator's state are as before when it ends.
@@ -29,7 +30,8 @@ from torch import Tensor
 from sennit.fuse.buckets import by_size
 from sennit.fuse.compiled_groups_torch import compiled_groups
 from sennit.fuse.model import Grouping, StepModel
-from sennit.fuse.profile_torch import measure_channel, measure_operators, now, slowest
+from sennit.fuse.network_threads import network_first, ordinary
+from sennit.fuse.profile_torch import measure_channel, measure_operators, slowest
 from sennit.fuse.row_blocks import row_products
 from sennit.fuse.search import SearchOptions, refine_buckets, solve_buckets
 from sennit.ir.strategy import Bucket, Part, Strategy
@@ -37,7 +39,16 @@ from sennit.ir.strategy import Bucket, Part, Strategy
 if TYPE_CHECKING:
     from sennit.fuse.data_parallel_torch import DataParallel
 
-__all__ = ["Trial", "Tuning", "candidates", "drop_gradients", "measured_model", "timed_steps", "tune"]
+__all__ = [
+    "Trial",
+    "Tuning",
+    "candidates",
+    "drop_gradients",
+    "is_preference_worth",
+    "measured_model",
+    "timed_steps",
+    "tune",
+]
 
 _MEBI = 1 << 20
 
@@ -93,19 +104,23 @@ def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tu
     channel = measure_channel(owner.group, device=owner.device)
     update = _update_per_byte(owner.optimizer, tuning.sample_bytes) if owner.optimizer is not None else 0.0
     in_rows = row_products(owner.graph) if owner.device.type == "cpu" else {}
-    return StepModel(owner.graph, replace(cost, seconds=scaled), replace(channel, update_per_byte=update), in_rows)
+    measured = replace(channel, update_per_byte=update)
+    return StepModel(owner.graph, replace(cost, seconds=scaled), measured, in_rows, owner.packed)
 
 
 def _compute_alone(owner: DataParallel, inputs: Mapping[str, Tensor]) -> float:
-    """Seconds of a step that communicates nothing."""
-    one = Bucket(tuple(Part(path) for path in owner.trained))
+    """Seconds of a step that communicates nothing, on the wall, while the other ranks do the same: they may share this rank's cores. The least of some, since other work on the machine passes."""
+    one = Bucket(tuple(Part(path) for path in owner.sent))
     owner.use(Strategy("alone", (), _of_one_type(owner, one)))
     spent: list[float] = []
     with owner.no_sync():
-        for _ in range(4):
-            start = now(owner.device)
+        for _ in range(5):
+            dist.barrier(owner.group)
+            start = time.perf_counter()
             owner.run_backward(owner.run_forward(inputs), torch.ones((), device=owner.device))
-            spent.append(now(owner.device) - start)
+            if owner.device.type == "cuda":
+                torch.cuda.synchronize(owner.device)
+            spent.append(time.perf_counter() - start)
             drop_gradients(owner)
     return min(spent)
 
@@ -113,7 +128,7 @@ def _compute_alone(owner: DataParallel, inputs: Mapping[str, Tensor]) -> float:
 def _of_one_type(owner: DataParallel, bucket: Bucket) -> tuple[Bucket, ...]:
     by_type: dict[torch.dtype, list[Part]] = {}
     for part in bucket.parts:
-        by_type.setdefault(owner.trained[part.path].dtype, []).append(part)
+        by_type.setdefault(owner.sent[part.path].dtype, []).append(part)
     return tuple(replace(bucket, parts=tuple(parts)) for parts in by_type.values())
 
 
@@ -131,6 +146,11 @@ def candidates(
             options = SearchOptions(across_steps=across, sizes=(size,))
             buckets, _ = solve_buckets(model, order, seconds, options)
             found.setdefault(buckets, f"{size / _MEBI:g} MiB, {where}")
+        if across:  # gradients that stay in one piece: products take their time whole
+            for size in sizes[::2]:
+                options = SearchOptions(across_steps=True, splits=False, sizes=(size,))
+                buckets, _ = solve_buckets(model, order, seconds, options)
+                found.setdefault(buckets, f"{size / _MEBI:g} MiB, whole, {where}")
         best = min(found, key=lambda buckets: model.step_time(grouping, buckets).seconds)
         refined, _ = refine_buckets(model, order, seconds, best, across_steps=across)
         found.setdefault(refined, f"searched, {where}")
@@ -162,6 +182,17 @@ def _run(
         keep = max(2, len(ranked) // 2) if turn + 1 < tuning.turns else len(ranked)
         left, lasted = ranked[:keep], ranked[keep:] + lasted
     return [replace(trials[number], measured=median(times[number])) for number in (*left, *lasted)]
+
+
+def is_preference_worth(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tuning) -> bool:
+    """Whether steps are faster with the network's threads before the model's. Where several ranks share a core they need not be: a thread that runs for one rank takes the core from another that computes."""
+    times: dict[bool, list[float]] = {True: [], False: []}
+    with _untouched(owner):
+        for _ in range(tuning.turns):
+            for is_first, spent in times.items():
+                (network_first if is_first else ordinary)()
+                spent += timed_steps(owner, inputs, tuning.steps)
+    return median(times[True]) <= median(times[False])
 
 
 def timed_steps(owner: DataParallel, inputs: Mapping[str, Tensor], count: int) -> list[float]:
