@@ -3,8 +3,7 @@
 One function, `step(rank, inputs)`, runs on every device of the lane; what differs between devices (peers, groups, slices) is
 behind `rank` (`run/rank.py`). Communication is started where the program has it and waited for where its result is first
 read, so it overlaps with the lines between. A view of something under way reads nothing yet: it is put off until it is read itself,
-and left out where it never is. Frees are `del` statements. What the source does in one call where the program has several steps, `run/joined.py` says,
-and where it writes into memory that is there, `run/in_place.py`.
+and left out where it never is. Frees are `del` statements. What the source does in one call where the program has several steps, `run/joined.py` says.
 
 Comments say what a reader asks: a ruler where another micro-batch or phase begins, a heading for each module, behind each line the
 type and layout of what it makes, at each communication what goes where and how much of it, and what the plan decided of an operator
@@ -46,7 +45,6 @@ from sennit.ir.program import (
     reads,
 )
 from sennit.run.attention import cuda_call
-from sennit.run.in_place import InPlace, Write, in_place
 from sennit.run.joined import Bucket, Joined, joined
 from sennit.run.local_forms import emit_form, emit_rows
 from sennit.run.pieces import input_keys
@@ -83,7 +81,6 @@ class _Emitter:
         self.looked_at: Counter[str] = Counter()  # by how many of them
         self.dying: set[str] = set()  # freed by the program, and still to be looked at by a view that was put off
         self.joined: Joined = joined(lane)
-        self.in_place: InPlace = in_place(lane)
         self.begun: set[int] = set()  # buckets that have a name already
         self.lines: list[str] = []
         self.heading = ""
@@ -309,26 +306,14 @@ class _Emitter:
         return f"{size:.4g} GiB"
 
     def _aten(self, step: Compute) -> str:
-        if step.results[0].name in self.in_place.spared:
-            return self._arg(step.args[0])
         parts = [self._arg(arg) for arg in step.args] + [f"{key}={self._arg(arg)}" for key, arg in step.kwargs]
-        if (write := self.in_place.writes.get(step.results[0].name)) is not None:
-            return self._write(write, parts)
         if not reads(step):
             parts.append("device=rank.torch_device")  # what reads no tensor does not know where it runs
         # a piece may lie differently in memory than the whole did, so a view may have to copy
         kind = "aten.reshape.default" if step.kind in ("aten.view.default", "aten._unsafe_view.default") else step.kind
         name = cuda_call(kind) or (kind if kind.startswith("aten.") else f"torch.ops.{kind}")
         call = f"{name}({', '.join(parts)})"
-        return f"rank.present({call})" if _may_return_none(step) and name == kind else call
-
-    def _write(self, write: Write, parts: list[str]) -> str:
-        """The call that writes its result into an argument that nobody reads any more."""
-        if write.into:
-            parts[0], parts[write.into] = parts[write.into], parts[0]
-        if write.out is not None:
-            parts.append(f"{write.out}={parts[0]}")
-        return f"{write.kind}({', '.join(parts)})"
+        return f"rank.present({call})" if _may_return_none(step) and cuda_call(kind) is None else call
 
     def _local_move(self, step: Compute) -> str:
         names = [name for arg in step.args if isinstance(arg, Ref) for name in (arg.name,)]
