@@ -322,7 +322,7 @@ class _Emitter:
             parts += [f"{reuse.out}={self._variable(reuse.operand)}"] if reuse.out is not None else []
         name = cuda_call(kind) or (kind if kind.startswith(("aten.", "rank.")) else f"torch.ops.{kind}")
         call = f"{name}({', '.join(parts)})"
-        return f"rank.present({call})" if _may_return_none(step) and name == kind else call
+        return f"rank.present({call})" if _may_return_none(step) and cuda_call(kind) is None else call
 
     def _local_move(self, step: Compute) -> str:
         names = [name for arg in step.args if isinstance(arg, Ref) for name in (arg.name,)]
