@@ -55,7 +55,7 @@ SWEEP = {
         "pipelining:schedule=InterleavedZeroBubble,mb=8", "pipelining:schedule=1F1B,mb=8,checkpoint=yes",
     ),
     "evoformer": (
-        "recycled:mb=4", "recycled:mb=8", "recycled:mb=8,in_flight=4",
+        "recycled:mb=4", "recycled:mb=8", "recycled:mb=8,in_flight=4", "recycled:mb=8,checkpoint=yes",
         "ddp:bucket=1", "ddp:bucket=25", "ddp:bucket=25,checkpoint=yes",
         "fsdp2:reshard=yes", "fsdp2:reshard=no", "fsdp2:reshard=yes,checkpoint=yes",
     ),
