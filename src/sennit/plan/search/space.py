@@ -16,7 +16,7 @@ class Space:
     """What a search may choose from. `sizes` are the samples of a micro-batch on a replica; `pieces` the co-shard factors; `most_tp` is
     the node where none is given. `estimates` is the most schedules that are estimated, best guesses first, `effort` the
     most linear programs that the certificate may take: the bound holds in any case. `fused_attention` counts what a model calls
-    `scaled_dot_product_attention` as one kernel, as torch runs it on a GPU; sennit's own ranks run its mathematical form, which is counted without.
+    `scaled_dot_product_attention` as one kernel, as torch and our own ranks run it; without, its mathematical form with all scores.
     `equal_stages` gives stages equally many units; `counted` says what the bounds count (`relax.py`). The baselines are spaces too (`baselines.py`)."""
 
     name: str = "all"
