@@ -266,14 +266,28 @@ def first_uses() -> None:
     capture_call(Product(), (torch.ones(2, 2),), {}, training=True)
 
 
-def libraries_main() -> dict[str, int]:
-    """What is resident in a process that imported torch; and what each of these adds: the libraries that contenders share, and what a first capture imports."""
+def libraries_main(cases: list[str]) -> dict[str, int]:
+    """What is resident in a process that imported torch; and what each of these adds: the libraries that contenders share, what a first capture imports, and what a capture of
+    each case leaves when nobody holds its result any more."""
     found, last = {"torch": resident("VmRSS")}, resident("VmRSS")
-    for name, load in (("libraries of all contenders", warm_libraries), ("of a first capture", first_uses)):
-        load()
+
+    def lap(name: str) -> None:
+        nonlocal last
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         found[name], last = resident("VmRSS") - last, resident("VmRSS")
+
+    warm_libraries()
+    lap("libraries of all contenders")
+    first_uses()
+    lap("of a first capture")
+    for case in cases:
+        from sennit.capture import capture_call
+
+        model, batch = build(CASES[case])
+        lap(f"model and batch of {case}")
+        capture_call(model, (), batch, training=True)
+        lap(f"left by a capture of {case}")
     return found
 
 

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 
 import pytest
+import torch
 from torch import Tensor
 
 from sennit.capture import capture_call
 from sennit.ir.graph import Graph
+from sennit.plan import Plan, lower, propagate
+from sennit.plan.verify import verify
+from sennit.run import run_in_process
 from sennit.testing.eager_torch import Float64
 from sennit.testing.families_torch import families
 from sennit.testing.family_parity_torch import batched, build
@@ -41,3 +45,13 @@ def subject(name: str) -> Subject:
     graph = trained(captured.graph)
     state = state_of(captured, sample.model, sample.kwargs, 5, 9)
     return Subject(graph, state, run_graph_torch(graph, state))
+
+
+def check(plan: Plan, given: Subject) -> None:
+    """The plan verifies, and what it computes is what the unsplit graph does."""
+    program = lower(propagate(plan))
+    verify(program, plan.graph)
+    outputs = run_in_process(program, given.state)
+    assert set(outputs) == set(given.reference)
+    for key, whole in given.reference.items():
+        torch.testing.assert_close(outputs[key].double(), whole.double(), rtol=1e-12, atol=1e-12)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-import torch
-from plan_subjects import TWO_BLOCKS, subject
+from plan_subjects import TWO_BLOCKS, check, subject
 
 from sennit.cluster import load
 from sennit.errors import PlanError
 from sennit.ir.graph import Graph
 from sennit.plan import Plan, lower, propagate, zoo
 from sennit.plan.search import Choice, Keep, Kind, Space, mesh_of, planner_of, search
-from sennit.plan.verify import verify
-from sennit.run import run_in_process
 from sennit.sim import optimizer, simulate_fully
 
 Pins = Mapping[str, Mapping[str, object]]
@@ -83,13 +80,7 @@ def test_a_choice_equals_the_serial_step(case: str) -> None:
     assert choice.pp == words["pp"]
     assert choice.zero == words.get("zero", choice.zero)
     assert choice.pp == 1 or choice.kind is Kind(words["schedule"])
-    plan = planned(choice, given.graph)
-    program = lower(propagate(plan))
-    verify(program, plan.graph)
-    outputs = run_in_process(program, given.state)
-    assert set(outputs) == set(given.reference)
-    for key, whole in given.reference.items():
-        torch.testing.assert_close(outputs[key].double(), whole.double(), rtol=1e-12, atol=1e-12)
+    check(planned(choice, given.graph), given)
 
 
 def test_units_that_run_several_times() -> None:

@@ -6,17 +6,14 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-import torch
-from plan_subjects import TWO_BLOCKS, Subject, subject
+from plan_subjects import TWO_BLOCKS, check, subject
 
 from sennit.errors import PlanError
 from sennit.ir.graph import Graph
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Compute, Free, defines, reads
 from sennit.plan import Plan, lower, propagate, zoo
-from sennit.plan.verify import verify
 from sennit.plan.zoo.stages import runs_of
-from sennit.run import run_in_process
 
 CASES: dict[str, tuple[str, Callable[[Graph, Mesh], Plan], str]] = {
     "gpipe": ("gpt2", partial(zoo.pipeline, schedule="gpipe"), "pp=2;mb=2"),
@@ -29,15 +26,6 @@ CASES: dict[str, tuple[str, Callable[[Graph, Mesh], Plan], str]] = {
     "interlaced mbart": ("mbart", zoo.interlaced, "pp=4;mb=4"),
     "interlaced, data": ("gpt2", zoo.interlaced, "pp=2,dp=2;mb=2"),
 }
-
-
-def check(plan: Plan, given: Subject) -> None:
-    program = lower(propagate(plan))
-    verify(program, plan.graph)
-    outputs = run_in_process(program, given.state)
-    assert set(outputs) == set(given.reference)
-    for key, whole in given.reference.items():
-        torch.testing.assert_close(outputs[key].double(), whole.double(), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.filterwarnings("default")  # those of the libraries
