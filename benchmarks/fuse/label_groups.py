@@ -12,6 +12,10 @@ compiling. What was timed before the deadline is complete and readable. With `--
     python benchmarks/fuse/label_groups.py --again groups.jsonl.gz --every 10 --out again.jsonl.gz
 
 compiles and times groups of a file once more: how far two labels of one group are apart bounds what any estimator can reach.
+
+    python benchmarks/fuse/label_groups.py --operators groups.jsonl.gz --out operators.jsonl.gz
+
+times each operator of the groups of a file by itself: as torch runs it, and those that are no products compiled too ("compiled" says which). It is what `sennit profile` knows of a model before any group is measured.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +44,7 @@ from drawn_groups import Drawn, drawn_groups, in_turns
 from workloads import root_of, stored_graphs
 
 Quartiles = tuple[float, float, float]
+Job = tuple[str, Drawn, bool]  # the model, the group, whether it is compiled
 
 
 @contextmanager
@@ -86,15 +92,14 @@ def worker(jobs: Any, answers: Any, lock: str, device: str) -> None:
     torch.set_num_threads(1)
     config.compile_threads = 1
     while True:
-        drawn = jobs.get()
-        if drawn is None:
-            return
+        drawn, compiled = jobs.get()
         try:
             module, reads, _ = kernel_module(drawn.kernel, drawn.written)
             with held(lock):
                 inputs = inputs_of(reads, drawn, device)
             start, before = time.perf_counter(), metrics.generated_kernel_count
-            call = compile_kernel(placed(module, device), inputs)
+            module = placed(module, device)
+            call = compile_kernel(module, inputs) if compiled else module.forward
             kernels = metrics.generated_kernel_count - before
             compiling = time.perf_counter() - start
             with held(lock), torch.no_grad():
@@ -162,6 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", type=Path)
     parser.add_argument("--again", type=Path, help="label groups of this file once more")
+    parser.add_argument("--operators", type=Path, help="label the operators of the groups of this file")
     parser.add_argument("--every", type=int, default=10, help="of those, one in so many")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=420.0)
@@ -172,10 +178,13 @@ def main() -> None:
     deadline = time.monotonic() + arguments.seconds
 
     with tempfile.NamedTemporaryFile() as lock:
+        groups: Iterator[Job]
         if arguments.again is not None:
-            groups = labelled(arguments.again, arguments.every)
+            groups = ((name, drawn, True) for name, drawn in labelled(arguments.again, arguments.every))
+        elif arguments.operators is not None:
+            groups = lone_operators(arguments.operators)
         else:
-            groups = new_groups(arguments)
+            groups = ((name, drawn, True) for name, drawn in new_groups(arguments))
         counts, reasons = label(groups, arguments, deadline, lock.name)
     print(f"{counts['timed']} groups timed, {counts['failed']} failed, {counts['replaced']} workers replaced")
     for reason, count in reasons.most_common(8):
@@ -197,6 +206,32 @@ def labelled(path: Path, every: int) -> Iterator[tuple[str, Drawn]]:
                 yield row["from"], Drawn(str(place), Kernel(graph.ops), written, graph.types())
 
 
+def lone_operators(path: Path) -> Iterator[Job]:
+    """Every operator of the groups of a file once, those that take longest to compile last."""
+    from sennit.fuse.operator_class import Class, classify, moves_nothing
+    from sennit.fuse.signature import signature
+    from sennit.ir.graph import Graph
+    from sennit.ir.strategy_check import Kernel
+
+    found: dict[str, Job] = {}
+    with gzip.open(path, "rt") as lines:
+        for line in lines:
+            row = json.loads(line)
+            graph = Graph.parse(row["graph"])
+            types = graph.types()
+            for op in graph.ops:
+                kernel, written = Kernel((op,)), frozenset(value.name for value in op.results)
+                if moves_nothing(op) or (key := signature(kernel, written, types)) in found:
+                    continue
+                compiled = classify(op, types) is not Class.PRODUCT
+                found[key] = (row["from"], Drawn(key, kernel, written, types), compiled)
+    for name, drawn, _ in found.values():
+        yield name, drawn, False
+    for name, drawn, compiled in found.values():
+        if compiled:
+            yield name, replace(drawn, key=drawn.key + " compiled"), True
+
+
 def new_groups(arguments: Any) -> Iterator[tuple[str, Drawn]]:
     """New groups of the graphs of a folder."""
     found = {
@@ -210,7 +245,7 @@ def new_groups(arguments: Any) -> Iterator[tuple[str, Drawn]]:
     return in_turns({name: drawn_groups(graph, seed) for seed, (name, graph) in enumerate(found.items())})
 
 
-def label(groups: Iterator[tuple[str, Drawn]], arguments: Any, deadline: float, lock: str) -> tuple[Any, Any]:
+def label(groups: Iterator[Job], arguments: Any, deadline: float, lock: str) -> tuple[Any, Any]:
     context = multiprocessing.get_context("spawn")
     jobs, answers = context.Queue(), context.Queue()
 
@@ -222,7 +257,7 @@ def label(groups: Iterator[tuple[str, Drawn]], arguments: Any, deadline: float, 
     workers = [start() for _ in range(arguments.workers)]
     counts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
-    out_of: dict[str, tuple[str, Drawn]] = {}
+    out_of: dict[str, Job] = {}
     more = True
     with gzip.open(arguments.out, "wt") as out:
         while (more or out_of) and time.monotonic() < deadline:
@@ -231,7 +266,7 @@ def label(groups: Iterator[tuple[str, Drawn]], arguments: Any, deadline: float, 
                     more = False
                     break
                 out_of[job[1].key] = job
-                jobs.put(job[1])
+                jobs.put(job[1:])
             for place, process in enumerate(workers):
                 if not process.is_alive():
                     counts["replaced"] += 1
@@ -240,7 +275,7 @@ def label(groups: Iterator[tuple[str, Drawn]], arguments: Any, deadline: float, 
                 key, seconds, (compiling, kernels), error = answers.get(timeout=1.0)
             except queue.Empty:
                 continue
-            name, drawn = out_of.pop(key)
+            name, drawn, compiled = out_of.pop(key)
             if seconds is None:
                 counts["failed"] += 1
                 reasons[error] += 1
@@ -254,7 +289,7 @@ def label(groups: Iterator[tuple[str, Drawn]], arguments: Any, deadline: float, 
                 "kernels": kernels,
                 "compiling": round(compiling, 3),
                 "graph": drawn.text(),
-            }
+            } | ({} if compiled else {"compiled": False})
             out.write(json.dumps(row) + "\n")
             if counts["timed"] % 500 == 0:
                 print(f"{counts['timed']} timed, {counts['failed']} failed", flush=True)
