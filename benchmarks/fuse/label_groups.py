@@ -15,7 +15,7 @@ compiles and times groups of a file once more: how far two labels of one group a
 
     python benchmarks/fuse/label_groups.py --operators groups.jsonl.gz --out operators.jsonl.gz
 
-times each operator of the groups of a file by itself: as torch runs it, and those that are no products compiled too ("compiled" says which). It is what `sennit profile` knows of a model before any group is measured.
+times each operator of the groups of a file by itself, as torch runs it and compiled ("compiled" says which; `--known` names a file of such labels that are not made again). It is what `sennit profile` knows of a model before any group is measured.
 """
 
 from __future__ import annotations
@@ -168,6 +168,7 @@ def main() -> None:
     parser.add_argument("--graphs", type=Path)
     parser.add_argument("--again", type=Path, help="label groups of this file once more")
     parser.add_argument("--operators", type=Path, help="label the operators of the groups of this file")
+    parser.add_argument("--known", type=Path, help="labels of operators that are there")
     parser.add_argument("--every", type=int, default=10, help="of those, one in so many")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=420.0)
@@ -182,7 +183,7 @@ def main() -> None:
         if arguments.again is not None:
             groups = ((name, drawn, True) for name, drawn in labelled(arguments.again, arguments.every))
         elif arguments.operators is not None:
-            groups = lone_operators(arguments.operators)
+            groups = lone_operators(arguments.operators, arguments.known)
         else:
             groups = ((name, drawn, True) for name, drawn in new_groups(arguments))
         counts, reasons = label(groups, arguments, deadline, lock.name)
@@ -206,30 +207,36 @@ def labelled(path: Path, every: int) -> Iterator[tuple[str, Drawn]]:
                 yield row["from"], Drawn(str(place), Kernel(graph.ops), written, graph.types())
 
 
-def lone_operators(path: Path) -> Iterator[Job]:
-    """Every operator of the groups of a file once, those that take longest to compile last."""
-    from sennit.fuse.operator_class import Class, classify, moves_nothing
+def lone_operators(path: Path, labelled: Path | None) -> Iterator[Job]:
+    """Every operator of the groups of a file once as it is, then once compiled, but for what has a label."""
+    from sennit.fuse.operator_class import moves_nothing
     from sennit.fuse.signature import signature
     from sennit.ir.graph import Graph
     from sennit.ir.strategy_check import Kernel
 
-    found: dict[str, Job] = {}
+    found: dict[str, tuple[str, Drawn]] = {}
+    known: set[tuple[str, bool]] = set()
+    for row in rows_of(labelled) if labelled is not None else ():
+        graph = Graph.parse(row["graph"])
+        written = frozenset(output.name for output in graph.outputs)
+        known.add((signature(Kernel(graph.ops), written, graph.types()), row.get("compiled", True)))
+    for row in rows_of(path):
+        graph = Graph.parse(row["graph"])
+        types = graph.types()
+        for op in graph.ops:
+            kernel, written = Kernel((op,)), frozenset(value.name for value in op.results)
+            if moves_nothing(op) or (key := signature(kernel, written, types)) in found:
+                continue
+            found[key] = (row["from"], Drawn(key, kernel, written, types))
+    for compiled in (False, True):
+        for key, (name, drawn) in found.items():
+            if (key, compiled) not in known:
+                yield name, replace(drawn, key=f"{key} {compiled}"), compiled
+
+
+def rows_of(path: Path) -> Iterator[Any]:
     with gzip.open(path, "rt") as lines:
-        for line in lines:
-            row = json.loads(line)
-            graph = Graph.parse(row["graph"])
-            types = graph.types()
-            for op in graph.ops:
-                kernel, written = Kernel((op,)), frozenset(value.name for value in op.results)
-                if moves_nothing(op) or (key := signature(kernel, written, types)) in found:
-                    continue
-                compiled = classify(op, types) is not Class.PRODUCT
-                found[key] = (row["from"], Drawn(key, kernel, written, types), compiled)
-    for name, drawn, _ in found.values():
-        yield name, drawn, False
-    for name, drawn, compiled in found.values():
-        if compiled:
-            yield name, replace(drawn, key=drawn.key + " compiled"), True
+        yield from map(json.loads, lines)
 
 
 def new_groups(arguments: Any) -> Iterator[tuple[str, Drawn]]:

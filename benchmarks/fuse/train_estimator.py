@@ -13,6 +13,9 @@ Groups are split by model: all sizes and element types of the model that is held
     boosted trees       scikit-learn's, where it is installed: the group's features, sums and maxima over its nodes; they predict what the network predicts
     trees and network   the mean of their logarithms: what ships
 
+`--operators FILE` has the times of lone operators (`label_groups.py --operators`): a model's operators are then known before its groups are, as they are after `sennit profile`, and as the paper has it. What is trained sees
+every group twice, with its operators measured and without; the errors are shown for both.
+
 Groups whose middle half of timings spreads over more than a tenth of the median are left out, and counted. `--again FILE` replaces labels by newer ones of the same groups.
 """
 
@@ -43,15 +46,19 @@ from sennit.fuse.boosted_trees import BoostedTrees, flat
 from sennit.fuse.estimator_torch import Batch, GraphNetwork, collate, save_networks
 from sennit.fuse.features import GroupFeatures, features_of
 from sennit.fuse.kernel_cost import Roofline, Staged
+from sennit.fuse.signature import signature
 from sennit.ir.graph import Graph
 from sennit.ir.strategy_check import Kernel
+
+KNOWN = {False: "no operator of it measured", True: "its operators measured one by one"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """`target` is log(seconds / seconds by parts), what the network predicts; `text` the group."""
+    """`target` is log(seconds / seconds by parts), what the network predicts; `text` the group; `known` says that its operators were measured."""
 
     model: str
+    known: bool
     text: str
     group: GroupFeatures
     seconds: float
@@ -65,8 +72,23 @@ def described(cluster: str) -> tuple[Device, OperatorCosts]:
     return device, OperatorCosts.of(device)
 
 
-def row_of(job: tuple[str, str]) -> Row | None:
-    line, cluster = job
+@cache
+def lone_operators(path: Path | None) -> dict[str, float]:
+    """Seconds by signature, compiled where that was measured."""
+    found: dict[str, float] = {}
+    if path is None:
+        return found
+    with gzip.open(path, "rt") as lines:
+        for row in map(json.loads, lines):
+            graph = Graph.parse(row["graph"])
+            key = signature(Kernel(graph.ops), frozenset(output.name for output in graph.outputs), graph.types())
+            if row.get("compiled", True) or key not in found:
+                found[key] = row["seconds"]
+    return found
+
+
+def row_of(job: tuple[str, str, Path | None]) -> Row | None:
+    line, cluster, operators = job
     found = json.loads(line)
     low, high = found["quartiles"]
     if high - low > 0.1 * found["seconds"]:
@@ -76,9 +98,10 @@ def row_of(job: tuple[str, str]) -> Row | None:
     if "kernels" not in found and any(op.kind == "aten.clone.default" and op.name in written for op in graph.ops):
         return None  # labelled when a copy kept the order of what it copied
     device, costs = described(cluster)
-    group = features_of(Kernel(graph.ops), written, Staged(Roofline.of(graph, device), costs))
+    staged = Staged(Roofline.of(graph, device), costs, lone_operators(operators))
+    group = features_of(Kernel(graph.ops), written, staged)
     target = math.log(found["seconds"] / group.compiled) if group.compiled > 0 else 0.0
-    return Row(root_of(found["from"]), found["graph"], group, found["seconds"], target)
+    return Row(root_of(found["from"]), operators is not None, found["graph"], group, found["seconds"], target)
 
 
 def lines_of(path: Path) -> dict[str, str]:
@@ -87,8 +110,8 @@ def lines_of(path: Path) -> dict[str, str]:
         return {json.loads(line)["graph"]: line for line in lines}
 
 
-def read(paths: list[Path], cluster: str, limit: int | None, jobs: int) -> list[Row]:
-    """Of a group that several files have, the label of the last."""
+def read(paths: list[Path], operators: Path | None, cluster: str, limit: int | None, jobs: int) -> list[Row]:
+    """Of a group that several files have, the label of the last. With operators, every group twice."""
     lines: dict[str, str] = {}
     for path in paths:
         lines.update(lines_of(path))
@@ -96,10 +119,12 @@ def read(paths: list[Path], cluster: str, limit: int | None, jobs: int) -> list[
     if limit is not None:
         wanted = wanted[:: max(1, len(wanted) // limit)]
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        found = pool.map(row_of, [(line, cluster) for line in wanted], chunksize=64)
+        found = pool.map(row_of, [(line, cluster, None) for line in wanted], chunksize=64)
+        if operators is not None:
+            found += pool.map(row_of, [(line, cluster, operators) for line in wanted], chunksize=64)
     rows = [row for row in found if row is not None and row.group.compiled > 0]
-    models = sorted({row.model for row in rows})
-    print(f"{len(rows)} groups of {', '.join(models)}; {len(wanted) - len(rows)} unsteady ones left out", flush=True)
+    models, groups = sorted({row.model for row in rows}), sum(not row.known for row in rows)
+    print(f"{groups} groups of {', '.join(models)}; {len(wanted) - groups} unsteady ones left out", flush=True)
     return rows
 
 
@@ -225,8 +250,13 @@ def folds(rows: list[Row], split: str, names: list[str] | None) -> list[Fold]:
     if split == "models":
         models = names or sorted({row.model for row in rows})
         return [Fold(name, frozenset(n for n, row in enumerate(rows) if row.model == name)) for name in models]
-    order = np.random.default_rng(0).permutation(len(rows))
-    return [Fold(f"random tenth {part}", frozenset(order[part::10].tolist())) for part in range(3)]
+    texts = sorted({row.text for row in rows})
+    np.random.default_rng(0).shuffle(texts)
+    tenths = [set(texts[part::10]) for part in range(3)]
+    return [
+        Fold(f"random tenth {part}", frozenset(n for n, row in enumerate(rows) if row.text in tenth))
+        for part, tenth in enumerate(tenths)
+    ]
 
 
 def compare(job: tuple[list[Row], Fold, Any, str]) -> dict[str, Any]:
@@ -256,11 +286,15 @@ def compare(job: tuple[list[Row], Fold, Any, str]) -> dict[str, Any]:
         predicted["graph network"], spread = predict(networks, held, device)
     if "boosted trees" in predicted and "graph network" in predicted:
         predicted["trees and network"] = 0.5 * (predicted["boosted trees"] + predicted["graph network"])
-    errors = {name: np.abs(np.exp(values - wanted) - 1) for name, values in predicted.items()}
-    if arguments.networks:
-        errors["its surest 80 %"] = errors["graph network"][spread <= np.quantile(spread, 0.8)]
+    errors: dict[bool, dict[str, Any]] = {}
+    for known in sorted({row.known for row in held}):
+        mine = np.array([row.known is known for row in held])
+        errors[known] = {name: np.abs(np.exp(values - wanted) - 1)[mine] for name, values in predicted.items()}
+        if arguments.networks:
+            sure = spread[mine] <= np.quantile(spread[mine], 0.8)
+            errors[known]["its surest 80 %"] = errors[known]["graph network"][sure]
     lines = [
-        {"model": row.model, "seconds": row.seconds, "group": row.text}
+        {"model": row.model, "known": row.known, "seconds": row.seconds, "group": row.text}
         | {name: float(row.group.compiled * math.exp(values[n])) for name, values in predicted.items()}
         for n, row in enumerate(held)
     ]
@@ -274,15 +308,17 @@ def line(name: str, error: Any) -> str:
 
 def comparisons(rows: list[Row], arguments: Any, device: str) -> None:
     work = [(rows, fold, arguments, device) for fold in folds(rows, arguments.split, arguments.held)]
-    pooled: dict[str, list[Any]] = {}
+    pooled: dict[tuple[bool, str], list[Any]] = {}
     lines: list[dict[str, Any]] = []
 
     def show(item: dict[str, Any]) -> None:
-        print(f"held out: {item['name']}, {len(item['lines'])} groups ({item['seconds']:.0f} s)")
+        print(f"held out: {item['name']} ({item['seconds']:.0f} s)")
         lines.extend(item["lines"])
-        for name, error in item["errors"].items():
-            print(line(name, error), flush=True)
-            pooled.setdefault(name, []).append(error)
+        for known, errors in item["errors"].items():
+            print(f" {KNOWN[known]}, {len(errors['roofline'])} groups")
+            for name, error in errors.items():
+                print(line(name, error), flush=True)
+                pooled.setdefault((known, name), []).append(error)
 
     if arguments.jobs > 1:
         with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
@@ -292,8 +328,11 @@ def comparisons(rows: list[Row], arguments: Any, device: str) -> None:
         for job in work:
             show(compare(job))
     print(f"all, each predicted by what never saw it; split by {arguments.split}")
-    for name, parts in pooled.items():
-        print(line(name, np.concatenate(parts)))
+    for known in sorted({known for known, _ in pooled}):
+        print(f" {KNOWN[known]}")
+        for (of, name), parts in pooled.items():
+            if of is known:
+                print(line(name, np.concatenate(parts)))
     if arguments.split == "models":
         print("  the target is a median of 4 % and a p90 of 8 % on models that were not seen")
     else:
@@ -307,6 +346,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--again", type=Path, nargs="*", default=[], help="newer labels of some of the groups")
+    parser.add_argument("--operators", type=Path, help="times of lone operators")
     parser.add_argument("--noise", type=Path, help="labels of some of the groups, made once more")
     parser.add_argument("--compare", action="store_true")
     parser.add_argument("--split", choices=("models", "operators"), default="models")
@@ -326,7 +366,8 @@ def main() -> None:
         return
     device = arguments.device
     start = time.perf_counter()
-    rows = read([arguments.data, *arguments.again], arguments.cluster, arguments.limit, max(1, arguments.jobs))
+    jobs = max(1, arguments.jobs)
+    rows = read([arguments.data, *arguments.again], arguments.operators, arguments.cluster, arguments.limit, jobs)
     print(f"read in {time.perf_counter() - start:.0f} s", flush=True)
     if arguments.out is not None:
         start = time.perf_counter()

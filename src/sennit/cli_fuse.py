@@ -20,7 +20,7 @@ from sennit.errors import ClusterError, PlanError, RunError
 
 if TYPE_CHECKING:
     from sennit.cluster import Cluster
-    from sennit.cost.database import Records
+    from sennit.cost.database import Database, Place
     from sennit.fuse.compare import Study, Variant
     from sennit.fuse.costs_torch import Chosen
     from sennit.fuse.model import StepModel
@@ -208,8 +208,9 @@ def _step_model(command: Fuse, graph: Graph, cluster: Cluster, count: int) -> tu
         if command.measured_channel:
             raise PlanError("--measured-channel without --profile", fix="name the profile that has the channel")
         return StepModel(graph, chosen.cost, channel), chosen
-    records, measured = _measured(command.profile, StepModel(graph, chosen.cost, channel))
-    chosen = choose_cost(graph, device, measured)
+    database, place = _measured(command.profile, StepModel(graph, chosen.cost, channel))
+    records = database.records(place)
+    chosen = choose_cost(graph, device, database.seconds(place), database.seconds(place, compiled=True))
     if command.measured_channel:
         found = next((item for item in records.channels if item.ranks == count), None)
         if found is None:
@@ -248,16 +249,15 @@ def _measure(command: Fuse, model: StepModel, cluster: Cluster, say: Progress) -
     return model, len(timer.measured)
 
 
-def _measured(path: Path, model: StepModel) -> tuple[Records, dict[str, float]]:
-    """The records of the place where most of the model's operators were measured, and their times by signature."""
+def _measured(path: Path, model: StepModel) -> tuple[Database, Place]:
+    """A database, and the place of it where most of the model's operators were measured."""
     from sennit.cost.database import load_database
     from sennit.fuse.signature import signature
 
     database = load_database(path)
     types = model.graph.types()
     asked = {signature(*model.question(single), types) for single in model.single}
-    place = database.place_for(asked)
-    return database.records(place), database.seconds(place)
+    return database, database.place_for(asked)
 
 
 def _read(path: Path) -> Strategy:

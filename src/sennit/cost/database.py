@@ -89,13 +89,13 @@ class Database(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         return place
 
-    def seconds(self, place: Place) -> dict[str, float]:
-        """By signature. Where a kernel was measured with several strides, plain ones count; of compiled and not, the faster."""
-        found: dict[str, tuple[bool, float]] = {}
+    def seconds(self, place: Place, *, compiled: bool = False) -> dict[str, float]:
+        """By signature. Where a kernel was measured with several strides, plain ones count; of compiled and not, the faster, or with `compiled` the compiled one where there is."""
+        found: dict[str, tuple[bool, bool, float]] = {}
         for kernel in self.records(place).kernels:
-            candidate = (bool(kernel.strides), kernel.seconds)
+            candidate = (bool(kernel.strides), compiled and not kernel.compiled, kernel.seconds)
             found[kernel.signature] = min(found.get(kernel.signature, candidate), candidate)
-        return {signature: seconds for signature, (_, seconds) in found.items()}
+        return {signature: seconds for signature, (_, _, seconds) in found.items()}
 
     def with_kernels(self, place: Place, kernels: Iterable[MeasuredKernel]) -> Database:
         records = self.records(place)

@@ -4,7 +4,7 @@
 
 The gap between two small kernels of a CUDA graph is shorter than a launch from the host: a pointwise kernel over a few elements takes 1.0 us on an H200 where a launch takes 2.5, one that fills the device 1.25, and reductions 1.6 and
 more, because a program has to wait for its own sums. The bandwidth is that of the cache while all that the group touches fits into half of it, and that of memory from one and a quarter times its size on; between the
-two the share that is found in the cache falls linearly. Convolutions in float32 run in TF32, as torch has them by default, in a fraction of the product's time by the profile.
+two the share that is found in the cache falls linearly. Where operators were measured one by one (`Staged.measured`), a product takes what it took, and a part is longer or shorter by as much as its longest operator was. Convolutions in float32 run in TF32, as torch has them by default, in a fraction of the product's time by the profile.
 
 The constants were read off the groups that were measured on an H200 (`benchmarks/fuse/data`), in parts of its launch and bandwidth; what they miss is for the network to learn.
 """
@@ -18,6 +18,7 @@ from sennit.fuse.compiled_parts import Part, Sort, parts_of
 from sennit.fuse.kernel_cost import Estimate, Staged
 from sennit.fuse.operator_class import moves_nothing, stem
 from sennit.ir.dtype import DType
+from sennit.ir.graph import Op
 from sennit.ir.strategy_check import Kernel
 
 __all__ = ["Compiled", "Split"]
@@ -51,24 +52,42 @@ class Compiled:
     def split(self, kernel: Kernel, written: frozenset[str]) -> Split:
         if all(moves_nothing(op) for op in kernel.body):
             return Split((), 0.0, 0.0, 0)
-        types, device = self.staged.roofline.types, self.staged.roofline.device
+        types = self.staged.roofline.types
         parts = parts_of(kernel, written, types)
         library = self._library(kernel, parts)
+        footprint = sum(types[name].bytes for name in kernel.reads) + sum(part.written for part in parts)
+        busy = [op for op in kernel.body if not moves_nothing(op)]
         others = [part for part in parts if part.sort is not Sort.LIBRARY]
-        inside = sum(part.written for part in parts)
-        footprint = sum(types[name].bytes for name in kernel.reads) + inside
-        gaps = sum(part.launches * _GAP[part.sort] + _filled(part) for part in others)
-        moved = sum(_SLOWNESS[part.sort] * (part.read + part.written) for part in others)
-        seconds = library + gaps * device.launch.value + moved * self._per_byte(footprint)
-        return Split(parts, seconds, library, footprint)
+        seconds = sum(self._modelled(part, footprint) * self._factor(part, busy) for part in others)
+        return Split(parts, library + seconds, library, footprint)
+
+    def _modelled(self, part: Part, footprint: int) -> float:
+        launches = part.launches * _GAP[part.sort] + _filled(part)
+        moved = _SLOWNESS[part.sort] * (part.read + part.written)
+        return launches * self.staged.roofline.device.launch.value + moved * self._per_byte(footprint)
+
+    def _factor(self, part: Part, busy: Sequence[Op]) -> float:
+        """What the longest operator of a part took, over what its own parts should take: of a part that is this operator alone, it makes the time the measured one. Pointwise operators that share a part are alike, and its
+        traffic decides."""
+        inside = [op for op in busy if op.name in part.ops] if self.staged.measured else []
+        if part.sort is Sort.POINT and len(inside) > 1:
+            return 1.0
+        known = [(seconds, op) for op in inside if (seconds := self.staged.as_measured(op)) is not None]
+        if not known:
+            return 1.0
+        seconds, op = max(known, key=lambda item: item[0])
+        alone = Compiled(self.staged.with_measured({})).split(
+            Kernel((op,)), frozenset(value.name for value in op.results)
+        )
+        return seconds / alone.seconds
 
     def _library(self, kernel: Kernel, parts: Sequence[Part]) -> float:
         called = {name for part in parts if part.sort is Sort.LIBRARY for name in part.ops}
         seconds = 0.0
         for op in kernel.body:
             if op.name in called:
-                is_float = op.results[0].type.dtype is DType.F32
-                factor = _TF32 if is_float and stem(op.kind).startswith("convolution") else 1.0
+                guessed = op.results[0].type.dtype is DType.F32 and self.staged.as_measured(op) is None
+                factor = _TF32 if guessed and stem(op.kind).startswith("convolution") else 1.0
                 seconds += factor * self.staged.alone(op)
         return seconds
 

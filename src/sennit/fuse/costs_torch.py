@@ -23,7 +23,7 @@ from sennit.fuse.known_cost import KnownCost
 from sennit.fuse.measured_search import Measure
 from sennit.fuse.model import StepModel
 from sennit.fuse.signature import signature
-from sennit.ir.graph import Graph, Op
+from sennit.ir.graph import Graph
 from sennit.ir.strategy_check import Kernel
 
 __all__ = ["Chosen", "Unfused", "choose_cost", "data_parallel_graph", "with_operators_measured"]
@@ -38,17 +38,12 @@ class Unfused:
     """Operators as they are, one after another: what a group takes that no compiler makes one."""
 
     staged: Staged
-    measured: Mapping[str, float]
 
     def estimate(self, kernel: Kernel, written: frozenset[str]) -> Estimate:
-        known = [self._known(op) for op in kernel.body]
+        known = [self.staged.as_measured(op) for op in kernel.body]
         seconds = [self.staged.alone(op) if it is None else it for op, it in zip(kernel.body, known, strict=True)]
         guessed = any(it is None and length > 0 for it, length in zip(known, seconds, strict=True))
         return Estimate(sum(seconds), _CPU_DEVIATION if guessed else 0.0)
-
-    def _known(self, op: Op) -> float | None:
-        results = frozenset(value.name for value in op.results)
-        return self.measured.get(signature(Kernel((op,)), results, self.staged.roofline.types))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +61,17 @@ def data_parallel_graph(graph: Graph, device: Device) -> Graph:
     return gradients_first(drawn)
 
 
-def choose_cost(graph: Graph, device: Device, measured: Mapping[str, float] | None = None) -> Chosen:
-    """`measured` are seconds by signature."""
+def choose_cost(
+    graph: Graph,
+    device: Device,
+    measured: Mapping[str, float] | None = None,
+    lone: Mapping[str, float] | None = None,
+) -> Chosen:
+    """`measured` are seconds by signature, of kernels as they run; `lone` those of operators, from which groups are estimated: compiled, where groups are. By default the same."""
+    measured = measured or {}
     is_cpu = device.kind.startswith("CPU")
     costs = OperatorCosts(device, load_profile(_CPU), carried=True) if is_cpu else OperatorCosts.of(device)
-    staged = Staged(Roofline.of(graph, device), costs)
+    staged = Staged(Roofline.of(graph, device), costs, measured if lone is None else lone)
     estimator: KernelCost = staged
     weights = _weights(device)
     if weights is not None:
@@ -79,13 +80,13 @@ def choose_cost(graph: Graph, device: Device, measured: Mapping[str, float] | No
         estimator = LearnedCost.load(weights, staged)
         source = f"estimator trained on groups measured on {device.kind}"
     elif is_cpu:
-        estimator = Unfused(staged, measured or {})
+        estimator = Unfused(staged)
         source = f"operators one by one, the profile {_CPU} carried over to {device.kind}"
     else:
         source = f"stages with the profile of {device.kind}" if device.profile else f"stages, roofline of {device.kind}"
     if measured:
         source = f"{len(measured)} measured kernels; else {source}"
-    return Chosen(KnownCost(graph.types(), estimator, measured or {}), source, not isinstance(estimator, Unfused))
+    return Chosen(KnownCost(graph.types(), estimator, measured), source, not isinstance(estimator, Unfused))
 
 
 def with_operators_measured(model: StepModel, cost: KnownCost, measure: Measure) -> StepModel:
@@ -96,11 +97,12 @@ def with_operators_measured(model: StepModel, cost: KnownCost, measure: Measure)
     cost.estimate_all(asked)
     unsure = cost.unsure(asked, _CPU_DEVIATION)
     types = model.graph.types()
-    known = dict(estimator.measured)
+    known = dict(estimator.staged.measured)
     for question, seconds in zip(unsure, measure(unsure), strict=True):
         if seconds is not None:
             known[signature(*question, types)] = seconds
-    return StepModel(model.graph, KnownCost(types, Unfused(estimator.staged, known), known), model.channel)
+    staged = estimator.staged.with_measured(known)
+    return StepModel(model.graph, KnownCost(types, Unfused(staged), known), model.channel)
 
 
 def _weights(device: Device) -> Path | None:

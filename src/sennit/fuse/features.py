@@ -7,13 +7,13 @@ A group becomes a small graph. Each operator is a node, and so is each value tha
     log2 of the innermost size, of the size that it reduces over         how it lies
     log2 of m, n, k and batch of a product                               how a library cuts it
     log2 of the largest powers of two in m, n and k, up to 64            whether its rows are aligned
-    log2 of its own time in nanoseconds, by the device's profile
+    log2 of its own time in nanoseconds, as measured, else by the device's profile
     log2 of the next power of two over what it reduces over              what a program over whole rows wastes
     log2 of the elements and the bytes of the part that it is in         what it is compiled with (`compiled_parts.py`)
-    flags: float32, half precision, integer; a view, a view with another innermost dim, a reduction, one over the innermost dim, a product; written for others, broadcast; the sort of its
+    flags: its own time was measured; float32, half precision, integer; a view, a view with another innermost dim, a reduction, one over the innermost dim, a product; written for others, broadcast; the sort of its
     part, and whether that part writes its result to memory
 
-and the group as a whole the logarithms of its time by the roofline, by stages, unfused (`kernel_cost.py`) and by parts (`compiled_cost.py`), of its bytes, counts of operators, inputs, outputs and reductions, and for
+and the group as a whole the logarithms of its time by the roofline, by stages, unfused (`kernel_cost.py`), of the longest operator of each part and by parts (`compiled_cost.py`), of its bytes, counts of operators, inputs, outputs and reductions, and for
 each sort of part its launches, bytes, elements, the longest reduction and the most results. The estimator predicts the logarithm of time over time by parts, so sizes that were never seen change what is predicted little.
 """
 
@@ -118,9 +118,9 @@ KINDS = (
     "slice",
 )
 _SIZES = 16
-_FLAGS = 16
+_FLAGS = 17
 NODE_WIDTH = len(KINDS) + _SIZES + _FLAGS
-GLOBAL_WIDTH = 17 + 5 * len(Sort)
+GLOBAL_WIDTH = 18 + 5 * len(Sort)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +158,7 @@ def features_of(kernel: Kernel, written: frozenset[str], staged: Staged) -> Grou
         _log(roofline * 1e9),
         _log(by_stages * 1e9),
         _log(sum(staged.alone(op) for op in busy) * 1e9),
+        _log(_longest(busy, split, staged) * 1e9),
         _size(traffic(kernel, written, types)),
         _size(sum(types[name].bytes for name in kernel.reads)),
         log2(1 + len(busy)),
@@ -176,6 +177,11 @@ def features_of(kernel: Kernel, written: frozenset[str], staged: Staged) -> Grou
         by_stages,
         split.seconds,
     )
+
+
+def _longest(busy: list[Op], split: Split, staged: Staged) -> float:
+    """Seconds of the longest operator of each part, added up."""
+    return sum(max((staged.alone(op) for op in busy if op.name in part.ops), default=0.0) for part in split.parts)
 
 
 def _of_parts(split: Split) -> list[float]:
@@ -225,7 +231,7 @@ def _types(dtype: DType) -> list[bool]:
 def _input(kind: TensorType) -> NDArray[np.float32]:
     inner = kind.shape[-1] if kind.shape else 1
     sizes = [0.0, _size(kind.bytes), _size(kind.elements), log2(1 + inner), *([0.0] * (_SIZES - 4))]
-    flags = [*_types(kind.dtype), *([False] * 6), kind.elements <= 1, *([False] * (_FLAGS - 10))]
+    flags = [False, *_types(kind.dtype), *([False] * 6), kind.elements <= 1, *([False] * (_FLAGS - 11))]
     return _row("input", sizes, flags)
 
 
@@ -251,6 +257,7 @@ def _operator(
         _size(part.read + part.written) if part is not None else 0.0,
     ]
     flags = [
+        staged.as_measured(op) is not None,
         *_types(result.dtype),
         kind is Class.VIEW,
         stem(op.kind) == "permute" and bool(first) and op.args[1][-1] != len(first) - 1,  # type: ignore[index]

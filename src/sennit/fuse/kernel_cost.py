@@ -13,6 +13,8 @@ measured profiles and the learned estimator give the same type.
     seconds = sum over the stages of (bytes into and out of the stage / bandwidth + launch) + seconds of the product
 
 with the product, or an operator that is alone, by the device's measured profile where it has one. What views of one value show of it counts once; of a table that is looked up in, what is found.
+
+Operators that were measured one by one (`Staged.measured`, by signature) take the time that they took: that is known of a model before any of its groups is.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from sennit.cluster import Device
 from sennit.cost import OperatorCosts
 from sennit.cost.operator import operator_cost
 from sennit.fuse.operator_class import Class, classify, moves_nothing, picks
+from sennit.fuse.signature import signature
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Graph, Op
 from sennit.ir.layout import Layout
@@ -95,11 +98,13 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Kernels of a graph on a device, by stages, with the device's profile."""
+    """Kernels of a graph on a device, by stages, with the device's profile. `measured` are seconds of lone operators, by signature."""
 
     roofline: Roofline
     costs: OperatorCosts
+    measured: Mapping[str, float] = field(default_factory=dict)
     known: dict[str, float] = field(default_factory=dict)  # seconds of single operators, by name
+    found: dict[str, float | None] = field(default_factory=dict)  # of them what was measured, by name
 
     @classmethod
     def of(cls, graph: Graph, device: Device) -> Staged:
@@ -126,13 +131,30 @@ class Staged:
         if moves_nothing(op):
             return 0.0
         if op.name not in self.known:
-            types = self.roofline.types
-            self.known[op.name] = self.costs.cost(as_step(op), types).seconds
-            if picks(op):
-                made = sum(value.type.bytes for value in op.results)
-                device = self.roofline.device
-                self.known[op.name] = min(self.known[op.name], 3 * made / device.bandwidth.value + device.launch.value)
+            seconds = self.as_measured(op)
+            self.known[op.name] = self._by_profile(op) if seconds is None else seconds
         return self.known[op.name]
+
+    def as_measured(self, op: Op) -> float | None:
+        """Seconds of one operator, where it was measured."""
+        if not self.measured:
+            return None
+        if op.name not in self.found:
+            results = frozenset(value.name for value in op.results)
+            self.found[op.name] = self.measured.get(signature(Kernel((op,)), results, self.roofline.types))
+        return self.found[op.name]
+
+    def with_measured(self, measured: Mapping[str, float]) -> Staged:
+        """The same, with other operators measured."""
+        return Staged(self.roofline, self.costs, measured)
+
+    def _by_profile(self, op: Op) -> float:
+        seconds = self.costs.cost(as_step(op), self.roofline.types).seconds
+        if not picks(op):
+            return seconds
+        made = sum(value.type.bytes for value in op.results)
+        device = self.roofline.device
+        return min(seconds, 3 * made / device.bandwidth.value + device.launch.value)
 
     def _stage(self, stage: list[Op], kernel: Kernel, written: frozenset[str]) -> float:
         if len(stage) == 1:
