@@ -4,6 +4,7 @@
  *
  * | what | a rank |
  * |---|---|
+ * | meet | waits for all others: what any collective takes at least |
  * | copy | copies its own array, cached: reads it and writes another |
  * | copy_past | the same past the cache |
  * | stage | copies its own array into a tile of shared memory, again and again: tiles that another rank has just read |
@@ -197,6 +198,7 @@ static void run(void)
     memset(tile_of(rank, 0), 0, SLOTS * 2 * TILE);
     int next = (rank + 1) % ranks;
     size_t part = TILE / ranks;
+    MEASURE("meet", 0, 50, , meet());
     MEASURE("copy", ARRAY, 1, , memcpy(other, own, ARRAY));
     MEASURE("copy_past", ARRAY, 1, , copy_past(other, own, ARRAY));
     MEASURE("stage", TILE, 1, (memset(tile_of(rank, 0), 1, TILE), meet(), memcpy(other, tile_of(next, 0), TILE)), memcpy(tile_of(rank, 0), own, TILE));

@@ -1,6 +1,6 @@
 """What the memory of this machine allows, beside what the runtime reaches: bounds of collectives between processes of one host.
 
-    python benchmarks/collective/memory_ceiling.py [--ranks 8 4] [--rounds 7]
+    python benchmarks/collective/memory_ceiling.py [--ranks 8 4] [--rounds 7] [--json F]
 
 `memory_ceiling.c`, compiled here with `cc`, measures copies with all ranks at once, from their own memory and from the caches of other cores, and an all-reduce written by hand for this one case. Then
 the core of the runtime runs the same collectives (`ShmGroup` on numpy, f32, the all-reduce and the broadcast in place), in processes of its own. Each rank runs on one core of its share.
@@ -21,6 +21,7 @@ or, of an all_to_all, n (p-1)/p pulled by the kernel and n / p copied, if that i
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import platform
@@ -131,22 +132,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 4])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="what was found, for reach.py")
     options = parser.parse_args()
     print(f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, load before {os.getloadavg()[0]:.1f}")
+    found: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory(prefix="sennit-ceiling-") as folder:
         program = Path(folder) / "memory_ceiling"
         subprocess.run(["cc", "-O3", "-march=native", "-o", program, HERE / "memory_ceiling.c"], check=True)
         for ranks in options.ranks:
             hand, core = by_hand(program, ranks), by_core(ranks, options.rounds)
+            meet = hand.pop(("meet", 0))
             rate = {what: size / time / 1e3 for (what, size), time in hand.items()}
             print(f"\n{ranks} ranks at once, GB/s of each:")
+            print(f"   meet {meet:7.2f} us")
             for what in ("copy", "copy_past", "stage", "fetch", "add_up", "pull"):
                 print(f"   {what:10} {rate[what]:7.1f}")
             print(f"{'':16}{'':12}{'bound us':>10}{'core':>10}{'share':>8}{'by hand':>10}")
             for name, size in CASES:
                 bound, mine = bound_of(name, size, ranks, rate), core[name, size]
+                record = {"ranks": ranks, "collective": name, "bytes": size, "meet": meet, "bound": bound, "core": mine}
+                found.append(record | {"by hand": hand.get((name, size))})
                 best = f"{hand[name, size]:10.1f}" if (name, size) in hand else ""
                 print(f"{name:16}{size >> 10:8d} KiB{bound:10.1f}{mine:10.1f}{bound / mine:8.2f}{best}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1))
     return 0
 
 

@@ -11,8 +11,7 @@ with stride(T) <= T / chunks + alignment. T is the same on all ranks, whatever t
 
 **Direct.** Where the kernel lets ranks read each other's memory, a call that only moves inputs to outputs needs no staging and no tiles: who needs a
 part of an input reads it where the user has it. That pays where no other rank reads the same part (all_to_all, scatter): else one copy into staging serves
-all of them. Below `_DIRECT_FROM` a call into the kernel for each peer takes longer than a second copy. From `_DIRECT_BELOW` on the arrays of all ranks are more than their cache holds,
-and the kernel copies through the cache, where staging writes outputs past it. `goes_directly` is the rule, the same on all ranks.
+all of them. Below `_DIRECT_FROM` a call into the kernel for each peer takes longer than a second copy. `goes_directly` is the rule, the same on all ranks.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ CACHE = 32 << 20  # bytes that cores share, where the system does not say
 _SLOT_USED = 3 << 17
 # bytes of a part; measured on 16 x86_64 cores with 4 and 8 ranks (benchmarks/collective/shm_variants.py), as the next
 _DIRECT_FROM = {CollectiveName.ALL_TO_ALL: 32 << 10, CollectiveName.SCATTER: 32 << 10}
-_DIRECT_BELOW = 96 << 20  # bytes of the outputs of all ranks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +107,7 @@ class LoadedCode:
         if least is not None:
             return part_bytes >= least
         pays_from = _DIRECT_FROM.get(collective.name)
-        return pays_from is not None and part_bytes >= pays_from and part_bytes * self.code.ranks**2 < _DIRECT_BELOW
+        return pays_from is not None and part_bytes >= pays_from
 
     def used_at_all(self, buffer: int) -> bool:
         return self.used[buffer] or self.touched[buffer]
