@@ -84,13 +84,12 @@ def test_the_narrow_kernel_has_the_gradients_of_attention(causal: bool) -> None:
 def test_a_gpt_on_a_gpu_equals_eager(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     config = GPTConfig(vocabulary=64, context=64, width=64, heads=4, layers=2)
-    model: nn.Module = GPT(config).to(dtype)
-    batch = random_batch(config, 4)
+    model: nn.Module = GPT(config).to("cuda", dtype)
+    batch = tuple(item.cuda() for item in random_batch(config, 4))
     program = lower(propagate(data_parallel(capture(model, batch, name="GPT"), Mesh.parse("dp=2"))))
     fused = fuse_attention(program, "cuda")
     kernels = {s.kind for lane in fused.lanes for s in lane.steps if isinstance(s, Compute) and "dot_product" in s.kind}
     assert len(kernels) == 2  # forward and backward
-    model, batch = model.cuda(), tuple(item.cuda() for item in batch)
     state = {path: item.detach() for path, item in model.named_parameters(remove_duplicate=False)}
     state |= {"tokens": batch[0], "targets": batch[1], "tangent": torch.ones((), dtype=dtype, device="cuda")}
     found = run_in_process(fused, state)
