@@ -242,6 +242,11 @@ class Grid:
                 blocks[dim] = blocks.get(dim, 1) * position.size
         return sorted(blocks.items())
 
+    def run(self) -> int:
+        """Elements of a part that lie in a row in the result too."""
+        last = max(index for index, position in enumerate(self.result) if position in self.came)
+        return prod(position.size for position in self.result[last + 1 :])
+
     def parts(self, value: Any, numbers: Sequence[Table], names: tuple[str, ...]) -> list[Any]:
         """The parts with the given numbers, each one for each device or one for all."""
         taken = []
