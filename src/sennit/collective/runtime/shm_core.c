@@ -60,7 +60,6 @@ static void relax(void)
 
 /* Of spinning, however many others want the core: a few microseconds, which is how far ranks that run at the same time are apart. */
 #define LEAST_SPIN 64
-#define SHY (2 * LEAST_SPIN) /* who spins less has met others on its core not long ago */
 
 typedef struct {
     int rounds, asleep, crowded; /* the last: others wanted the core meanwhile */
@@ -92,19 +91,16 @@ static int idle_once(Group *group, Idle *idle)
     int64_t now = nanoseconds();
     if (!idle->since)
         idle->since = now;
-    /* With a core for each rank, who else wants it is no rank: threads of a library that spin, and run for milliseconds once they are let. A sleeper that is woken comes before them, one that yields does not. */
-    int strangers = group->spin_limit > 0, is_shy = strangers && spin < SHY;
-    if (!is_shy && idle->rounds < spin + group->yields && now - idle->since < YIELD_LIMIT) {
+    if (idle->rounds < spin + group->yields && now - idle->since < YIELD_LIMIT) {
         sched_yield();
         /* a yield that took long let others run, whose time spinning takes */
         if (nanoseconds() - now > 3000) {
             int least = group->spin_limit < LEAST_SPIN ? group->spin_limit : LEAST_SPIN;
             idle->crowded = 1;
-            atomic_store_explicit(&group->spin, !strangers && spin / 2 > least ? spin / 2 : least, memory_order_relaxed);
+            atomic_store_explicit(&group->spin, spin / 2 > least ? spin / 2 : least, memory_order_relaxed);
         }
         return 1;
     }
-    idle->crowded |= is_shy;
     if (!idle->asleep) { /* say so first, then look once more */
         atomic_fetch_add(&door->sleepers, 1);
         idle->asleep = 1;
@@ -120,14 +116,12 @@ static int idle_once(Group *group, Idle *idle)
     return nanoseconds() - idle->since < group->patience;
 }
 
-/* Something went on: the next wait starts anew. If nobody else wanted the core, it may spin longer next time; after others did, not before many short waits. With more ranks than cores the limit is none. */
+/* Something went on: the next wait starts anew. If nobody else wanted the core, it may spin longer next time. With more ranks than cores the limit is none. */
 static void went_on(Group *group, Idle *idle)
 {
     int spin = atomic_load_explicit(&group->spin, memory_order_relaxed);
-    if (idle->rounds && !idle->crowded && spin < group->spin_limit) {
-        int more = spin < SHY ? spin + 1 : spin * 2;
-        atomic_store_explicit(&group->spin, more < group->spin_limit ? more : group->spin_limit, memory_order_relaxed);
-    }
+    if (idle->rounds && !idle->crowded && spin < group->spin_limit)
+        atomic_store_explicit(&group->spin, spin * 2 < group->spin_limit ? spin * 2 : group->spin_limit, memory_order_relaxed);
     awake(group, idle);
     *idle = (Idle){0};
 }
