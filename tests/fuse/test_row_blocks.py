@@ -17,7 +17,8 @@ from sennit.fuse.clock import Sharing
 from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.model import Channel, Grouping, KernelOrder, StepModel
 from sennit.fuse.profile_torch import MeasuredCost
-from sennit.fuse.program_torch import RowBlocks, StepProgram
+from sennit.fuse.products_torch import RowBlocks
+from sennit.fuse.program_torch import StepProgram
 from sennit.fuse.row_blocks import RowProduct, blocks, ready_fractions, row_products
 from sennit.fuse.search_options import SearchOptions
 from sennit.ir.graph import Graph

@@ -47,6 +47,7 @@ from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.looked_up import ROWS, looked_up, parameter_of, rows_apart
 from sennit.fuse.network_threads import Preference, ordinary
 from sennit.fuse.network_threads import network_first as prefer_network
+from sennit.fuse.products_torch import RowBlocks
 from sennit.fuse.program_torch import StepProgram
 from sennit.fuse.tune_torch import Trial, Tuning, is_preference_worth, tune
 from sennit.fuse.update_torch import DeferredStep
@@ -112,8 +113,6 @@ class DataParallel(nn.Module):
         self._modes = [(module, module.training) for module in model.modules()]
         self._loss_key, self._results, self._new_buffers = self._outputs()
         self._step: DeferredStep | None = DeferredStep(optimizer) if optimizer is not None else None
-        # gradients of which some rows have come: what belongs to all of them, and how many elements are missing
-        self._kept: dict[str, tuple[Tensor | None, int]] = {}
         self._owed: dict[int, bool] = {}  # buckets of the last backward pass that were not waited for yet
         self._synchronise = True
         self._sent_buffers: Together | None = None  # the first rank's, on their way
@@ -287,9 +286,9 @@ class DataParallel(nn.Module):
             packed = self._channel.packed
             indices = {path: values[item.indices] for path, item in packed.items()}
             self._channel.begin(indices, [path for path in packed if self.sent[path].grad is not None])
-            self._program.backward(values, self._take, self._take_part)
+            self._program.backward(values, self._take, self._take_product)
         else:
-            self._program.backward(values, self._keep, self._keep_part)
+            self._program.backward(values, self._keep, self._keep_product)
         values.clear()
         if self._synchronise:
             self._owed = dict.fromkeys(range(len(self.strategy.buckets)), True)
@@ -307,27 +306,22 @@ class DataParallel(nn.Module):
             parameter.grad = None
         self._channel.put(path, gradient)
 
-    def _take_part(self, path: str, start: int, part: Tensor) -> None:
-        """Rows of a gradient are there, to be sent."""
+    def _take_product(self, path: str, product: RowBlocks, left: Tensor, right: Tensor) -> None:
+        """A gradient is left @ right, to be sent."""
         parameter = self.sent[path]
-        before, left = self._kept.pop(path, (parameter.grad, parameter.numel()))
-        parameter.grad = None
-        if left > part.numel():
-            self._kept[path] = before, left - part.numel()
-        if before is not None:
-            part = before.reshape(-1)[start : start + part.numel()].view_as(part) + part
-        self._channel.put_part(path, start, part)
+        before, parameter.grad = parameter.grad, None
+        if before is None:
+            self._channel.put_product(path, product, left, right)
+            return
+        flat = before.reshape(-1)
+        for start, part in product(left, right):
+            self._channel.put_part(path, start, flat[start : start + part.numel()].view_as(part) + part)
 
-    def _keep_part(self, path: str, start: int, part: Tensor) -> None:
-        """Rows of a gradient are there, and stay on this rank."""
+    def _keep_product(self, path: str, product: RowBlocks, left: Tensor, right: Tensor) -> None:
+        """A gradient is left @ right, and stays on this rank. In one piece: nothing leaves earlier in several."""
         parameter = self.sent[path]
-        whole, left = self._kept.pop(path, (None, parameter.numel()))
-        whole = torch.empty_like(parameter) if whole is None else whole
-        whole.view(-1)[start : start + part.numel()] = part.reshape(-1)
-        if left > part.numel():
-            self._kept[path] = whole, left - part.numel()
-        else:
-            self._keep(path, whole)
+        gradient = torch.mm(left, right)
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
     def _keep(self, path: str, gradient: Tensor) -> None:
         """A gradient is there, and stays on this rank."""
