@@ -95,7 +95,9 @@ def handed_on(kernels: Sequence[Kernel], kept: Collection[str], whole: Collectio
             memory[value.name] = frozenset({_OUTSIDE}) if op.name in whole else read if is_view else frozenset({pieces})
     count = Counter(piece for name in kept for piece in memory.get(name, ()))
     return frozenset(
-        name for name in kept if name in memory and all(piece != _OUTSIDE and count[piece] == 1 for piece in memory[name])
+        name
+        for name in kept
+        if name in memory and all(piece != _OUTSIDE and count[piece] == 1 for piece in memory[name])
     )
 
 

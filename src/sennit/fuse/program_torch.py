@@ -23,7 +23,7 @@ would, and it can be read: `StepProgram.source` is what runs.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, nan
 from typing import Any
@@ -137,7 +137,10 @@ class StepProgram:
         own = handed_on(found[:count], left, self._inside(found[:count])) - self._returned
         backward = self._written(found[count:], frozenset(), {}, own)
         self.source = "\n\n".join(
-            (forward.source("def forward(values, settle):"), backward.source("def backward(values, gradient, product):"))
+            (
+                forward.source("def forward(values, settle):"),
+                backward.source("def backward(values, gradient, product):"),
+            )
         )
         name = f"<sennit.DataParallel of {graph.name}: {strategy.name}>"
         exec(compile(self.source, name, "exec"), self._namespace)
@@ -219,6 +222,8 @@ class StepProgram:
             arguments = [_show(arg, writing) for arg in op.args]
             arguments += [f"{key}={_show(arg, writing)}" for key, arg in op.kwargs]
             arguments += ["device=device"] if takes_device(op) else []
+            if op.kind == "aten.clone.default":  # in order: else the view behind it copies a second time
+                arguments.append("memory_format=torch.contiguous_format")
             reads = [writing.env[name] for name in op.reads]
             call = f"{self._target(op, in_place=op.name in over)}({', '.join(arguments)})"
             variables = [writing.variable() for _ in op.results]

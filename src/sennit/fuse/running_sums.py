@@ -19,7 +19,7 @@ A term stands right before its sum, and nothing else reads it. Small products ar
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sennit.ir.graph import Op, Ref
@@ -82,7 +82,9 @@ def running_sums(
                     found |= {**dict.fromkeys(product[1]), op.name: ProductTerm(total, *product[0])}
                 elif body[place - 1].name == term and term in private and (slot := _slice(body[place - 1])):
                     start = _slice(made[total]) if total in made and total in private else None
-                    dim, taken = (start.dim, frozenset({start.index})) if start else indices.get(total, (-1, frozenset()))
+                    dim, taken = (
+                        (start.dim, frozenset({start.index})) if start else indices.get(total, (-1, frozenset()))
+                    )
                     if slot.dim == dim and slot.index not in taken:
                         found |= {total: start} if start else {}
                         found |= {term: None, op.name: SliceTerm(total, slot.of, dim, slot.index)}
