@@ -251,10 +251,11 @@ def make_variants(
     for cap in CAPS_FEW:
         variants[f"DDP {cap} MB, network first"] = variants[f"DDP {cap} MB"]
     add("no overlap", lambda model, _, __: model)
-    ours("tensor only", across_steps=False)
     ours("across steps")
-    alike = variants["tensor only"][0]
-    ours("none", strategy=apart(alike.strategy), network_first=alike.preference is not Preference.NONE)
+    if arguments.ablation:
+        ours("tensor only", across_steps=False)
+        alike = variants["tensor only"][0]
+        ours("none", strategy=apart(alike.strategy), network_first=alike.preference is not Preference.NONE)
     if arguments.compiled:
         for cap in CAPS_FEW:
             add(
@@ -356,6 +357,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--no-ablation", dest="ablation", action="store_false", help='without "tensor only" and "none"')
     parser.add_argument("--turns", type=int, default=4, help="turns of tuning's trials")
     parser.add_argument("--trial-steps", type=int, default=3, help="steps of a trial in a turn")
     parser.add_argument("--cores", type=int, default=1, help="cores of a rank")
