@@ -24,6 +24,7 @@ With `--json` the file is written after tuning and after each round, and what it
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -251,10 +252,11 @@ def make_variants(
     for cap in CAPS_FEW:
         variants[f"DDP {cap} MB, network first"] = variants[f"DDP {cap} MB"]
     add("no overlap", lambda model, _, __: model)
-    ours("tensor only", across_steps=False)
     ours("across steps")
-    alike = variants["tensor only"][0]
-    ours("none", strategy=apart(alike.strategy), network_first=alike.preference is not Preference.NONE)
+    if arguments.ablation:
+        ours("tensor only", across_steps=False)
+        alike = variants["tensor only"][0]
+        ours("none", strategy=apart(alike.strategy), network_first=alike.preference is not Preference.NONE)
     if arguments.compiled:
         for cap in CAPS_FEW:
             add(
@@ -336,12 +338,28 @@ def report(name: str, found: dict[str, Any]) -> None:
     first = {title: value for title, value in medians.items() if title.startswith("DDP") and "first" in title}
     if first:
         print(f"  over the best DDP with the network's threads first: {min(first.values()) / ours:.2f}")
+    print(f"  {clock_error(found['tried'])}")
     for title, trials in found["tried"].items():
         print(f"  {title} has the network's threads first: {found.get('preferences', {}).get(title, 'real time')}")
         print(f"  {title} was chosen among (simulated ms, measured ms without updates):")
         for strategy, buckets, simulated, measured in trials:
             print(f"    {strategy:24s} {buckets:3d} buckets {1e3 * simulated:8.1f} {1e3 * measured:8.1f}")
     sys.stdout.flush()
+
+
+def clock_error(tried: dict[str, Any]) -> str:
+    """How far the clock is from what tuning measured, over the candidates without compiled kernels, and whether it ranks those of "across steps"."""
+    trials = {
+        title: [(simulated, measured) for _, _, simulated, measured in tried.get(title, ()) if measured]
+        for title in ("tensor only", "across steps")
+    }
+    errors = sorted(abs(one - other) / other for pairs in trials.values() for one, other in pairs)
+    if len(trials["across steps"]) < 2:
+        return "the clock: too few candidates were run"
+    signs = [(a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in itertools.combinations(trials["across steps"], 2)]
+    tau = 2 * sum(signs) / len(signs) - 1
+    p95 = errors[int(0.95 * len(errors))]
+    return f"the clock over {len(errors)} candidates: median error {statistics.median(errors):.1%}, p95 {p95:.1%}; tau of those across steps {tau:.2f}"
 
 
 def main() -> None:
@@ -356,6 +374,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--no-ablation", dest="ablation", action="store_false", help='without "tensor only" and "none"')
     parser.add_argument("--turns", type=int, default=4, help="turns of tuning's trials")
     parser.add_argument("--trial-steps", type=int, default=3, help="steps of a trial in a turn")
     parser.add_argument("--cores", type=int, default=1, help="cores of a rank")

@@ -48,7 +48,7 @@ def let_kernels_sleep(owner: Any, seconds: Mapping[str, float]) -> None:
 
     forward, backward = events(found[:count], needs), events(found[count:], {})
     owner._program.forward = lambda _, settle: _run(*forward, settle)
-    owner._program.backward = lambda _, gradient, part: _run(*backward, lambda path: gradient(path, gradients[path]))
+    owner._program.backward = lambda _, gradient, product: _run(*backward, lambda path: gradient(path, gradients[path]))
 
 
 def stand_apart() -> None:

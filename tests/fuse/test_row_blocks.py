@@ -16,8 +16,9 @@ from sennit.fuse.bucket_search import judged, solve_buckets
 from sennit.fuse.clock import Sharing
 from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.model import Channel, Grouping, KernelOrder, StepModel
+from sennit.fuse.products_torch import RowBlocks
 from sennit.fuse.profile_torch import MeasuredCost
-from sennit.fuse.program_torch import RowBlocks, StepProgram
+from sennit.fuse.program_torch import StepProgram
 from sennit.fuse.row_blocks import RowProduct, blocks, ready_fractions, row_products
 from sennit.fuse.search_options import SearchOptions
 from sennit.ir.graph import Graph
@@ -69,9 +70,10 @@ def test_a_cut_product_is_written_in_blocks_and_its_views_are_not(graph: Graph) 
     others = [output.path for output in graph.outputs if output.path not in ("", "head.weight")]
     strategy = Strategy("cut", (), (*head, Bucket(tuple(map(Part, others)))))
     source = StepProgram(graph, strategy, torch.device("cpu")).source
-    assert source.count("in rows_head_weight(") == 1
+    assert source.count("product('head.weight', rows_head_weight, ") == 1
     assert "gradient('head.weight'" not in source
-    assert source.count("gradient(") == len(others)
+    assert source.count("gradient(") + source.count("product('") == len(others) + 1
+    assert {path for path in row_products(graph) if f"product({path!r}" not in source} == set()
 
 
 def test_the_clock_lets_a_bucket_leave_with_its_block(graph: Graph) -> None:

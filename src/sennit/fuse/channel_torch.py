@@ -1,6 +1,6 @@
 """Gradients on their way: buckets packed, reduced and waited for, in one order on all ranks.
 
-Each bucket has one flat buffer, made once. A gradient is scaled by 1 / ranks while it is copied in, as DDP does, then the bucket is summed over the ranks. Buckets are
+Each bucket has one flat buffer, made once. A gradient is scaled by 1 / ranks while it is copied in, as DDP does, or, where a product makes it, computed in its place; then the bucket is summed over the ranks. Buckets are
 issued in the order of the strategy: one that is ready out of turn waits for those before it. The group runs one collective at a time, in the order of issue, so the order on
 the wire is the order of the strategy on every rank, and no two ranks can wait for each other. Shares of a bucket that was reduced to shares are gathered when it is
 waited for: all ranks wait in the same order too.
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from sennit.errors import RunError
 from sennit.fuse.looked_up import ROWS, LookUp, parameter_of
+from sennit.fuse.products_torch import RowBlocks
 from sennit.ir.strategy import Bucket, Reduce
 
 __all__ = ["GradientChannel", "serial_group"]
@@ -129,6 +130,7 @@ class GradientChannel:
             where.sort(key=lambda item: self._span(*item)[0])
         # once: to cut views anew for each gradient costs more than the copy of a small one
         self.pieces = {path: [self._piece(*place) for place in where] for path, where in self.places.items()}
+        self.in_rows: dict[str, tuple[list[_Piece], list[Tensor]]] = {}  # gradients that products make, once asked for
         self.issued = 0  # how many of the buckets are under way or done
 
     def _slot(self, bucket: Bucket, device: torch.device) -> _Slot:
@@ -261,6 +263,29 @@ class GradientChannel:
                 piece.missing -= high - low
                 piece.slot.missing -= not piece.missing
         self._send()
+
+    def put_product(self, path: str, product: RowBlocks, left: Tensor, right: Tensor) -> None:
+        """A gradient is left @ right: computed in the place from which it travels where its blocks lie there as they are, and off with each bucket once its rows are there."""
+        if path not in self.in_rows:
+            self.in_rows[path] = self._in_rows(path, product)
+        pieces, places = self.in_rows[path]
+        written = product.written(left, right, places, 1.0 / self.ranks) if places else None
+        if written is None:
+            for start, block in product(left, right):
+                self.put_part(path, start, block)
+            return
+        for piece, _ in zip(pieces, written, strict=True):
+            piece.slot.missing -= 1
+            self._send()
+
+    def _in_rows(self, path: str, product: RowBlocks) -> tuple[list[_Piece], list[Tensor]]:
+        """For each block of rows its piece, and the place in it, as rows. Nothing where one ends inside a row, or packed rows travel."""
+        by_span = {(piece.start, piece.stop): piece for piece in self.pieces[path]}
+        spans = [(start * product.width, stop * product.width) for start, stop in product.rows]
+        if path in self.packed or by_span.keys() != set(spans):
+            return [], []
+        pieces = [by_span[span] for span in spans]
+        return pieces, [piece.view.view(-1, product.width) for piece in pieces]
 
     def _send(self) -> None:
         """Off with the buckets that are full and next."""

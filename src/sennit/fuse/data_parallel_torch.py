@@ -9,7 +9,7 @@
 
 The model is captured once (`capture/`): forward and backward as one graph. A strategy, given or found by search, says which operators run as one kernel and how
 gradients travel. `forward` runs the forward kernels and returns what the model returns; `backward` of its loss runs the backward kernels (`program_torch.py`), and
-hands each gradient to its bucket the moment it is made (`channel_torch.py`).
+hands each gradient to its bucket the moment it is made (`gradients_torch.py`, `channel_torch.py`).
 
 **Waits.** A bucket with `wait=step` is waited for when the backward pass ends: then `parameter.grad` is there, as after DDP's backward. A bucket with
 `wait=next` is still on its way then. `optimizer.step()` does not touch its parameters; they are updated in the next forward pass, right before the first kernel
@@ -44,6 +44,7 @@ from sennit.fuse.channel_torch import GradientChannel, serial_group
 from sennit.fuse.draws_torch import with_torch_draws
 from sennit.fuse.first_rank_torch import Together, broadcast
 from sennit.fuse.gradient_order import gradients_first
+from sennit.fuse.gradients_torch import Gradients
 from sennit.fuse.looked_up import ROWS, looked_up, parameter_of, rows_apart
 from sennit.fuse.network_threads import Preference, ordinary
 from sennit.fuse.network_threads import network_first as prefer_network
@@ -112,9 +113,7 @@ class DataParallel(nn.Module):
         self._modes = [(module, module.training) for module in model.modules()]
         self._loss_key, self._results, self._new_buffers = self._outputs()
         self._step: DeferredStep | None = DeferredStep(optimizer) if optimizer is not None else None
-        # gradients of which some rows have come: what belongs to all of them, and how many elements are missing
-        self._kept: dict[str, tuple[Tensor | None, int]] = {}
-        self._owed: dict[int, bool] = {}  # buckets of the last backward pass that were not waited for yet
+        self._gradients = Gradients(self.trained, self.sent, GradientChannel((), {}, self.device, self.group))
         self._synchronise = True
         self._sent_buffers: Together | None = None  # the first rank's, on their way
         self._are_loaded = False  # others were loaded since
@@ -164,7 +163,8 @@ class DataParallel(nn.Module):
             self.graph, strategy, self.device, artifacts=self._artifacts if compile_kernels else None
         )
         shapes = {path: (parameter.shape, parameter.dtype) for path, parameter in self.sent.items()}
-        self._channel = GradientChannel(strategy.buckets, shapes, self.device, self.group, self.packed)
+        channel = GradientChannel(strategy.buckets, shapes, self.device, self.group, self.packed)
+        self._gradients = Gradients(self.trained, self.sent, channel)
         self._state = list(self._places())
         self.strategy, self._late = strategy, late
         if self._step is not None:
@@ -283,79 +283,23 @@ class DataParallel(nn.Module):
         if self._step is not None:
             self._step.forget()
         values[self._program.tangent] = upstream
+        gradients = self._gradients
         if self._synchronise:
-            packed = self._channel.packed
-            indices = {path: values[item.indices] for path, item in packed.items()}
-            self._channel.begin(indices, [path for path in packed if self.sent[path].grad is not None])
-            self._program.backward(values, self._take, self._take_part)
+            gradients.begin(values)
+            self._program.backward(values, gradients.take, gradients.take_product)
+            gradients.end()
         else:
-            self._program.backward(values, self._keep, self._keep_part)
+            self._program.backward(values, gradients.keep, gradients.keep_product)
         values.clear()
-        if self._synchronise:
-            self._owed = dict.fromkeys(range(len(self.strategy.buckets)), True)
-            for number in [number for number in self._owed if number not in self._late]:
-                self._arrive(number)
-
-    def _take(self, path: str, gradient: Tensor) -> None:
-        """A gradient is there, to be sent."""
-        parameter = self.sent[path]
-        if parameter.grad is not None and path + ROWS in self.sent:
-            # it is added to the sum that comes under that name; until then it may lie in the bucket that this part goes to
-            parameter.grad = parameter.grad.clone()
-        elif parameter.grad is not None:
-            gradient = parameter.grad + gradient
-            parameter.grad = None
-        self._channel.put(path, gradient)
-
-    def _take_part(self, path: str, start: int, part: Tensor) -> None:
-        """Rows of a gradient are there, to be sent."""
-        parameter = self.sent[path]
-        before, left = self._kept.pop(path, (parameter.grad, parameter.numel()))
-        parameter.grad = None
-        if left > part.numel():
-            self._kept[path] = before, left - part.numel()
-        if before is not None:
-            part = before.reshape(-1)[start : start + part.numel()].view_as(part) + part
-        self._channel.put_part(path, start, part)
-
-    def _keep_part(self, path: str, start: int, part: Tensor) -> None:
-        """Rows of a gradient are there, and stay on this rank."""
-        parameter = self.sent[path]
-        whole, left = self._kept.pop(path, (None, parameter.numel()))
-        whole = torch.empty_like(parameter) if whole is None else whole
-        whole.view(-1)[start : start + part.numel()] = part.reshape(-1)
-        if left > part.numel():
-            self._kept[path] = whole, left - part.numel()
-        else:
-            self._keep(path, whole)
-
-    def _keep(self, path: str, gradient: Tensor) -> None:
-        """A gradient is there, and stays on this rank."""
-        if path + ROWS in self.sent:  # a part of the sum that comes under that name
-            return
-        parameter = self.sent[path]
-        parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
-
-    def _arrive(self, number: int) -> list[nn.Parameter]:
-        """A bucket is there: the gradients that it completes are the parameters' now."""
-        self._channel.wait(number)
-        del self._owed[number]
-        complete: list[nn.Parameter] = []
-        for path in dict.fromkeys(parameter_of(part.path) for part in self.strategy.buckets[number].parts):
-            paths = [path, path + ROWS] if path + ROWS in self.sent else [path]
-            if not any(bucket in self._owed for one in paths for bucket, _ in self._channel.places[one]):
-                parameter = self.trained[path]
-                parameter.grad = self._channel.gradient(paths[-1])
-                complete.append(parameter)
-        return complete
+        for number in [number for number in gradients.owed if number not in self._late]:
+            gradients.arrive(number)
 
     # ---- updates -----------------------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
         """`optimizer.step()` was called."""
         assert self._step is not None
-        waiting = {id(self.sent[part.path]) for number in self._owed for part in self.strategy.buckets[number].parts}
-        self._step.ask(waiting)
+        self._step.ask(self._gradients.on_their_way())
 
     def _before_zero(self) -> None:
         """Gradients on their way that no step was asked for would come back after they were set to zero."""
@@ -364,14 +308,14 @@ class DataParallel(nn.Module):
 
     def _settle(self, number: int) -> None:
         """Wait for a bucket that is on its way, and update what it completes if the step was asked for."""
-        if number in self._owed:
-            complete = self._arrive(number)
+        if number in self._gradients.owed:
+            complete = self._gradients.arrive(number)
             if complete and self._step is not None and self._step.is_asked:
                 self._step.update(complete)
 
     def flush(self) -> None:
         """Wait for every gradient that is on its way, and do the updates that were asked for."""
-        for number in list(self._owed):
+        for number in list(self._gradients.owed):
             with torch.no_grad():
                 self._settle(number)
 

@@ -9,7 +9,7 @@ place, each sum is a new tensor of the size of the weight: memory to get, to tou
 `overwriting` finds, for one pass (forward or backward) as the sequence of its kernels, the operators of which the first operand may take the result:
 
 - the operator has a form that writes in place, element by element, and the result has the operand's type. It has the operand's layout as well: torch lays out a result of several operands as the first one lies;
-- an operator of the same pass made the operand, in memory of its own (by its schema, results that may be views of an operand say so);
+- an operator of the same pass made the operand, in memory of its own (by its schema, results that may be views of an operand say so), or the pass before left it in memory that nothing else uses (`handed_on`);
 - nothing that shares this memory is read later, by this operator through another name, or kept: for the other pass, for the caller, or as a gradient;
 - neither the operator nor any that touched this memory is computed twice.
 
@@ -18,6 +18,7 @@ The kernels that write in place are those that write out of place, so the bits a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -28,10 +29,11 @@ from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Op, Ref
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["IN_PLACE", "overwriting"]
+__all__ = ["IN_PLACE", "handed_on", "overwriting"]
 
 IN_PLACE: Mapping[str, str] = MappingProxyType(
     {f"aten.{name}.Tensor": f"aten.{name}_.Tensor" for name in ("add", "sub", "mul", "div")}
+    | {"aten.scatter.value": "aten.scatter_.value"}  # a loss marks labels in zeros as large as its logits
 )
 
 
@@ -39,15 +41,21 @@ _OUTSIDE = -1  # memory that is not of this pass
 
 
 def overwriting(
-    kernels: Sequence[Kernel], kept: Collection[str], types: Mapping[str, TensorType], whole: Collection[str] = ()
+    kernels: Sequence[Kernel],
+    kept: Collection[str],
+    types: Mapping[str, TensorType],
+    whole: Collection[str] = (),
+    own: Collection[str] = (),
 ) -> frozenset[str]:
-    """The operators, by name, that may write over their first operand. `kept` are values that are read after the pass; `whole` are operators that run inside something else: a compiled kernel, blocks of rows."""
+    """The operators, by name, that may write over their first operand. `kept` are values that are read after the pass; `whole` are operators that run inside something else: a compiled kernel, blocks of rows; `own` are values that the
+    pass before handed on in memory of their own."""
     body = [op for kernel in kernels for op in kernel.body]
     twice = {name for kernel in kernels for name in kernel.repeated}
-    memory: dict[str, frozenset[int]] = {}  # value -> the pieces of memory that it may lie in
+    # value -> the pieces of memory that it may lie in
+    memory = {name: frozenset({place}) for place, name in enumerate(sorted(own), start=1)}
     last: dict[int, int] = {}  # piece -> the last operator that reads a value in it
     fixed = {_OUTSIDE}
-    pieces = 0
+    pieces = len(memory)
     for place, op in enumerate(body):
         read = _touched(op.reads, memory)
         last.update(dict.fromkeys(read, place))
@@ -74,6 +82,23 @@ def overwriting(
         ):
             found.add(op.name)
     return frozenset(found)
+
+
+def handed_on(kernels: Sequence[Kernel], kept: Collection[str], whole: Collection[str] = ()) -> frozenset[str]:
+    """Of the values that a pass leaves, those in memory which it got for them, and in which none of the others lies."""
+    memory: dict[str, frozenset[int]] = {}
+    pieces = 0
+    for op in (op for kernel in kernels for op in kernel.body):
+        read, is_view = _touched(op.reads, memory), _may_be_view(op)
+        for value in op.results:
+            pieces += 1
+            memory[value.name] = frozenset({_OUTSIDE}) if op.name in whole else read if is_view else frozenset({pieces})
+    count = Counter(piece for name in kept for piece in memory.get(name, ()))
+    return frozenset(
+        name
+        for name in kept
+        if name in memory and all(piece != _OUTSIDE and count[piece] == 1 for piece in memory[name])
+    )
 
 
 def _touched(names: Iterable[str], memory: Mapping[str, frozenset[int]]) -> frozenset[int]:

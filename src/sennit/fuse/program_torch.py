@@ -1,6 +1,6 @@
 """The kernels of a strategy as two Python functions, one for each pass.
 
-    def forward(values, settle):                 def backward(values, gradient):
+    def forward(values, settle):                 def backward(values, gradient, product):
         settle(4)                                    a0 = values.pop('tangent')
         a0 = values['tokens.weight']                 ...
         a1 = values.pop('tokens')                    a7 = aten_mm_default(a5, a6)
@@ -9,10 +9,12 @@
 
 `values` holds tensors by the names of the graph: at first its inputs, then what one pass leaves to the other or to the caller. Everything else is a local variable, and each goes with a `del`
 after its last use: memory is freed where it can be, and a sum is written over an operand that nothing reads again (`in_place_torch.py`). `settle(b)` stands before the first kernel that reads a parameter of bucket b, where b is waited for in the next
-step; `gradient(path, tensor)` follows the kernel that makes it. A gradient that the strategy cuts, and that a product makes, is computed and handed on block by block of rows:
+step; `gradient(path, tensor)` follows the kernel that makes it. A gradient that a product makes is not made here: whoever takes it gets the factors, and computes it where it is wanted, in one piece or, where the strategy
+cuts it, in blocks of rows (`products_torch.py`):
 
-        for start, block in rows_head_weight(a5, a6):
-            part('head.weight', start, block)
+        product('head.weight', rows_head_weight, a5, a6)
+
+Terms of sums that need not be written first are not (`running_sums.py`).
 
 A step of a small model runs thousands of operators of some microseconds each. Straight code costs less beside them than a loop over kernels with a dictionary of values
 would, and it can be read: `StepProgram.source` is what runs.
@@ -21,7 +23,7 @@ would, and it can be read: `StepProgram.source` is what runs.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, nan
 from typing import Any
@@ -31,7 +33,7 @@ from torch import Tensor
 
 from sennit.capture.element_types import torch_dtype
 from sennit.errors import RunError
-from sennit.fuse.in_place_torch import IN_PLACE, overwriting
+from sennit.fuse.in_place_torch import IN_PLACE, handed_on, overwriting
 from sennit.fuse.kernel_torch import (
     CompiledKernel,
     direct_of,
@@ -43,17 +45,19 @@ from sennit.fuse.kernel_torch import (
     wanted_results,
 )
 from sennit.fuse.looked_up import parameter_of
+from sennit.fuse.products_torch import ProductSum, RowBlocks, added_at, from_zeros
 from sennit.fuse.row_blocks import RowProduct, blocks, cut_spans, row_products
+from sennit.fuse.running_sums import ProductTerm, SliceStart, SliceTerm, Term, running_sums
 from sennit.ir.dtype import DType
 from sennit.ir.graph import Arg, Graph, Op, OutputKind, Phase, Ref, Role
 from sennit.ir.strategy import Strategy, WaitAt
 from sennit.ir.strategy_check import Kernel, kernels
 
-__all__ = ["RowBlocks", "StepProgram", "first_needs"]
+__all__ = ["StepProgram", "first_needs"]
 
 Settle = Callable[[int], None]
 TakeGradient = Callable[[str, Tensor], None]
-TakePart = Callable[[str, int, Tensor], None]  # path, first element, a block of rows
+TakeProduct = Callable[[str, RowBlocks, Tensor, Tensor], None]  # path, and left @ right
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +126,27 @@ class StepProgram:
             if output.kind is OutputKind.GRADIENT:
                 self._gradients.setdefault(output.name, []).append(output.path)
         self._namespace: dict[str, Any] = {"torch": torch, "inf": inf, "nan": nan, "device": device}
+        self._namespace |= {"added_at": added_at, "from_zeros": from_zeros}
         self._artifacts = artifacts
         needs = first_needs(found[:count], graph, strategy)
         self._in_rows = self._products_in_rows(found) if device.type == "cpu" else {}
         self._returned = {output.name for output in graph.outputs if output.kind is not OutputKind.GRADIENT}
         later = {name for kernel in found[count:] for name in kernel.reads}
-        forward = self._written(found[:count], frozenset(later | self._returned), needs)
-        backward = self._written(found[count:], frozenset(), {})
+        left = frozenset(later | self._returned)
+        forward = self._written(found[:count], left, needs)
+        own = handed_on(found[:count], left, self._inside(found[:count])) - self._returned
+        backward = self._written(found[count:], frozenset(), {}, own)
         self.source = "\n\n".join(
-            (forward.source("def forward(values, settle):"), backward.source("def backward(values, gradient, part):"))
+            (
+                forward.source("def forward(values, settle):"),
+                backward.source("def backward(values, gradient, product):"),
+            )
         )
         name = f"<sennit.DataParallel of {graph.name}: {strategy.name}>"
         exec(compile(self.source, name, "exec"), self._namespace)
         linecache.cache[name] = (len(self.source), None, self.source.splitlines(keepends=True), name)
         self.forward: Callable[[dict[str, Tensor], Settle], None] = self._namespace["forward"]
-        self.backward: Callable[[dict[str, Tensor], TakeGradient, TakePart], None] = self._namespace["backward"]
+        self.backward: Callable[[dict[str, Tensor], TakeGradient, TakeProduct], None] = self._namespace["backward"]
 
     @staticmethod
     def _refuse_reordered_draws(found: Sequence[Kernel]) -> None:
@@ -152,24 +162,30 @@ class StepProgram:
             )
 
     def _products_in_rows(self, found: Sequence[Kernel]) -> dict[str, tuple[str, RowProduct] | None]:
-        """By operator: products that are computed in blocks, with the parameter, and None for the views behind them. A product with a kernel of its own, that is: a compiled one is whole."""
+        """By operator: products that make a gradient, with the parameter, and None for the views behind them. A product with a kernel of its own, that is, and a gradient of one parameter."""
         alone = {kernel.body[0].name for kernel in found if len(kernel.body) == 1}
-        products = row_products(self.graph)
         made: dict[str, tuple[str, RowProduct] | None] = {}
-        for path in cut_spans(self.strategy.buckets):
-            product = products.get(path)
-            if product is not None and alone.issuperset((product.product, *product.views)):
+        for path, product in row_products(self.graph).items():
+            if alone.issuperset((product.product, *product.views)):
                 made[product.product] = (path, product)
                 made.update(dict.fromkeys(product.views))
         return made
 
-    def _written(self, found: Sequence[Kernel], stays: frozenset[str], needs: Mapping[int, Sequence[int]]) -> _Pass:
+    def _written(
+        self,
+        found: Sequence[Kernel],
+        stays: frozenset[str],
+        needs: Mapping[int, Sequence[int]],
+        own: frozenset[str] = frozenset(),
+    ) -> _Pass:
         writing = _Pass(stays)
         read_at: dict[str, set[int]] = {}
         for place, kernel in enumerate(found):
             for name in kernel.reads:
                 read_at.setdefault(name, set()).add(place)
-        over = overwriting(found, stays | self._gradients.keys(), self.graph.types(), self._inside(found))
+        kept, inside = stays | self._gradients.keys(), self._inside(found)
+        over = overwriting(found, kept, self.graph.types(), inside, own)
+        sums = running_sums(found, over, kept, inside) if self.device.type == "cpu" else {}
         for place, kernel in enumerate(found):
             for bucket in needs.get(place, ()):
                 writing.add(f"settle({bucket})")
@@ -181,6 +197,8 @@ class StepProgram:
             written = frozenset(name for name in made if read_at.get(name, set()) - {place}) | frozenset(given)
             if self._artifacts is not None and is_worth_compiling(kernel):
                 self._write_compiled(writing, kernel, written)
+            elif (name := kernel.body[0].name) in sums:
+                self._write_term(writing, name, sums[name])
             else:
                 self._write_operators(writing, kernel, over)
             for name in given:
@@ -204,6 +222,8 @@ class StepProgram:
             arguments = [_show(arg, writing) for arg in op.args]
             arguments += [f"{key}={_show(arg, writing)}" for key, arg in op.kwargs]
             arguments += ["device=device"] if takes_device(op) else []
+            if op.kind == "aten.clone.default":  # in order: else the view behind it copies a second time
+                arguments.append("memory_format=torch.contiguous_format")
             reads = [writing.env[name] for name in op.reads]
             call = f"{self._target(op, in_place=op.name in over)}({', '.join(arguments)})"
             variables = [writing.variable() for _ in op.results]
@@ -224,11 +244,28 @@ class StepProgram:
             return
         path, product = what
         name = f"rows_{path.replace('.', '_')}"
-        spans = cut_spans(self.strategy.buckets)[path]
+        spans = cut_spans(self.strategy.buckets).get(path, [(0, product.rows * product.width)])
         self._namespace[name] = RowBlocks(blocks(spans, product), product.width)
         left, right = writing.read(product.left), writing.read(product.right)
-        text = f"for start, block in {name}({left}, {right}): part({path!r}, start, block)"
-        writing.add(text, reads=(left, right))
+        writing.add(f"product({path!r}, {name}, {left}, {right})", reads=(left, right))
+
+    def _write_term(self, writing: _Pass, name: str, term: Term | None) -> None:
+        match term:
+            case None:  # it goes into a sum
+                return
+            case ProductTerm(total, left, right):
+                call = f"sum_{sum(key.startswith('sum_') for key in self._namespace)}"
+                self._namespace[call] = ProductSum()
+                reads = [writing.read(value) for value in (total, left, right)]
+                arguments = reads
+            case SliceTerm(total, of, dim, index):
+                call, reads = "added_at", [writing.read(value) for value in (total, of)]
+                arguments = [*reads, str(dim), str(index)]
+            case SliceStart(of, shape, dim, index):
+                call, reads = "from_zeros", [writing.read(of)]
+                arguments = [*reads, str(list(shape)), str(dim), str(index)]
+        writing.env[name] = writing.variable()
+        writing.add(f"{writing.env[name]} = {call}({', '.join(arguments)})", (writing.env[name],), reads)
 
     def _write_compiled(self, writing: _Pass, kernel: Kernel, written: frozenset[str]) -> None:
         assert self._artifacts is not None
@@ -248,24 +285,6 @@ class StepProgram:
         if name not in self._namespace:
             self._namespace[name] = getattr(torch.Tensor, kind.split(".")[1]) if in_place else direct_of(op)
         return name
-
-
-@dataclass(slots=True)
-class RowBlocks:
-    """left @ right in blocks of rows, each with its first element's place. The first call computes the product whole as well: where the bits differ, it is whole from then on."""
-
-    rows: tuple[tuple[int, int], ...]
-    width: int
-    is_same: bool | None = None
-
-    def __call__(self, left: Tensor, right: Tensor) -> Iterator[tuple[int, Tensor]]:
-        if self.is_same is None:
-            whole = torch.mm(left, right)
-            self.is_same = all(
-                torch.equal(torch.mm(left[start:stop], right), whole[start:stop]) for start, stop in self.rows
-            )
-        for start, stop in self.rows if self.is_same else ((0, left.shape[0]),):
-            yield start * self.width, torch.mm(left[start:stop], right)
 
 
 def _made(ops: Sequence[Op]) -> set[str]:

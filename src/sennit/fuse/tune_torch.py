@@ -1,7 +1,7 @@
 """A strategy for the machine at hand: measured, searched for, and the best few tried.
 
     1. measure every operator of the step and the step without communication, the group's collectives alone and beside computing, and the optimizer's update
-    2. where kernels are compiled: time groups compiled and as they are, and keep what is faster (`compiled_groups_torch.py`)
+    2. where kernels are compiled: time groups compiled and as they are, and keep what is faster (`compiled_groups_torch.py`); the best strategies without groups are tried beside those with them
     3. search by the clock, with several bucket sizes: some of the strategies that come out wait across steps, some do not
     4. run them for some steps each, in turns; after every turn the slower half goes; the least median of the slowest rank wins
     5. run the winner with the network's threads before the model's and without; what is faster stays
@@ -15,6 +15,7 @@ The first rank searches; all ranks try the same strategies and agree on the winn
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from sennit.fuse.buckets import by_size
 from sennit.fuse.compiled_groups_torch import compiled_groups
-from sennit.fuse.model import Grouping, StepModel
+from sennit.fuse.model import Channel, Grouping, StepModel
 from sennit.fuse.network_threads import network_first, ordinary
 from sennit.fuse.profile_torch import measure_channel, measure_operators, slowest
 from sennit.fuse.row_blocks import row_products
@@ -51,6 +52,8 @@ __all__ = [
 ]
 
 _MEBI = 1 << 20
+_BESIDE = 4 * _MEBI  # bytes of a message that is carried while the step computes
+_LEAST_RATE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +92,19 @@ def tune(
         found: list[Any] = [None]
         if owner.group.rank() == 0:
             trials = candidates(model, grouping, across_steps=across_steps, sizes=tuning.sizes)
+            if grouping.groups:  # the best without compiled kernels as well: what compiling is worth, a step says
+                plain = candidates(model, Grouping(), across_steps=across_steps, sizes=tuning.sizes)
+                trials += [
+                    replace(item, strategy=_named(item.strategy, "no groups")) for item in plain[: len(plain) // 2]
+                ]
             found = [[(str(item.strategy), item.simulated) for item in trials]]
         dist.broadcast_object_list(found, dist.get_global_rank(owner.group, 0), group=owner.group)
         trials = [Trial(Strategy.parse(text), simulated) for text, simulated in found[0]]
         return tuple(_run(owner, inputs, trials, tuning, compile_kernels)) if tuning.turns else tuple(trials)
+
+
+def _named(strategy: Strategy, remark: str) -> Strategy:
+    return replace(strategy, name=f"{strategy.name}, {remark}")
 
 
 def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tuning) -> StepModel:
@@ -104,6 +116,9 @@ def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tu
     channel = measure_channel(owner.group, device=owner.device)
     update = _update_per_byte(owner.optimizer, tuning.sample_bytes) if owner.optimizer is not None else 0.0
     in_rows = row_products(owner.graph) if owner.device.type == "cpu" else {}
+    if owner.group.size() > 1 and owner.device.type == "cpu":
+        sharing = replace(channel.sharing, compute_rate=_compute_rate(owner, inputs, whole, channel))
+        channel = replace(channel, sharing=sharing)
     measured = replace(channel, update_per_byte=update)
     return StepModel(owner.graph, replace(cost, seconds=scaled), measured, in_rows, owner.packed)
 
@@ -123,6 +138,26 @@ def _compute_alone(owner: DataParallel, inputs: Mapping[str, Tensor]) -> float:
             spent.append(time.perf_counter() - start)
             drop_gradients(owner)
     return min(spent)
+
+
+def _compute_rate(owner: DataParallel, inputs: Mapping[str, Tensor], alone: float, channel: Channel) -> float:
+    """How fast the step computes beside messages that are carried, 1 as alone; the slowest rank's. By the step itself: one whose weights pass through the cache again and again loses more there than one of large products."""
+    buffer = torch.zeros(_BESIDE // 4)
+    count = 1 + math.ceil(2.0 * alone / (channel.latency + channel.per_byte * _BESIDE))
+    spent: list[float] = []
+    with owner.no_sync():
+        for _ in range(4):
+            dist.barrier(owner.group)
+            start = time.perf_counter()
+            works = [dist.all_reduce(buffer, group=owner.group, async_op=True) for _ in range(count)]
+            owner.run_backward(owner.run_forward(inputs), torch.ones(()))
+            spent.append(time.perf_counter() - start)
+            drop_gradients(owner)
+            for work in works:
+                assert work is not None
+                work.wait()
+    beside = slowest(owner.group, median(spent[1:]), owner.device)
+    return min(1.0, max(_LEAST_RATE, alone / beside))
 
 
 def _of_one_type(owner: DataParallel, bucket: Bucket) -> tuple[Bucket, ...]:

@@ -1,0 +1,93 @@
+"""From the kernel that makes a gradient to `parameter.grad`.
+
+    gradients = Gradients(trained, sent, channel)
+    gradients.begin(values)                  # a backward pass that communicates begins
+    program.backward(values, gradients.take, gradients.take_product)
+    gradients.end()                          # all buckets are under way: they are owed
+    gradients.arrive(b)                      # bucket b is there: the parameters whose gradients it completes
+
+`take` adds to a gradient that is there already and sends the sum. `keep` does the same for a pass that communicates nothing, and leaves it with the parameter. A product is handed on as its factors (`products_torch.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from sennit.fuse.channel_torch import GradientChannel
+from sennit.fuse.looked_up import ROWS, parameter_of
+from sennit.fuse.products_torch import RowBlocks
+
+__all__ = ["Gradients"]
+
+
+class Gradients:
+    """Those of one strategy. `trained` are the parameters by path; `sent` are they by gradient: a table that is also the head has two."""
+
+    def __init__(
+        self, trained: Mapping[str, nn.Parameter], sent: Mapping[str, nn.Parameter], channel: GradientChannel
+    ) -> None:
+        self.trained, self.sent, self.channel = trained, sent, channel
+        self.owed: dict[int, bool] = {}  # buckets of the last backward pass that were not waited for yet
+
+    def begin(self, values: Mapping[str, Tensor]) -> None:
+        packed = self.channel.packed
+        indices = {path: values[item.indices] for path, item in packed.items()}
+        self.channel.begin(indices, [path for path in packed if self.sent[path].grad is not None])
+
+    def end(self) -> None:
+        self.owed = dict.fromkeys(range(len(self.channel.slots)), True)
+
+    def take(self, path: str, gradient: Tensor) -> None:
+        """A gradient is there, to be sent."""
+        parameter = self.sent[path]
+        if parameter.grad is not None and path + ROWS in self.sent:
+            # it is added to the sum that comes under that name; until then it may lie in the bucket that this part goes to
+            parameter.grad = parameter.grad.clone()
+        elif parameter.grad is not None:
+            gradient = parameter.grad + gradient
+            parameter.grad = None
+        self.channel.put(path, gradient)
+
+    def take_product(self, path: str, product: RowBlocks, left: Tensor, right: Tensor) -> None:
+        """A gradient is left @ right, to be sent."""
+        parameter = self.sent[path]
+        before, parameter.grad = parameter.grad, None
+        if before is None:
+            self.channel.put_product(path, product, left, right)
+            return
+        flat = before.reshape(-1)
+        for start, part in product(left, right):
+            self.channel.put_part(path, start, flat[start : start + part.numel()].view_as(part) + part)
+
+    def keep(self, path: str, gradient: Tensor) -> None:
+        """A gradient is there, and stays on this rank."""
+        if path + ROWS in self.sent:  # a part of the sum that comes under that name
+            return
+        parameter = self.sent[path]
+        parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad + gradient
+
+    def keep_product(self, path: str, product: RowBlocks, left: Tensor, right: Tensor) -> None:
+        """A gradient is left @ right, and stays on this rank: in one piece, since none of it leaves."""
+        parameter = self.sent[path]
+        gradient = torch.mm(left, right)
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+    def arrive(self, number: int) -> list[nn.Parameter]:
+        """A bucket is there: the gradients that it completes are the parameters' now."""
+        self.channel.wait(number)
+        del self.owed[number]
+        complete: list[nn.Parameter] = []
+        for path in dict.fromkeys(parameter_of(part.path) for part in self.channel.slots[number].bucket.parts):
+            paths = [path, path + ROWS] if path + ROWS in self.sent else [path]
+            if not any(bucket in self.owed for one in paths for bucket, _ in self.channel.places[one]):
+                parameter = self.trained[path]
+                parameter.grad = self.channel.gradient(paths[-1])
+                complete.append(parameter)
+        return complete
+
+    def on_their_way(self) -> set[int]:
+        """The parameters, by `id`, whose gradients are owed."""
+        return {id(self.sent[part.path]) for number in self.owed for part in self.channel.slots[number].bucket.parts}
