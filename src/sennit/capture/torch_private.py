@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ def forward_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     spec = exported.call_spec.out_spec
     assert spec is not None
     results = tuple(part.meta["val"] if isinstance(part, fx.Node) else part for part in _returned(module))
-    return Forward(module, results, lambda leaves: tree_unflatten(leaves, spec))
+    return Forward(module, results, partial(tree_unflatten, treespec=spec))  # which can be pickled
 
 
 @contextmanager
