@@ -187,9 +187,8 @@ def _opened(message: bytes, shared: Sequence[object]) -> object:
         case "unfit":
             raise Unfit(answer[0])
         case "raised":
-            error, text = answer
-            assert isinstance(error, BaseException)
-            raise error from _ChildTraceback(text)
+            parts, text = answer
+            raise _revived(*parts) from _ChildTraceback(text)
         case _:
             raise AssertionError(kind)
 
@@ -230,13 +229,11 @@ def _outcome(work: Callable[[], object], shared: Sequence[object], older: frozen
     except Unfit as reason:
         return pickle.dumps(("unfit", str(reason)))
     except Exception as error:
-        return pickle.dumps(("raised", _sendable(error), traceback.format_exc()))
+        return _raised(error, traceback.format_exc(), older)
     try:
-        stream = io.BytesIO()
-        _Pickler(stream, shared, older).dump(("made", made))
+        return _packed(("made", made), shared, older)
     except Exception as error:  # pickle raises what the objects raise
         return pickle.dumps(("unfit", f"the result cannot be sent: {type(error).__name__}: {error}"))
-    return stream.getvalue()
 
 
 def _try_autograd() -> None:
@@ -247,18 +244,39 @@ def _try_autograd() -> None:
         raise Unfit(f"autograd cannot run in a forked process: {error}") from error
 
 
-def _sendable(error: Exception) -> Exception:
-    """The error itself where it survives pickling, else one of its text."""
+def _raised(error: Exception, text: str, older: frozenset[int]) -> bytes:
+    """The error in its parts, which need not fit its `__init__`; one of its text where they cannot be sent or do not make the same."""
+    reduced: Any = error.__reduce__()
+    made_with = reduced[1] if reduced[0] is type(error) else error.args
+    parts = (type(error), made_with, error.args, vars(error))
     try:
-        same = pickle.loads(pickle.dumps(error))
+        if str(_revived(*parts)) == str(error):
+            return _packed(("raised", parts, text), (), older)
     except Exception:  # whatever a user's class raises
-        same = None
-    if type(same) is type(error) and str(same) == str(error):
-        return error
-    return RunError(f"{type(error).__name__}: {error}")
+        _log.debug("%s cannot be sent as it is", type(error).__name__, exc_info=True)
+    same = RunError(f"{type(error).__name__}: {error}")
+    return pickle.dumps(("raised", (RunError, same.args, same.args, vars(same)), text))
+
+
+def _revived(
+    cls: type[Exception], made_with: tuple[Any, ...], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> Exception:
+    try:
+        error = cls(*made_with)  # as pickle does; some keep what they were made with outside of Python's reach
+    except Exception:  # it wants other arguments than it passed on
+        error = cls.__new__(cls, *args)
+    error.args = args
+    vars(error).update(attributes)
+    return error
 
 
 # ---- what goes through the pipe ----------------------------------------------------------------------------------------
+
+
+def _packed(message: tuple[object, ...], shared: Sequence[object], older: frozenset[int]) -> bytes:
+    stream = io.BytesIO()
+    _Pickler(stream, shared, older).dump(message)
+    return stream.getvalue()
 
 
 class _Pickler(pickle.Pickler):
