@@ -156,6 +156,7 @@ def compare(case: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     free, running = sets_of_cores(options.jobs), []
     serial = forked(serial_main, case, options.steps, str(folder / f"{case}.json"))
     try:
+        serial.join()  # before anything is timed
         while waiting or running:
             while waiting and free:
                 running.append(start(case, waiting.pop(0), free.pop(), folder, options))
@@ -165,7 +166,6 @@ def compare(case: str, options: argparse.Namespace, folder: Path) -> dict[str, A
                 print(f"{case} {item.contender}: {json.dumps(rows[item.contender])}", file=sys.stderr, flush=True)
                 free.append(item.cores)
             time.sleep(0.05)
-        serial.join()
     finally:
         for item in running:
             item.undo.close()
