@@ -35,7 +35,7 @@ class Ordered:
 
 
 def ordered(lane: Lane) -> Ordered:
-    steps = [step for step in lane.steps if not isinstance(step, Free)]
+    steps: list[Step] = [step for step in lane.steps if not isinstance(step, Free)]
     early = _early(lane, steps)
     late = _late(lane, steps)
     if not early and not late:
