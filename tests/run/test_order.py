@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from itertools import groupby, pairwise
+from typing import Any
 
 import pytest
 
@@ -34,23 +36,58 @@ def test_the_reordered_program_is_a_right_one(plan: str, small_gpt) -> None:
     talks to other lanes in the same order."""
     planner, mesh = PLANS[plan]
     program = lower(propagate(planner(small_gpt.graph, Mesh.parse(mesh))))
-    after = replace(program, lanes=tuple(ordered(lane).lane for lane in program.lanes))
+    after = replace(program, lanes=tuple(ordered(lane, ahead=False).lane for lane in program.lanes))
     check_program(after)
     for lane, moved in zip(program.lanes, after.lanes, strict=True):
         assert Counter(map(repr, lane.steps)) == Counter(map(repr, moved.steps))
-        assert [step for step in lane.steps if isinstance(step, (Send, Receive, Exchange))] == [
-            step for step in moved.steps if isinstance(step, (Send, Receive, Exchange))
+        assert of_kinds(lane, Send, Receive, Exchange) == of_kinds(moved, Send, Receive, Exchange)
+        assert_in_order(moved)
+
+
+@pytest.mark.parametrize("plan", ["pipeline", "interlaced"])
+def test_receives_are_posted_a_task_ahead(plan: str, small_gpt) -> None:
+    """In the order of the program, which numbers them; the next task's before this one's operators, and no others."""
+    planner, mesh = PLANS[plan]
+    program = lower(propagate(planner(small_gpt.graph, Mesh.parse(mesh))))
+    for lane in program.lanes:
+        moved = ordered(lane).lane
+        assert Counter(map(repr, lane.steps)) == Counter(map(repr, moved.steps))
+        assert of_kinds(lane, Receive) == of_kinds(moved, Receive)
+        assert of_kinds(lane, Send) == of_kinds(moved, Send)
+        assert_in_order(moved)
+        steps = [step for step in lane.steps if not isinstance(step, Free)]
+        runs = [
+            [step.result.name for step in run] for kind, run in groupby(steps, lambda s: isinstance(s, Receive)) if kind
         ]
-        assert_freed_after_use(moved)
+        posted = {step.result.name: at for at, step in enumerate(moved.steps) if isinstance(step, Receive)}
+        read = {name: first_read(moved, name) for run in runs for name in run}
+        assert runs
+        for this, following in pairwise(runs):
+            assert max(posted[name] for name in following) < min(read[name] for name in this)
+        for this, _, third in zip(runs, runs[1:], runs[2:], strict=False):
+            assert min(posted[name] for name in third) > min(read[name] for name in this)
 
 
-def assert_freed_after_use(lane: Lane) -> None:
+def of_kinds(lane: Lane, *kinds: type) -> list[Any]:
+    return [step for step in lane.steps if isinstance(step, kinds)]
+
+
+def first_read(lane: Lane, name: str) -> int:
+    """By an operator, or at the end as a result of the lane."""
+    found = (at for at, step in enumerate(lane.steps) if not isinstance(step, Free) and name in reads(step))
+    return next(found, len(lane.steps))
+
+
+def assert_in_order(lane: Lane) -> None:
+    """Nothing is read before it is made, or looked at after it was freed."""
     gone: set[str] = set()
+    there = {item.buffer.name for item in lane.inputs}
     for step in lane.steps:
         if isinstance(step, Free):
             gone.add(step.source)
         else:
-            assert not gone & {*reads(step), *(buffer.name for buffer in defines(step))}
+            assert set(reads(step)) <= there - gone
+            there |= {buffer.name for buffer in defines(step)}
 
 
 def test_the_count_of_targets_goes_first(small_gpt) -> None:

@@ -60,11 +60,11 @@ def test_accumulation(plan: str, four: GlooRanks) -> None:
 def test_compiled_in_a_child_and_here(four: GlooRanks) -> None:
     """The same bits, the same program and source to look at, the same bookkeeping; and nothing is left of the child."""
     for found in four.call(work.both_ways):
-        (gradients, seen, left), (here, seen_here, _) = found["child"], found["here"]
+        (gradients, seen, left), (here, seen_here, left_here) = found["child"], found["here"]
         assert gradients
         assert all(torch.equal(gradients[path], here[path]) for path in here)
         assert seen == seen_here
-        assert not left
+        assert left == left_here
         assert found["children"] == 0
 
 

@@ -103,11 +103,13 @@ class Built:
         return replace(self, signature=replace(self.signature, forward=forward))
 
 
-def build(compiled: Compiled, rank: int, homes: Homes, moves: tuple[Move, ...], *, local_inputs: bool) -> Built:
-    """`compiled` for one rank."""
+def build(
+    compiled: Compiled, rank: int, homes: Homes, moves: tuple[Move, ...], *, local_inputs: bool, ahead: bool
+) -> Built:
+    """`compiled` for one rank. `ahead`: messages may be received before they are needed (`run/order.py`)."""
     program, graph = compiled.program, compiled.graph
     lane = program.lane_of(rank)
-    source = emit_lane(program, lane, notes_of(compiled.plan))
+    source = emit_lane(program, lane, notes_of(compiled.plan), ahead=ahead)
     keys = input_keys(lane)
     here = {output.key for output in lane.outputs}
     signature = _local_signature(compiled) if local_inputs else compiled.signature

@@ -48,7 +48,7 @@ from sennit.ir.program import (
 from sennit.run.attention import cuda_call
 from sennit.run.joined import Bucket, Joined, joined
 from sennit.run.local_forms import emit_form, emit_rows
-from sennit.run.order import ordered
+from sennit.run.order import Ordered, ordered
 from sennit.run.pieces import input_keys
 from sennit.run.rank import meshes_of
 from sennit.run.reuse import reused
@@ -56,9 +56,9 @@ from sennit.run.reuse import reused
 __all__ = ["emit_lane", "inner_size"]
 
 
-def emit_lane(program: Program, lane: Lane, notes: Mapping[str, str] | None = None) -> str:
-    """The source of one lane."""
-    return _Emitter(program, lane, notes or {}).source()
+def emit_lane(program: Program, lane: Lane, notes: Mapping[str, str] | None = None, *, ahead: bool = True) -> str:
+    """The source of one lane. `ahead`: receives are posted a task before they are read (`run/order.py`)."""
+    return _Emitter(program, ordered(lane, ahead=ahead), notes or {}).source()
 
 
 def inner_size(layout: Layout, axis: str) -> tuple[int, int]:
@@ -71,8 +71,7 @@ def inner_size(layout: Layout, axis: str) -> tuple[int, int]:
 
 
 class _Emitter:
-    def __init__(self, program: Program, lane: Lane, notes: Mapping[str, str]) -> None:
-        order = ordered(lane)
+    def __init__(self, program: Program, order: Ordered, notes: Mapping[str, str]) -> None:
         lane = order.lane
         self.program, self.lane, self.notes = program, lane, notes
         self.buffers = lane.buffers()

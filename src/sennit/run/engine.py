@@ -154,7 +154,8 @@ class Engine:
                 f"the plan puts {moves[0].path!r} elsewhere for training than for evaluation",
                 fix="call parallelize with the model in training mode, which then decides where parameters live",
             )
-        return build(compiled, dist.get_rank(), homes, moves, local_inputs=self.options.local_inputs)
+        ahead, local = dist.get_backend() != "nccl", self.options.local_inputs
+        return build(compiled, dist.get_rank(), homes, moves, local_inputs=local, ahead=ahead)
 
     def _skeleton_tensors(self) -> dict[str, Tensor]:
         named = {**dict(self.skeleton.named_buffers()), **dict(self.skeleton.named_parameters())}

@@ -1,4 +1,4 @@
-"""The order in which a lane's source takes its steps: what others are waited for is started early and read late.
+"""The order in which a lane's source takes its steps: what comes from others is started early and read late.
 
 A collective is started where the program has it and waited for where it is first read. Where that is the next line, every rank stands still until the slowest is there and all that was
 started before has left. Two cases need not be so, and are moved. The program stays as it was checked: each step still comes after those that it reads.
@@ -9,6 +9,10 @@ under the forward pass. Moved are collectives whose group lies inside the lane, 
 **Late.** A gradient may be reduced before its last operator (the sum over the batch that a table of positions gets). Operators that only lead from a collective to results of the lane
 go to its end, and the backward pass goes on meanwhile. Only operators of collectives that nobody else reads are moved, so that weights' gradients stay where their activations are let go of; none where that would hold more than an eighth of
 the bytes of the lane's results.
+
+**Ahead.** A message travels when its receiver is ready for it (gloo asks before it sends). Posted where it is read, a receive waits for the whole transfer. So receives are posted one task ahead: those of a task
+where the program has those of the task before, all in the same order. It costs the memory of one message more. This needs messages that do not wait for each other: NCCL's occupy the
+device from when they are posted, so there they stay where the program has them, which was proved free of deadlock for messages that block.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from sennit.ir.graph import Role
 from sennit.ir.operators import is_view
-from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Step, defines, reads
+from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Receive, Step, defines, reads
 
 __all__ = ["Ordered", "ordered"]
 
@@ -34,17 +38,20 @@ class Ordered:
     late: frozenset[str]
 
 
-def ordered(lane: Lane) -> Ordered:
+def ordered(lane: Lane, *, ahead: bool = True) -> Ordered:
+    """`ahead`: receives are posted a task before they are read."""
     steps: list[Step] = [step for step in lane.steps if not isinstance(step, Free)]
     early = _early(lane, steps)
     late = _late(lane, steps)
-    if not early and not late:
-        return Ordered(lane, frozenset())
     moved = [
         *(step for number, step in enumerate(steps) if number in early),
         *(step for number, step in enumerate(steps) if number not in early and number not in late),
         *(step for number, step in enumerate(steps) if number in late),
     ]
+    if ahead:
+        moved = _ahead(moved)
+    if moved == steps:
+        return Ordered(lane, frozenset())
     freed = {step.source for step in lane.steps if isinstance(step, Free)}
     names = frozenset(buffer.name for number in late for buffer in defines(steps[number]))
     return Ordered(replace(lane, steps=tuple(_with_frees(moved, freed))), names)
@@ -100,6 +107,30 @@ def _leading_to(step: Step, steps: list[Step], maker: dict[str, int]) -> set[int
 def _is_inside(step: Collective, lane: Lane) -> bool:
     mesh = step.result.layout.mesh.in_space()
     return all(set(mesh.group(device, step.axes)) <= set(lane.devices) for device in lane.devices)
+
+
+# ---- ahead -------------------------------------------------------------------------------------------------------------
+
+
+def _ahead(steps: list[Step]) -> list[Step]:
+    """Each run of receives where the run before it was; the first at the start."""
+    runs: list[list[Step]] = []
+    rest: list[Step | int] = []  # a number: where that run was
+    for step in steps:
+        if not isinstance(step, Receive):
+            rest.append(step)
+        elif runs and rest and rest[-1] == len(runs) - 1:
+            runs[-1].append(step)
+        else:
+            rest.append(len(runs))
+            runs.append([step])
+    moved: list[Step] = runs[0][:] if runs else []
+    for item in rest:
+        if isinstance(item, int):
+            moved += runs[item + 1] if item + 1 < len(runs) else []
+        else:
+            moved.append(item)
+    return moved
 
 
 # ---- late --------------------------------------------------------------------------------------------------------------

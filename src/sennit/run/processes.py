@@ -74,7 +74,7 @@ def _run(rank: int, text: str, state: str, repeats: int) -> tuple[str, list[floa
     """What each rank does; returns where it put its outputs, and the seconds of each step."""
     program = Program.parse(text)
     lane = program.lane_of(rank)
-    step = load_source(emit_lane(program, lane), f"{program.name} {lane.name}")
+    step = load_source(emit_lane(program, lane, ahead=dist.get_backend() != "nccl"), f"{program.name} {lane.name}")
     groups = ProcessGroups()
     groups.make_for(groups_needed(program))
     communicator = ProcessCommunicator(groups)
