@@ -3,7 +3,7 @@
     sudo python benchmarks/plan/special.py [--rate 200mbit] [--cases t5-128k swin-128] [--steps 5]    # four hosts: network namespaces
     python benchmarks/plan/special.py --links paced --jobs 2                                          # one host: sockets that send at the rate
     python benchmarks/plan/special.py --links none                                                    # one host, as fast as it is
-    python benchmarks/plan/special.py --libraries [CASE ...]                                          # what imported modules take, and captures leave
+    python benchmarks/plan/special.py --libraries [CASE ...]                                          # what imported modules and compiled models take
 
 Four gloo ranks, one thread each. Models are in `special_models.py`, what is measured of a rank in `special_rank.py`. One global batch and one optimizer for
 all contenders, each in processes of its own; a contender whose losses differ from the serial model's by more than 1e-3 (relative, float32 under AdamW) is an error.
@@ -219,8 +219,8 @@ def main() -> int:
         rank_main(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5], sys.argv[6], {})
         return 0
     if sys.argv[1:2] == ["--libraries"]:
-        for name, size in libraries_main(sys.argv[2:]).items():
-            print(f"{name:40s} {size / 1e6:6.0f} MB")
+        for name, (size, seconds) in libraries_main(sys.argv[2:]).items():
+            print(f"{name:40s} {size / 1e6:6.0f} MB {seconds:6.1f} s")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # so that no rank is left behind
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
