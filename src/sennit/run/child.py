@@ -91,8 +91,7 @@ def compiled_in(where: CompileIn, device: torch.device, work: Callable[[], T], s
 
 def in_child(work: Callable[[], T], what: str, *, shared: Sequence[object] = (), seconds: float = LIMIT) -> T:
     """`work()` in a forked process. `what` names the work in errors; `shared` are objects of this process that the answer may hold."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # or what is buffered would be written twice
+    _flush()  # or what is buffered would be written twice
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         # Python warns of a fork beside threads: the module's docstring says what is done about them
@@ -107,6 +106,12 @@ def in_child(work: Callable[[], T], what: str, *, shared: Sequence[object] = (),
     finally:
         child.end()
     return cast(T, _opened(message, shared))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # as in a process without a terminal
+            stream.flush()
 
 
 # ---- the parent --------------------------------------------------------------------------------------------------------
@@ -202,8 +207,7 @@ def _serve(work: Callable[[], object], shared: Sequence[object], writer: int) ->
         _settle()
         older = frozenset(map(id, _classes()))
         message = memoryview(_outcome(work, shared, older))
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # what the work printed; from here on the parent may end this process
+        _flush()  # what the work printed; from here on the parent may end this process
         for part in (memoryview(_HEADER.pack(len(message))), message):
             while part:
                 part = part[os.write(writer, part) :]
