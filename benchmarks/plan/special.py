@@ -3,7 +3,7 @@
     sudo python benchmarks/plan/special.py [--rate 200mbit] [--cases t5-128k swin-128] [--steps 5]    # four hosts: network namespaces
     python benchmarks/plan/special.py --links paced --jobs 2                                          # one host: sockets that send at the rate
     python benchmarks/plan/special.py --links none                                                    # one host, as fast as it is
-    python benchmarks/plan/special.py --libraries [CASE ...]                                          # what imported modules take, and captures leave
+    python benchmarks/plan/special.py --libraries [CASE ...]                                          # what imported modules and compiled models take
 
 Four gloo ranks, one thread each. Models are in `special_models.py`, what is measured of a rank in `special_rank.py`. One global batch and one optimizer for
 all contenders, each in processes of its own; a contender whose losses differ from the serial model's by more than 1e-3 (relative, float32 under AdamW) is an error.
@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
@@ -148,14 +149,25 @@ def sets_of_cores(jobs: int) -> list[tuple[str, ...]]:
     return [tuple(runs[job * RANKS : (job + 1) * RANKS]) for job in range(jobs)]
 
 
-def compare(case: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All contenders of a case, `--jobs` at a time, and the serial model's losses."""
+def chosen(case: str, only: list[str]) -> list[str]:
+    """The contenders of a case that have one of `only` in their names; a whole name is that contender alone."""
     names = SWEEP[CASES[case].family]
-    waiting = [name for name in names if not options.only or any(part in name for part in options.only)]
+    whole = [part for part in only if part in names]
+    parts = [part for part in only if part not in names]
+    return [name for name in names if not only or name in whole or any(part in name for part in parts)]
+
+
+def compare(
+    case: str, options: argparse.Namespace, folder: Path, save: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """All contenders of a case, `--jobs` at a time, and the serial model's losses; what there is so far is saved after each."""
+    waiting = chosen(case, options.only)
     order, rows = list(waiting), {}
     free, running = sets_of_cores(options.jobs), []
     serial = forked(serial_main, case, options.steps, str(folder / f"{case}.json"))
     try:
+        serial.join()  # before anything is timed
+        losses = json.loads((folder / f"{case}.json").read_text(encoding="utf-8"))
         while waiting or running:
             while waiting and free:
                 running.append(start(case, waiting.pop(0), free.pop(), folder, options))
@@ -164,13 +176,12 @@ def compare(case: str, options: argparse.Namespace, folder: Path) -> dict[str, A
                 rows[item.contender] = item.finish()
                 print(f"{case} {item.contender}: {json.dumps(rows[item.contender])}", file=sys.stderr, flush=True)
                 free.append(item.cores)
+                save({"serial": losses, "rows": {name: rows[name] for name in order if name in rows}})
             time.sleep(0.05)
-        serial.join()
     finally:
         for item in running:
             item.undo.close()
         end(serial)
-    losses = json.loads((folder / f"{case}.json").read_text(encoding="utf-8"))
     return {"serial": losses, "rows": {name: rows[name] for name in order}}
 
 
@@ -208,20 +219,22 @@ def main() -> int:
         rank_main(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5], sys.argv[6], {})
         return 0
     if sys.argv[1:2] == ["--libraries"]:
-        for name, size in libraries_main(sys.argv[2:]).items():
-            print(f"{name:40s} {size / 1e6:6.0f} MB")
+        for name, (size, seconds) in libraries_main(sys.argv[2:]).items():
+            print(f"{name:40s} {size / 1e6:6.0f} MB {seconds:6.1f} s")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # so that no rank is left behind
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="CASE")
-    parser.add_argument("--only", nargs="+", default=[], help="contenders whose names have one of these in them")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="contenders whose names are one of these, or have one in them"
+    )
     parser.add_argument("--rate", default="200mbit")
     parser.add_argument("--links", choices=["namespaces", "paced", "none"], default="namespaces")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="contenders at a time, each rank on cores of its own")
     parser.add_argument("--cores", help="those that ranks may have, as 8-15")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one contender")
-    parser.add_argument("--json", type=Path, help="written after each case")
+    parser.add_argument("--json", type=Path, help="written after each contender")
     options = parser.parse_args()
     print(
         f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {RANKS} ranks, "
@@ -235,14 +248,17 @@ def main() -> int:
     torch.set_num_threads(1)
     warm_libraries()
     folder = Path(tempfile.mkdtemp(prefix="special-"))
+
+    def save(case: str, rows: dict[str, Any]) -> None:
+        found[case] = rows
+        if options.json:
+            text = json.dumps({"rate": options.rate, "links": options.links, **found}, indent=1)
+            options.json.write_text(text, encoding="utf-8")
+
     for case in options.cases:
-        found[case] = compare(case, options, folder)
+        found[case] = compare(case, options, folder, partial(save, case))
         report(case, found[case], options.rate)
         wrong |= any("error" in row or off_serial(row, found[case]) > AGREE for row in found[case]["rows"].values())
-        if options.json:
-            options.json.write_text(
-                json.dumps({"rate": options.rate, "links": options.links, **found}, indent=1), encoding="utf-8"
-            )
     return int(wrong)
 
 

@@ -266,28 +266,41 @@ def first_uses() -> None:
     capture_call(Product(), (torch.ones(2, 2),), {}, training=True)
 
 
-def libraries_main(cases: list[str]) -> dict[str, int]:
-    """What is resident in a process that imported torch; and what each of these adds: the libraries that contenders share, what a first capture imports, and what a capture of
-    each case leaves when nobody holds its result any more."""
-    found, last = {"torch": resident("VmRSS")}, resident("VmRSS")
+def libraries_main(cases: list[str]) -> dict[str, tuple[int, float]]:
+    """What is resident in a process that imported torch; and what each of these adds, and its seconds: the libraries that contenders share, what a first capture imports, and for each case what a
+    data-parallel model of one rank takes, its parameters included, compiled in a child and in this process."""
+    import sennit
+    from sennit.plan import zoo
+
+    found, last, clock = {"torch": (resident("VmRSS"), 0.0)}, resident("VmRSS"), time.perf_counter()
 
     def lap(name: str) -> None:
-        nonlocal last
+        nonlocal last, clock
+        seconds = time.perf_counter() - clock
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
-        found[name], last = resident("VmRSS") - last, resident("VmRSS")
+        found[name], last = (resident("VmRSS") - last, seconds), resident("VmRSS")
+        clock = time.perf_counter()
 
+    torch.set_num_threads(1)
     warm_libraries()
     lap("libraries of all contenders")
     first_uses()
     lap("of a first capture")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    kept = []
     for case in cases:
-        from sennit.capture import capture_call
-
         model, batch = build(CASES[case])
         lap(f"model and batch of {case}")
-        capture_call(model, (), batch, training=True)
-        lap(f"left by a capture of {case}")
+        for where in ("child", "here"):
+            kept.append(
+                sennit.parallelize(
+                    model, batch, plan=zoo.data_parallel, mesh="dp=1", certify=False, compile_in=where,
+                    losses=["loss"] if CASES[case].family == "evoformer" else None,
+                )
+            )  # fmt: skip
+            lap(f"{case}, compile_in={where!r}")
+    dist.destroy_process_group()
     return found
 
 

@@ -41,10 +41,10 @@ from sennit.ir.program import Program
 from sennit.plan import data_parallel, lower, pipeline, propagate, tensor_parallel
 from sennit.run.distributed import ProcessCommunicator
 from sennit.run.emit import emit_lane
-from sennit.run.groups import ProcessGroups
+from sennit.run.groups import ProcessGroups, groups_needed
 from sennit.run.load import load_source
 from sennit.run.pieces import inputs_of
-from sennit.run.rank import Rank
+from sennit.run.rank import Rank, seat_of
 from sennit.sim import Straggler, exposed_parts, simulate, simulate_fully
 
 HOSTS = 2
@@ -117,11 +117,11 @@ def plan_step(path: Path, state: Path) -> Callable[[], object]:
     rank = dist.get_rank()
     program = Program.parse(path.read_text(encoding="utf-8"))
     lane = program.lane_of(rank)
-    step = load_source(emit_lane(program, lane), f"<{program.name} {lane.name}>")
+    step = load_source(emit_lane(program, lane), f"{program.name} {lane.name}")
     groups = ProcessGroups()
-    groups.make_for(program)
+    groups.make_for(groups_needed(program))
     communicator = ProcessCommunicator(groups)
-    handle = Rank(program, lane, rank, communicator)
+    handle = Rank(seat_of(program, lane, rank), communicator)
     inputs = inputs_of(lane, rank, torch.load(state))
 
     def call() -> None:

@@ -30,7 +30,7 @@ from sennit.ir.program import Lane
 from sennit.plan import data_parallel, lower, propagate
 from sennit.run.emit import emit_lane
 from sennit.run.load import load_source
-from sennit.run.rank import Rank
+from sennit.run.rank import Rank, seat_of
 
 
 class Alone:
@@ -66,8 +66,8 @@ def prepared(case: Case, device: torch.device) -> tuple[Callable[[], object], in
     (lane,) = program.lanes
     values = inputs_of(lane, module, arguments, device)
     inputs = {item.buffer.name: value for item, value in zip(lane.inputs, values, strict=True)}
-    call = load_source(emit_lane(program, lane), f"<{case.name}>")
-    handle = Rank(program, lane, 0, Alone(device))  # type: ignore[arg-type]
+    call = load_source(emit_lane(program, lane), case.name)
+    handle = Rank(seat_of(program, lane, 0), Alone(device))  # type: ignore[arg-type]
 
     def step() -> object:
         with torch.no_grad():

@@ -18,10 +18,10 @@ from sennit.ir.mesh import Mesh
 from sennit.ir.program import Buffer, Compute, Exchange, Free, Lane, LaneInput, Program, Step
 from sennit.run import emit_lane
 from sennit.run.distributed import ProcessCommunicator
-from sennit.run.groups import ProcessGroups
+from sennit.run.groups import ProcessGroups, groups_needed
 from sennit.run.load import load_source
 from sennit.run.pieces import inputs_of
-from sennit.run.rank import Rank
+from sennit.run.rank import Rank, seat_of
 
 MESHES = [
     "a=4",
@@ -139,11 +139,11 @@ def run_on_our_backend(rank: int, folder: str, seeds: list[int]) -> list[bool]:
     groups, found = ProcessGroups(), []
     for seed in seeds:
         program, state = chain(seed), chain_state(seed)
-        groups.make_for(program)
+        groups.make_for(groups_needed(program))
         communicator, lane = ProcessCommunicator(groups), program.lane_of(rank)
-        step = load_source(emit_lane(program, lane), f"<{program.name}>")
+        step = load_source(emit_lane(program, lane), program.name)
         for _ in range(2):
-            made = step(Rank(program, lane, rank, communicator), inputs_of(lane, rank, state))
+            made = step(Rank(seat_of(program, lane, rank), communicator), inputs_of(lane, rank, state))
             communicator.finish()
             found.append(torch.equal(made["y"], state["x"] * 2.0**6))
     dist.barrier()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -211,3 +214,28 @@ def memory(rank: int, plan: str) -> tuple[str, int, int, int]:
     parameters = report.at_peak[MemoryKind.PARAMETERS]
     assert parameters is not None
     return str(report), report.predicted_step, report.measured_step, parameters
+
+
+def pipes() -> set[str]:
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+    return {target for target in found if target.startswith("pipe:")}
+
+
+def both_ways(rank: int) -> dict[str, Any]:
+    """One step, compiled in a child and here; what each way says of itself, and what is left of the child."""
+    sample = batches()[0][0]
+    planner, mesh = PLANS["pipeline"]
+    found: dict[str, Any] = {}
+    for where in ("child", "here"):
+        before = pipes()
+        model = sennit.parallelize(gpt(), sample, plan=planner, mesh=mesh, compile_in=where)
+        left = len(pipes() - before)  # new groups have some
+        model(*sample).backward()
+        gradients = whole_gradients(model)
+        seen = (str(model.program), str(model.graph), model.source(), repr(model), sorted(model.compile_seconds))
+        found[where] = (gradients, seen, left)
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
+    return {**found, "children": len(children)}

@@ -9,7 +9,7 @@ from sennit.capture import capture
 from sennit.ir.mesh import Mesh
 from sennit.plan import lower, propagate, tensor_parallel
 from sennit.run import emit_lane
-from sennit.run.executable import notes_of
+from sennit.run.built import notes_of
 
 
 class MLP(nn.Module):

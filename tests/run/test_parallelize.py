@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 
 import parallelize_work as work
 import pytest
@@ -53,6 +54,18 @@ def test_accumulation(plan: str, four: GlooRanks) -> None:
         assert set(found) == {name for name, _ in model.named_parameters()}
         for name, parameter in model.named_parameters():
             assert torch.allclose(found[name], parameter.grad, rtol=1e-11, atol=1e-13), name
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a child compiles on Linux alone")
+def test_compiled_in_a_child_and_here(four: GlooRanks) -> None:
+    """The same bits, the same program and source to look at, the same bookkeeping; and nothing is left of the child."""
+    for found in four.call(work.both_ways):
+        (gradients, seen, left), (here, seen_here, left_here) = found["child"], found["here"]
+        assert gradients
+        assert all(torch.equal(gradients[path], here[path]) for path in here)
+        assert seen == seen_here
+        assert left == left_here
+        assert found["children"] == 0
 
 
 def test_mistakes(four: GlooRanks) -> None:

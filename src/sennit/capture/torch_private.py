@@ -62,6 +62,19 @@ class JointGraph:
     changed_parameters: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Assembly:
+    """Leaves to the result, by a result that has their numbers: it can be pickled, which torch's own description of one warns of."""
+
+    numbered: object
+
+    def __call__(self, leaves: list[object]) -> object:
+        from torch.utils._pytree import tree_map
+
+        result: object = tree_map(lambda number: leaves[number], self.numbered)
+        return result
+
+
 def forward_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Forward:
     """Trace `model(*args, **kwargs)`."""
     from torch.utils._pytree import tree_unflatten
@@ -74,7 +87,7 @@ def forward_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     spec = exported.call_spec.out_spec
     assert spec is not None
     results = tuple(part.meta["val"] if isinstance(part, fx.Node) else part for part in _returned(module))
-    return Forward(module, results, lambda leaves: tree_unflatten(leaves, spec))
+    return Forward(module, results, _Assembly(tree_unflatten(list(range(len(results))), spec)))
 
 
 @contextmanager

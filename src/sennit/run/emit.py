@@ -2,7 +2,7 @@
 
 One function, `step(rank, inputs)`, runs on every device of the lane; what differs between devices (peers, groups, slices) is
 behind `rank` (`run/rank.py`). Communication is started where the program has it and waited for where its result is first
-read, so it overlaps with the lines between. A view of something under way reads nothing yet: it is put off until it is read itself,
+read, so it overlaps with the lines between; `run/order.py` moves what can be started earlier or read later. A view of something under way reads nothing yet: it is put off until it is read itself,
 and left out where it never is. Frees are `del` statements. What the source does in one call where the program has several steps, `run/joined.py` says;
 which results take the memory of an operand, and which copies are left out, `run/reuse.py`.
 
@@ -48,6 +48,7 @@ from sennit.ir.program import (
 from sennit.run.attention import cuda_call
 from sennit.run.joined import Bucket, Joined, joined
 from sennit.run.local_forms import emit_form, emit_rows
+from sennit.run.order import Ordered, ordered
 from sennit.run.pieces import input_keys
 from sennit.run.rank import meshes_of
 from sennit.run.reuse import reused
@@ -55,9 +56,9 @@ from sennit.run.reuse import reused
 __all__ = ["emit_lane", "inner_size"]
 
 
-def emit_lane(program: Program, lane: Lane, notes: Mapping[str, str] | None = None) -> str:
-    """The source of one lane."""
-    return _Emitter(program, lane, notes or {}).source()
+def emit_lane(program: Program, lane: Lane, notes: Mapping[str, str] | None = None, *, ahead: bool = True) -> str:
+    """The source of one lane. `ahead`: receives are posted a task before they are read (`run/order.py`)."""
+    return _Emitter(program, ordered(lane, ahead=ahead), notes or {}).source()
 
 
 def inner_size(layout: Layout, axis: str) -> tuple[int, int]:
@@ -70,7 +71,8 @@ def inner_size(layout: Layout, axis: str) -> tuple[int, int]:
 
 
 class _Emitter:
-    def __init__(self, program: Program, lane: Lane, notes: Mapping[str, str]) -> None:
+    def __init__(self, program: Program, order: Ordered, notes: Mapping[str, str]) -> None:
+        lane = order.lane
         self.program, self.lane, self.notes = program, lane, notes
         self.buffers = lane.buffers()
         self.variables: dict[str, str] = {}
@@ -82,7 +84,7 @@ class _Emitter:
         self.put_off: dict[str, Compute] = {}  # views of what is under way, by their result
         self.looked_at: Counter[str] = Counter()  # by how many of them
         self.dying: set[str] = set()  # freed by the program, and still to be looked at by a view that was put off
-        self.joined: Joined = joined(lane)
+        self.joined: Joined = joined(lane, order.late)
         self.reused = reused(lane)
         self.begun: set[int] = set()  # buckets that have a name already
         self.lines: list[str] = []

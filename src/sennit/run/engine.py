@@ -1,5 +1,7 @@
 """What a parallel model runs: its programs, compiled when they are first needed, and the tensors they read.
 
+A program is compiled in a process of its own where that is possible (`run/child.py`); `run/built.py` says what a rank keeps of it.
+
 A model has two programs: one trains, with its modules in training mode, forward and backward; one evaluates, with its modules in
 evaluation mode, forward alone. The first one that is compiled decides where parameters live (`run/homes.py`). Another program may want a parameter elsewhere; then it is moved
 for that call. With `dynamic`, each new set of argument shapes has programs of its own.
@@ -7,7 +9,8 @@ for that call. With `dynamic`, each new set of argument shapes has programs of i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +28,8 @@ from sennit.ir.layout import Layout
 from sennit.reshard.dtensor_torch import redistribute
 from sennit.reshard.private_torch import local_of
 from sennit.run.apart import apart
+from sennit.run.built import Built, build
+from sennit.run.child import CompileIn, compiled_in
 from sennit.run.compile import Compiled, Recipe, compile_call
 from sennit.run.executable import Executable
 from sennit.run.groups import ProcessGroups
@@ -53,7 +58,8 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a parallel model is called: inputs whole or this rank's part; new shapes refused or compiled; the type that parameters
-    are cast to for computing; which losses are differentiated (None: all); the seed of dropout; a loss scaler."""
+    are cast to for computing; which losses are differentiated (None: all); the seed of dropout; a loss scaler; where programs are compiled
+    (None: in a child where that is possible)."""
 
     local_inputs: bool = False
     dynamic: bool = False
@@ -61,6 +67,7 @@ class Options:
     losses: tuple[str, ...] | None = None
     seed: int = 0
     scaler: torch.amp.GradScaler | None = None
+    compile_in: CompileIn = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,42 +121,45 @@ class Engine:
         if self.options.dtype is not None:
             call = call.map(self._cast)
 
-        def work() -> Compiled:
-            self.skeleton.train(key.training)
-            return compile_call(
-                self.recipe, self.skeleton, call.args, call.kwargs, self.device.type, training=key.training
-            )
+        def work() -> Built:
+            return compiled_in(self.options.compile_in, self.device, lambda: self._build(key, call), self._given(call))
 
-        compiled = together(work, lambda made: str(made.program), "compile the model")
+        built = together(work, lambda made: made.digest, "compile the model")
+        built = built.with_forward(inspect.signature(self.skeleton.forward))
+        self.skeleton.train(key.training)
         if self.homes is None:
-            shapes = {path: tuple(tensor.shape) for path, tensor in self._skeleton_tensors().items()}
-            self.homes = homes_of(compiled.program, self.slots, shapes)
+            self.homes = built.homes
             device_meshes(self.homes, self.groups)
-        moves = self._moves(compiled)
+        return Executable(built, self.groups, self.device, local_inputs=self.options.local_inputs)
+
+    def _given(self, call: Call) -> list[object]:
+        """What is no tensor in a call, defaults of `forward` included: later calls are compared with these very objects."""
+        defaults = [item.default for item in inspect.signature(self.skeleton.forward).parameters.values()]
+        leaves: list[object] = pytree.tree_leaves((call.args, dict(call.kwargs), defaults))
+        return [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+
+    def _build(self, key: _Key, call: Call) -> Built:
+        """The program and what this rank needs of it."""
+        self.skeleton.train(key.training)
+        compiled = compile_call(
+            self.recipe, self.skeleton, call.args, call.kwargs, self.device.type, training=key.training
+        )
+        homes = self.homes
+        if homes is None:
+            shapes = {path: tuple(tensor.shape) for path, tensor in self._skeleton_tensors().items()}
+            homes = homes_of(compiled.program, self.slots, shapes)
+        moves = _moves(compiled, homes)
         if key.training and moves:
             raise PlanError(
                 f"the plan puts {moves[0].path!r} elsewhere for training than for evaluation",
                 fix="call parallelize with the model in training mode, which then decides where parameters live",
             )
-        return Executable(compiled, self.groups, self.device, moves, local_inputs=self.options.local_inputs)
+        ahead, local = dist.get_backend() != "nccl", self.options.local_inputs
+        return build(compiled, dist.get_rank(), homes, moves, local_inputs=local, ahead=ahead)
 
     def _skeleton_tensors(self) -> dict[str, Tensor]:
         named = {**dict(self.skeleton.named_buffers()), **dict(self.skeleton.named_parameters())}
         return {slot.path: named[slot.path] for slot in self.slots}
-
-    def _moves(self, compiled: Compiled) -> tuple[Move, ...]:
-        """The tensors that a program reads where they do not live, with both layouts; the same list on all ranks. What every
-        reader finds in the piece that lives there is cut from it instead (`_local`)."""
-        assert self.homes is not None
-        moves: list[Move] = []
-        for lane in compiled.program.lanes:
-            for item in lane.inputs:
-                if item.role not in (Role.PARAM, Role.BUFFER) or item.path in compiled.constants:
-                    continue
-                wanted = in_space(item.buffer.layout)
-                if not self.homes.serves(item.path, wanted, lane.devices):
-                    moves.append(Move(item.path, self.homes.of[item.path][0].layout, wanted))
-        return tuple(dict.fromkeys(moves))
 
     # ---- running -------------------------------------------------------------------------------------------------------
 
@@ -164,9 +174,7 @@ class Engine:
         """A call in training mode: its losses lead back to the parameters."""
         executable = self.program(True, call)
         tangents = self._tangents(executable)
-        outputs = executable.compiled.graph.outputs
-        here = {output.key for output in executable.lane.outputs}
-        paths = [output.path for output in outputs if output.kind is OutputKind.GRADIENT and output.path in here]
+        paths = executable.built.gradients
         inputs = self._inputs(executable, call, tangents)
 
         def run() -> Mapping[str, Tensor]:
@@ -177,8 +185,8 @@ class Engine:
 
         step = StepCall(
             run,
-            [output.key for output in outputs if output.kind is OutputKind.LOSS],
-            [output.key for output in outputs if output.kind is OutputKind.RESULT],
+            executable.losses,
+            executable.results,
             lambda made: self._gradients(paths, made),
             tangents,
         )
@@ -187,13 +195,13 @@ class Engine:
         return self._rebuild(executable, values)
 
     def _rebuild(self, executable: Executable, values: Mapping[str, Tensor]) -> object:
-        signature = executable.signature
+        signature = executable.built.signature
         found: dict[str, Any] = {leaf.path: None for leaf in signature.results if leaf.path is not None}
         return signature.rebuild({**found, **values})
 
     def _tangents(self, executable: Executable) -> dict[str, float]:
         """What each loss is differentiated with, by key."""
-        losses = [output.key for output in executable.compiled.graph.outputs if output.kind is OutputKind.LOSS]
+        losses = executable.losses
         wanted = losses if self.options.losses is None else self.options.losses
         for name in wanted:
             if name not in losses:
@@ -207,8 +215,8 @@ class Engine:
             call = call.map(self._cast)
         inputs = {**executable.pieces(call.args, call.kwargs), **executable.constants}
         moved = self._moved(executable)
-        for item in executable.lane.inputs:
-            name, dtype = executable.keys[item.buffer.name], _torch(item.buffer.dtype.torch_name)
+        for item in executable.built.inputs:
+            name, dtype = executable.built.keys[item.buffer.name], _torch(item.buffer.dtype.torch_name)
             match item.role:
                 case Role.PARAM | Role.BUFFER if name not in inputs:
                     wanted = in_space(item.buffer.layout)
@@ -238,7 +246,7 @@ class Engine:
     def _moved(self, executable: Executable) -> dict[tuple[str, Layout], Tensor]:
         """What this call reads elsewhere than it lives: moved for the call, by all ranks of both meshes together."""
         found: dict[tuple[str, Layout], Tensor] = {}
-        for move in executable.moves:
+        for move in executable.built.moves:
             members = {*move.source.mesh.devices, *move.target.mesh.devices}
             if dist.get_rank() not in members:
                 continue
@@ -255,11 +263,11 @@ class Engine:
         return tensor.to(self.options.dtype) if tensor.is_floating_point() else tensor
 
     def _write_buffers(self, executable: Executable, outputs: Mapping[str, Tensor]) -> None:
-        for output in executable.lane.outputs:
+        for output in executable.built.outputs:
             if output.kind is OutputKind.BUFFER:
                 local_of(self.tensors[output.path]).copy_(outputs[output.key])
 
-    def _gradients(self, paths: list[str], outputs: Mapping[str, Tensor]) -> list[DTensor]:
+    def _gradients(self, paths: Sequence[str], outputs: Mapping[str, Tensor]) -> list[DTensor]:
         """The gradients as DTensors, each with memory of its own: autograd keeps them, and optimizers write to them."""
         assert self.homes is not None
         locals_ = [outputs[path].contiguous().to(self.tensors[path].dtype) for path in paths]
@@ -277,6 +285,20 @@ class Engine:
                 )
             )
         return made
+
+
+def _moves(compiled: Compiled, homes: Homes) -> tuple[Move, ...]:
+    """The tensors that a program reads where they do not live, with both layouts; the same list on all ranks. What every
+    reader finds in the piece that lives there is cut from it instead (`Engine._local`)."""
+    moves: list[Move] = []
+    for lane in compiled.program.lanes:
+        for item in lane.inputs:
+            if item.role not in (Role.PARAM, Role.BUFFER) or item.path in compiled.constants:
+                continue
+            wanted = in_space(item.buffer.layout)
+            if not homes.serves(item.path, wanted, lane.devices):
+                moves.append(Move(item.path, homes.of[item.path][0].layout, wanted))
+    return tuple(dict.fromkeys(moves))
 
 
 def _torch(name: str) -> torch.dtype:

@@ -14,7 +14,8 @@ rule of `ir/program_exchange.py`). Gloo and our own backend match messages by th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -27,7 +28,20 @@ from sennit.ir.program import Exchange, Program, Send
 from sennit.ir.program_exchange import Channel, exchange_meetings
 from sennit.run.rank import Group, groups_of
 
-__all__ = ["ProcessGroups", "spread"]
+__all__ = ["GroupsNeeded", "ProcessGroups", "groups_needed", "spread"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsNeeded:
+    """Of a program: the groups of its collectives, the pairs that it sends between, the ranks of each channel. All ranks have them in one order."""
+
+    groups: tuple[Group, ...]
+    transfers: tuple[tuple[int, int], ...]
+    channels: Mapping[Channel, Group]
+
+
+def groups_needed(program: Program) -> GroupsNeeded:
+    return GroupsNeeded(groups_of(program), _transfers(program), _channels(program))
 
 
 class ProcessGroups:
@@ -68,14 +82,14 @@ class ProcessGroups:
                 assert made is not None  # as in `make`
                 self.ordered[group] = made
 
-    def make_for(self, program: Program) -> None:
+    def make_for(self, needed: GroupsNeeded) -> None:
         """What a program's collectives and transfers need."""
-        self.make(groups_of(program))
+        self.make(needed.groups)
         if dist.get_backend() == "nccl":
-            for pair in _transfers(program):
+            for pair in needed.transfers:
                 if pair not in self.directed:
                     self.directed[pair] = dist.new_group(sorted(pair))
-            for channel, ranks in _channels(program).items():
+            for channel, ranks in needed.channels.items():
                 if channel not in self.channels:
                     self.channels[channel] = dist.new_group(list(ranks))
                     if dist.get_rank() in ranks:
@@ -124,7 +138,6 @@ def spread(mesh: Mesh) -> tuple[Group, ...]:
 
 
 def _transfers(program: Program) -> tuple[tuple[int, int], ...]:
-    """The pairs of ranks that a program sends between, in an order that all ranks share."""
     pairs: dict[tuple[int, int], None] = {}
     for lane in program.lanes:
         for name in dict.fromkeys(step.to for step in lane.steps if isinstance(step, Send)):
@@ -134,7 +147,6 @@ def _transfers(program: Program) -> tuple[tuple[int, int], ...]:
 
 
 def _channels(program: Program) -> dict[Channel, Group]:
-    """The ranks of each channel that a program's exchanges use, in an order that all ranks share."""
     found: dict[Channel, Group] = {}
     if any(isinstance(step, Exchange) for lane in program.lanes for step in lane.steps):
         for meeting in exchange_meetings(program).values():

@@ -25,7 +25,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from sennit.ir.graph import Role
 from sennit.ir.layout import Layout, Split
 from sennit.ir.layout_torch import to_placements
-from sennit.ir.program import Lane, Program
+from sennit.ir.program import Program
 from sennit.ir.region import Region
 from sennit.reshard.dtensor_torch import redistribute
 from sennit.reshard.private_torch import local_of
@@ -72,8 +72,8 @@ class Homes:
 
     of: Mapping[str, tuple[Home, ...]]
 
-    def here(self, path: str, lane: Lane) -> Home | None:
-        return next((home for home in self.of[path] if home.lane == lane.name), None)
+    def here(self, path: str, lane: str) -> Home | None:
+        return next((home for home in self.of[path] if home.lane == lane), None)
 
     def at(self, path: str, device: int) -> Home | None:
         """Where a device has a tensor, whichever program asks."""

@@ -2,8 +2,8 @@
 
 **Buckets.** The sums of gradients over replicas are one collective each in the program. A call costs its latency, whatever it carries, so the source
 puts those that nobody reads before the end of the step into buckets, in the order in which they are made: each is copied into its place in one flat
-tensor, and the last one starts the collective. With B bytes in all, a bucket ends at max(16 KiB, min(25 MiB, B / 8)): a few buckets,
-so that all but the last overlap with the backward pass that is still to run. Only collectives whose group lies inside the lane are joined: its members
+tensor, and the last one starts the collective. With B bytes in all, a bucket ends at max(256 KiB, min(25 MiB, B / 32)), or before a part that would make it half as large again: so many that little is left to
+send when the backward pass ends, and so that nothing waits for a large table that comes last. Operators that `run/order.py` puts at the end do not count as readers. Only collectives whose group lies inside the lane are joined: its members
 run one text, and so agree on what is in a bucket.
 
 **Sums in place.** `x = mm(a, b); total = accumulate(total, x)` makes x, reads it and throws it away. A product can add to what is there
@@ -28,7 +28,7 @@ from sennit.ir.program import Buffer, Collective, CollectiveKind, Compute, Free,
 
 __all__ = ["ADDS", "Bucket", "Joined", "joined"]
 
-_LEAST, _MOST, _PARTS = 16 << 10, 25 << 20, 8
+_LEAST, _MOST, _PARTS = 256 << 10, 25 << 20, 32
 _REDUCTIONS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 
 ADDS = ("aten.mm.default", "aten.embedding_dense_backward.default", "sennit.embedding_dense_backward")
@@ -58,7 +58,8 @@ class Joined:
     own: frozenset[str]  # terms that nobody else looks at: a sum may be taken in their memory
 
 
-def joined(lane: Lane) -> Joined:
+def joined(lane: Lane, late: frozenset[str] = frozenset()) -> Joined:
+    """`late`: what operators at the end of the lane make (`run/order.py`)."""
     readers = Counter(name for step in lane.steps if not isinstance(step, Free) for name in reads(step))
     readers.update(output.name for output in lane.outputs)
     own = frozenset(
@@ -66,7 +67,7 @@ def joined(lane: Lane) -> Joined:
         for step in lane.steps
         if isinstance(step, Compute) and step.kind in ADDS and readers[step.results[0].name] == 1
     )
-    return Joined(_buckets(lane), _sums(lane, own), own)
+    return Joined(_buckets(lane, late), _sums(lane, own), own)
 
 
 def _sums(lane: Lane, own: frozenset[str]) -> dict[str, Compute]:
@@ -97,8 +98,8 @@ class _Kind:
     mesh: Mesh
 
 
-def _buckets(lane: Lane) -> dict[str, Bucket]:
-    buffers, late = lane.buffers(), _read_at_the_end(lane)
+def _buckets(lane: Lane, at_the_end: frozenset[str]) -> dict[str, Bucket]:
+    buffers, late = lane.buffers(), _read_at_the_end(lane, at_the_end)
     kinds: dict[_Kind, list[Collective]] = {}
     for step in lane.steps:
         if isinstance(step, Collective) and step.result.name in late and step.kind in _REDUCTIONS:
@@ -134,7 +135,7 @@ def _cut(steps: list[Collective]) -> list[list[Collective]]:
     runs: list[list[Collective]] = [[]]
     full = 0
     for step, size in zip(steps, sizes, strict=True):
-        if full >= cap:
+        if full >= cap or (full and full + size > cap + cap // 2):
             runs.append([])
             full = 0
         runs[-1].append(step)
@@ -146,14 +147,16 @@ def _elements(buffer: Buffer) -> int:
     return prod(buffer.layout.local_shape())
 
 
-def _read_at_the_end(lane: Lane) -> set[str]:
-    """Buffers that nothing but the lane's outputs needs, through views or as they are."""
+def _read_at_the_end(lane: Lane, at_the_end: frozenset[str]) -> set[str]:
+    """Buffers that nothing but the lane's outputs needs, through views or operators at the end, or as they are."""
     late = {output.name for output in lane.outputs}
     early: set[str] = set()
     for step in reversed(lane.steps):
         if isinstance(step, Free):
             continue
-        looks = isinstance(step, Compute) and (is_view(step.kind) or step.kind == "sennit.take")
+        looks = isinstance(step, Compute) and (
+            is_view(step.kind) or step.kind == "sennit.take" or step.results[0].name in at_the_end
+        )
         unread = looks and not any(buffer.name in early for buffer in defines(step))
         if not unread:
             early.update(reads(step))

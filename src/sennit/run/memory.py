@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sennit.ir.program import Program
 from sennit.ir.timeline import MemoryKind
 from sennit.reshard.private_torch import local_of
+from sennit.run.order import ordered
 from sennit.run.reuse import reused
 from sennit.sim.lane import compile_lane
 
@@ -86,7 +87,7 @@ def memory_report(
 
 def predicted_memory(program: Program, rank: int) -> tuple[dict[MemoryKind, int], dict[MemoryKind, int]]:
     """Bytes by kind at the moment of the peak, and the most of each kind at any moment, the steps played in order."""
-    lane = program.lane_of(rank)
+    lane = ordered(program.lane_of(rank)).lane
     code = compile_lane(lane, blocking=True)
     changes: list[dict[MemoryKind, int]] = [dict.fromkeys(MemoryKind, 0) for _ in range(len(code.jobs) + 2)]
     made = {storage.buffer: storage.made for storage in code.storages}

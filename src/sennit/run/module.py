@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from sennit.errors import RunError
 from sennit.ir.graph import Graph
-from sennit.ir.program import Lane, Program
+from sennit.ir.program import Program
 from sennit.plan import Decisions, Plan
 from sennit.reshard.private_torch import local_of
 from sennit.run.clip import clip_grad_norm
@@ -95,8 +95,8 @@ class ParallelModule(nn.Module):
         return homes
 
     @property
-    def _lane(self) -> Lane:
-        return self._first.lane
+    def _lane(self) -> str:
+        return self._first.built.lane
 
     def __getattr__(self, name: str) -> Any:
         """Plain values of the model (`model.config`) are to be had here too; its methods and tensors are not."""
@@ -196,29 +196,30 @@ class ParallelModule(nn.Module):
 
     @property
     def graph(self) -> Graph:
-        return self._first.compiled.graph
+        """What was captured. This, the plan and the program are kept packed: the first use unpacks them."""
+        return self._first.built.stages.value.graph
 
     @property
     def plan(self) -> Plan:
-        return self._first.compiled.plan
+        return self._first.built.stages.value.plan
 
     @property
     def decisions(self) -> Decisions:
-        return self._first.compiled.decisions
+        return self._first.built.stages.value.decisions
 
     @property
     def program(self) -> Program:
         """The program of all ranks; it prints, and what it prints parses."""
-        return self._first.compiled.program
+        return self._first.built.stages.value.program
 
     @property
     def compile_seconds(self) -> Mapping[str, float]:
         """How long each stage of the compilation took on this rank."""
-        return self._first.compiled.seconds
+        return self._first.built.seconds
 
     def source(self) -> str:
         """The Python that this rank runs in a step."""
-        return self._first.source
+        return self._first.built.code.text()
 
     def memory_report(self, optimizer: torch.optim.Optimizer | None = None) -> MemoryReport:
         """This rank's memory by kind: predicted from the program, and as it is now. Print it."""
@@ -236,7 +237,7 @@ class ParallelModule(nn.Module):
     def extra_repr(self) -> str:
         bytes_here = sum(local_of(tensor).nbytes for tensor in self._engine.tensors.values())
         return (
-            f"plan={self.plan.name!r}, mesh={str(self.plan.mesh)!r}, lane={self._lane.name!r}, "
+            f"plan={self._first.built.plan!r}, mesh={self._first.built.mesh!r}, lane={self._lane!r}, "
             f"{len(self._engine.tensors)} tensors, {bytes_here} bytes on this rank"
         )
 

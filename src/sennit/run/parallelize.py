@@ -35,6 +35,7 @@ from sennit.errors import RunError
 from sennit.ir.mesh import Mesh
 from sennit.plan import zoo
 from sennit.plan.search import Choice, Space, batch_of, mesh_of, planner_of, search
+from sennit.run.child import CompileIn, compiled_in
 from sennit.run.compile import Planner, Recipe
 from sennit.run.engine import Call, Engine, Options
 from sennit.run.module import ParallelModule
@@ -75,6 +76,7 @@ def parallelize(
     certify: bool = True,
     certifier: Certifier | None = None,
     fused_attention: bool = True,
+    compile_in: CompileIn = None,
 ) -> ParallelModule:
     """A model that computes what `model` does, split over all ranks as `plan` says.
 
@@ -101,17 +103,25 @@ def parallelize(
     - `certifier`: one's own, which keeps its certificates elsewhere.
     - `fused_attention`: run what the model calls `F.scaled_dot_product_attention` as the kernel that torch has for it, which stores no scores,
       wherever a rank's pieces allow. `False` runs its mathematical form, operator by operator.
+    - `compile_in`: `"child"`: a forked process compiles, and sends this one what a rank needs; the memory that capture and planning take goes with it. `"here"`: this process
+      compiles, as a plan that must change something in it needs. Left out: a child where a fork is safe (Linux, nothing on a GPU), else here.
     """
     join()
     if inputs not in ("whole", "local"):
         raise RunError(f"inputs={inputs!r}", fix='use "whole" or "local"')
     if dynamic and inputs == "local":
         raise RunError('dynamic shapes with inputs="local"', fix="pass whole inputs, or keep their shapes")
+    if compile_in not in (None, "child", "here"):
+        raise RunError(f"compile_in={compile_in!r}", fix='use "child" or "here", or leave it out')
     call = _call(sample)
     if plan == "auto" or isinstance(plan, Choice):
         if mesh is not None:
             raise RunError("a chosen plan with a mesh", fix="leave the mesh out: the choice has one; or pass a planner")
-        choice = plan if isinstance(plan, Choice) else _search(model, call, cluster, pins or {}, fused_attention)
+        choice = (
+            plan
+            if isinstance(plan, Choice)
+            else _search(model, call, _cluster(cluster), pins or {}, fused_attention, compile_in)
+        )
         plan, mesh = planner_of(choice), mesh_of(choice)
     elif pins:
         raise RunError("pins with a plan of one's own", fix='pins are for plan="auto": change the plan instead')
@@ -126,6 +136,7 @@ def parallelize(
         losses=None if losses is None else tuple(losses),
         seed=seed,
         scaler=scaler,
+        compile_in=compile_in,
     )
     if certify and certifier is None:
         certifier = Certifier(current_environment().cache_dir)
@@ -139,11 +150,27 @@ def parallelize(
 def _search(
     model: nn.Module,
     call: Call,
-    cluster: Cluster | str | None,
+    cluster: Cluster,
     pins: Mapping[str, Mapping[str, object]],
     fused_attention: bool,
+    compile_in: CompileIn,
 ) -> Choice:
     """The fastest plan. Every rank searches, and finds the same."""
+
+    def work() -> Choice:
+        graph = capture_call(model, call.args, dict(call.kwargs)).graph
+        sizes = tuple(size for size in (1, 2, 4, 8, 16, 32) if batch_of(graph) % size == 0)
+        space = Space(sizes=sizes, fused_attention=fused_attention)
+        return search(graph, cluster, space=space, optimizer="adam", pins=pins).choice
+
+    places = {tensor.device for tensor in model.parameters()}
+    choice = compiled_in(compile_in, places.pop() if places else torch.device("cpu"), work)
+    _log.info("plan=auto: %s, %.3g s a step (simulated)", choice.title, choice.step)
+    return choice
+
+
+def _cluster(cluster: Cluster | str | None) -> Cluster:
+    """The cluster to search for: as many devices as ranks."""
     ranks = dist.get_world_size()
     described = cluster if isinstance(cluster, Cluster) else load(cluster or f"laptop:{ranks}")
     if described.devices != ranks:
@@ -151,12 +178,7 @@ def _search(
             f"cluster {described.name!r} has {described.devices} devices, and there are {ranks} ranks",
             fix="describe as many devices as ranks, as in NAME:N",
         )
-    graph = capture_call(model, call.args, dict(call.kwargs)).graph
-    sizes = tuple(size for size in (1, 2, 4, 8, 16, 32) if batch_of(graph) % size == 0)
-    space = Space(sizes=sizes, fused_attention=fused_attention)
-    choice = search(graph, described, space=space, optimizer="adam", pins=pins).choice
-    _log.info("plan=auto: %s, %.3g s a step (simulated)", choice.title, choice.step)
-    return choice
+    return described
 
 
 def _mesh(plan: Planner, mesh: Mesh | str | None) -> Mesh:

@@ -23,10 +23,10 @@ from sennit.errors import RunError
 from sennit.ir.program import Program
 from sennit.run.distributed import ProcessCommunicator
 from sennit.run.emit import emit_lane
-from sennit.run.groups import ProcessGroups
+from sennit.run.groups import ProcessGroups, groups_needed
 from sennit.run.load import load_source
 from sennit.run.pieces import assemble_outputs, inputs_of
-from sennit.run.rank import Rank
+from sennit.run.rank import Rank, seat_of
 
 __all__ = ["LocalRanks", "RunResult"]
 
@@ -74,11 +74,11 @@ def _run(rank: int, text: str, state: str, repeats: int) -> tuple[str, list[floa
     """What each rank does; returns where it put its outputs, and the seconds of each step."""
     program = Program.parse(text)
     lane = program.lane_of(rank)
-    step = load_source(emit_lane(program, lane), f"<{program.name} {lane.name}>")
+    step = load_source(emit_lane(program, lane, ahead=dist.get_backend() != "nccl"), f"{program.name} {lane.name}")
     groups = ProcessGroups()
-    groups.make_for(program)
+    groups.make_for(groups_needed(program))
     communicator = ProcessCommunicator(groups)
-    handle = Rank(program, lane, rank, communicator)
+    handle = Rank(seat_of(program, lane, rank), communicator)
     inputs = inputs_of(lane, rank, torch.load(state))
     seconds: list[float] = []
     outputs: Mapping[str, Tensor] = {}

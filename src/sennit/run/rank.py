@@ -31,9 +31,9 @@ from sennit.run.attention import CudaAttention
 from sennit.run.bucket import Bucket
 from sennit.run.handles import Handle
 from sennit.run.local_forms import LocalForms
-from sennit.run.routes import Route, Routes, cut, paste
+from sennit.run.routes import Route, Routes, cut, paste, routes_of
 
-__all__ = ["Communicator", "OnMesh", "Rank", "groups_of", "meshes_of"]
+__all__ = ["Communicator", "OnMesh", "Rank", "Seat", "groups_of", "meshes_of", "seat_of"]
 
 Group = tuple[int, ...]
 
@@ -178,18 +178,30 @@ class OnMesh(LocalForms, CudaAttention):
         return tuple(result for result in results if result is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a device needs to know of the program while it runs its lane: the lane's meshes, its peer in each lane, its routes."""
+
+    device: int
+    meshes: tuple[Mesh, ...]
+    peers: Mapping[str, int]
+    routes: Routes
+
+
+def seat_of(program: Program, lane: Lane, device: int) -> Seat:
+    position = lane.devices.index(device)
+    peers = {other.name: other.devices[position] for other in program.lanes if position < len(other.devices)}
+    return Seat(device, meshes_of(lane), peers, routes_of(program, lane, device))
+
+
 class Rank(OnMesh):
     """One device of one lane, on the first mesh of the lane."""
 
-    def __init__(self, program: Program, lane: Lane, device: int, communicator: Communicator) -> None:
-        meshes = meshes_of(lane)
-        super().__init__(meshes[0], device, communicator)
-        self.places: tuple[OnMesh, ...] = (self, *(OnMesh(mesh, device, communicator) for mesh in meshes[1:]))
-        position = lane.devices.index(device)
-        self.peers: Mapping[str, int] = {
-            other.name: other.devices[position] for other in program.lanes if position < len(other.devices)
-        }
-        self.routes = Routes(program, lane, device)
+    def __init__(self, seat: Seat, communicator: Communicator) -> None:
+        first, *others = seat.meshes
+        super().__init__(first, seat.device, communicator)
+        self.places: tuple[OnMesh, ...] = (self, *(OnMesh(mesh, seat.device, communicator) for mesh in others))
+        self.peers, self.routes = seat.peers, seat.routes
 
     def on(self, number: int) -> OnMesh:
         """This rank on one of its lane's meshes."""

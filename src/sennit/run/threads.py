@@ -22,7 +22,7 @@ from sennit.ir.program_exchange import Channel
 from sennit.run.emit import emit_lane
 from sennit.run.load import load_source
 from sennit.run.pieces import assemble_outputs, inputs_of
-from sennit.run.rank import Group, Rank
+from sennit.run.rank import Group, Rank, seat_of
 
 __all__ = ["run_in_process"]
 
@@ -45,9 +45,9 @@ def run_in_process(program: Program, state: Mapping[str, Tensor], *, timeout: fl
 
     threads = []
     for lane in program.lanes:
-        step = load_source(emit_lane(program, lane), f"<{program.name} {lane.name}>")
+        step = load_source(emit_lane(program, lane), f"{program.name} {lane.name}")
         for device in lane.devices:
-            rank = Rank(program, lane, device, _BoardCommunicator(board, device))
+            rank = Rank(seat_of(program, lane, device), _BoardCommunicator(board, device))
             arguments = (device, step, rank, inputs_of(lane, device, state))
             threads.append(threading.Thread(target=one, args=arguments, daemon=True))
     for thread in threads:
