@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from sennit.ir.program import Compute, Free, Lane, Program, Step, defines, reads
 from sennit.kernels.attention_kernels import AttentionKernel, kernel_for
 from sennit.kernels.attention_masks import masks_made_again
-from sennit.kernels.lane_code import LaneCode
+from sennit.kernels.lane_code import LaneCode, with_frees
 from sennit.kernels.written_attention import SOFTMAX, Attention, written_attention
 
 __all__ = ["fuse_attention"]
@@ -115,7 +115,7 @@ def _replaced(code: LaneCode, kernels: Sequence[_Placed]) -> Lane:
     masks = {kernel.step.results[0].name: kernel.mask for kernel in kernels if kernel.mask is not None}
     steps, again = masks_made_again(steps, masks)
     freed = {step.source for step in code.lane.steps if isinstance(step, Free)} | own | again
-    return replace(code.lane, steps=tuple(_with_frees(steps, freed - code.outputs)))
+    return replace(code.lane, steps=tuple(with_frees(steps, freed - code.outputs)))
 
 
 def _without_unread(steps: list[Step], outputs: frozenset[str]) -> list[Step]:
@@ -146,16 +146,3 @@ def _without_copies(steps: list[Step], own: set[str]) -> list[Step]:
                 step = replace(step, kind="aten.alias.default", kwargs=())
         found.append(step)
     return found
-
-
-def _with_frees(steps: list[Step], freed: set[str]) -> list[Step]:
-    """Each of `freed` behind the last step that reads or makes it."""
-    last: dict[str, int] = {}
-    for position, step in enumerate(steps):
-        for name in (*reads(step), *(buffer.name for buffer in defines(step))):
-            last[name] = position
-    ending: dict[int, list[str]] = {}
-    for name, position in last.items():
-        if name in freed:
-            ending.setdefault(position, []).append(name)
-    return [item for position, step in enumerate(steps) for item in (step, *map(Free, ending.get(position, ())))]

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sennit.cost import memory_time
 from sennit.ir.program import CollectiveKind
+from sennit.kernels.buckets import bucket_count
 from sennit.plan.grid import Durations, Grid, Held, chain, times
 from sennit.plan.pattern import Pattern, Work
 from sennit.plan.search.choice import Kind, Part
@@ -213,32 +215,28 @@ class Assembly:
         return Estimate(config, self.kind, self.chunks, placed, step, memory, parts, wire, grid)
 
     def _sync(self, stages: list[_StageCost]) -> float:
-        """Seconds for gradients behind the last backward, and for parameters before the first forward. The sum of each unit's gradients runs beside the
-        backward of the units before it, and the gathering of its parameters beside their forward."""
-        config, stride = self.config, self.config.way.devices
+        """Seconds for gradients behind the last backward, and for parameters before the first forward. Gradients are summed bucket by bucket
+        (`kernels/buckets.py`), beside the backward of what was there before; parameters are gathered one by one, beside the forward of the units before."""
+        config = self.config
         size, parameters = sum(cost.gradients for cost in stages), sum(cost.parameters for cost in stages)
         own = sum(cost.sync for cost in stages)
         hidden = sum(cost.durations.backward + cost.durations.weights for cost in stages)
         units = max(1, sum(len(self.stages[stage]) for stage in range(len(self.stages))) // len(self.pattern.rows))
         tensors = max(1, sum(cost.tensors for cost in stages))
-
-        def exchange(kind: CollectiveKind, bytes_: int) -> float:
-            """Each parameter by itself, as it is lowered."""
-            return tensors * self.wires.collective(kind, stride, config.dp, bytes_ // tensors)
-
-        match config.zero:
-            case 0:
-                gradients, gather = exchange(CollectiveKind.ALL_REDUCE, size), 0.0
-            case 1:
-                gradients = exchange(CollectiveKind.REDUCE_SCATTER, size)
-                gather = exchange(CollectiveKind.ALL_GATHER, parameters)
-            case 2:
-                gradients, gather = 0.0, exchange(CollectiveKind.ALL_GATHER, parameters)
-            case _:
-                gradients = gather = 0.0
-        every, forward = gradients + own, sum(cost.durations.forward for cost in stages)
-        behind = max(every / units, every - hidden * (units - 1) / units)
+        reduces, gathers = config.zero < 2, config.zero in (1, 2)
+        kind = CollectiveKind.REDUCE_SCATTER if config.zero else CollectiveKind.ALL_REDUCE
+        buckets = bucket_count(tensors, size // config.dp if config.zero else size) if reduces and config.dp > 1 else 1
+        copy = memory_time(2 * size, self.wires.cluster.device)[0] if buckets < tensors and config.dp > 1 else 0.0
+        gradients = self._times(kind, buckets, size) if reduces else 0.0
+        gather = self._times(CollectiveKind.ALL_GATHER, tensors, parameters) if gathers else 0.0
+        parts, every = max(1, min(units, buckets)), gradients + own
+        behind = max(every / parts, every - hidden * (parts - 1) / parts) + (copy if reduces else 0.0)
+        forward = sum(cost.durations.forward for cost in stages)
         return behind + max(gather / units, gather - forward * (units - 1) / units)
+
+    def _times(self, kind: CollectiveKind, count: int, size: int) -> float:
+        """Seconds of so many messages among replicas, which carry so many bytes together."""
+        return count * self.wires.collective(kind, self.config.way.devices, self.config.dp, size // count)
 
     def _optimizer(self, stages: list[_StageCost]) -> float:
         parameters, state = sum(cost.parameters for cost in stages), sum(cost.state for cost in stages)
