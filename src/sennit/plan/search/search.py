@@ -37,6 +37,7 @@ from sennit.plan.search.probe import Wires
 from sennit.plan.search.relax import Counted
 from sennit.plan.search.shallow import shallow
 from sennit.plan.search.space import Space
+from sennit.plan.search.unequal import samples_of
 from sennit.plan.search.ways import Keep, Way
 from sennit.sim.optimizer import Optimizer
 from sennit.sim.optimizer import optimizer as named_optimizer
@@ -44,6 +45,10 @@ from sennit.sim.optimizer import optimizer as named_optimizer
 __all__ = ["batch_of", "probes_of", "search"]
 
 _TOLERANCE = 1e-4  # relative: within which integer programs are solved
+_UNLIKE = (
+    1.25  # how much longer the longest unit takes than the shortest where stages may have different numbers of replicas
+)
+_MOST_UNEQUAL = 8  # lanes of such plans
 _RECYCLING = (Kind.SEVERAL_FORWARD, Kind.ONE_F_ONE_B)
 
 
@@ -146,9 +151,37 @@ class _Search:
         elif self.space.interlaced:
             configs = [config for config in configs if config.zero < 2]
             least = min(least, self.special(configs, best, self.estimator.interlaced_bound, self.estimator.interlaced))
+        if self.shares_unequally():
+            for kind in (Kind.ONE_F_ONE_B, Kind.ZERO_BUBBLE_H1):
+                best = min([best, *(found.step for found in self.found)])
+                if kind in self.space.kinds:
+                    bound_of = partial(self.estimator.unequal_bound, sizes=self.space.sizes)
+                    estimate = partial(self.estimator.unequal, kind=kind, sizes=self.space.sizes)
+                    least = min(least, self.special(list(self.unequal()), best, bound_of, estimate))
         if not self.found:
             raise self.does_not_fit()
         return self.result(least)
+
+    def shares_unequally(self) -> bool:
+        """Whether lanes with different numbers of replicas are looked at: where units differ, and pins say nothing of replicas, sizes or stages."""
+        fixed = {"dp", "size", "zero"} & set(self.pins.given) or self.pins.fixed
+        fast = self.book.fast(Way(), self.space.sizes[0])
+        if not self.space.unequal or self.estimator.passes != 1 or fixed or fast is None or self.space.equal_stages:
+            return False
+        seconds = [fast[unit].seconds for unit in self.estimator.units if self.model.items[unit].modules]
+        return bool(seconds) and max(seconds) > _UNLIKE * min(seconds)
+
+    def unequal(self) -> Iterator[Config]:
+        """For `Estimator.unequal`: `dp` replicas for all lanes together, and `size` samples of a micro-batch on each lane."""
+        units = sum(item.copies for item in self.model.items if item.modules)
+        for way in self.ways():
+            replicas = self.cluster.devices // way.devices
+            if self.cluster.devices % way.devices or way.devices != way.tp:
+                continue
+            for pp in range(2, min(replicas, units, self.space.most_pp or units, _MOST_UNEQUAL) + 1):
+                if self.pins.allows(pp=pp):
+                    for samples in samples_of(self.batch, replicas, self.space.sizes):
+                        yield Config(way, pp, replicas, samples, self.batch // samples)
 
     def check_passes(self) -> None:
         """A pinned schedule must suit how often the units run."""
@@ -392,6 +425,7 @@ class _Search:
             estimate.step,
             max(estimate.memory),
             bound,
+            config.lanes,
         )
 
     def does_not_fit(self) -> PlanError:
