@@ -17,7 +17,7 @@ from sennit.ir.graph import Graph
 from sennit.kernels import in_buckets
 from sennit.plan import lower, propagate
 from sennit.plan.search import Choice, Keep, Kind, Space, mesh_of, planner_of, search
-from sennit.plan.search.unequal import cut_unequal
+from sennit.plan.search.cut_unequal import cut_unequal
 from sennit.plan.verify import verify
 from sennit.run import run_in_process
 from sennit.sim import optimizer, simulate_fully
@@ -140,10 +140,10 @@ def crowded(memory: float) -> Cluster:
 def test_a_search_gives_the_heavy_layer_more_devices() -> None:
     """One layer with three times the work of all others, which do not fit beside it: two stages, with as many replicas as their work asks for."""
     with torch.device("meta"):
-        batch = (torch.zeros(1536, 1024), torch.zeros(1536, dtype=torch.int64))
+        batch = (torch.zeros(49152, 1024), torch.zeros(49152, dtype=torch.int64))
         graph = capture(Uneven(1024, 24576, 4096, 2), batch)
-    cluster = crowded(1.0e9)
-    space = Space(tps=(1,), sizes=(16, 48), keeps=(Keep.ALL,), zeros=(0,), kinds=(Kind.ONE_F_ONE_B,))
+    cluster = crowded(1.4e9)
+    space = Space(tps=(1,), sizes=(1024, 3072), keeps=(Keep.ALL,), zeros=(0,), kinds=(Kind.ONE_F_ONE_B,))
     found = search(graph, cluster, space=space, optimizer="adam")
     choice = found.choice
     assert choice.lanes == (3, 1)

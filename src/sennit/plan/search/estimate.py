@@ -51,7 +51,6 @@ from sennit.plan.search.config import (
 from sennit.plan.search.costs import CostBook, Variant
 from sennit.plan.search.probe import ItemCost
 from sennit.plan.search.relax import Counted, Lanes, Rest, UnitOption, least_step
-from sennit.plan.search.unequal import cut_unequal, replicas_of
 from sennit.plan.search.ways import Keep, Way
 
 __all__ = ["Estimator"]
@@ -222,50 +221,6 @@ class Estimator:
         short = config.microbatches if kind is Kind.ONE_F_ONE_B else min(config.microbatches, 6 * config.pp)
         lanes = (LaneCosts(config, options, fast),)
         return Assembly(self, config, kind, 1, make, short, stages, lanes, passes).estimate()
-
-    def unequal(self, config: Config, kind: Kind, sizes: tuple[int, ...]) -> Estimate | Shortage | None:
-        """Stages that share `config.dp` replicas as suits them (`unequal.py`); `config.size` is the micro-batch of a lane. None where as many each are best."""
-        counts = self._counts(config, sizes)
-        weights = {
-            count: [fast[unit].seconds + fast[unit].accumulate for unit in self.units] for count, fast in counts.items()
-        }
-        runs = cut_unequal(weights, config.pp, config.dp) if weights else None
-        if runs is None or self.pattern(kind, config.pp, shortened(config), 1) is None:
-            return None
-        replicas = tuple(count for _, _, count in runs)
-        made = replace(config, dp=1, lanes=replicas)
-        options = [self.book.options(config.way, config.size // count) for count in replicas]
-        if len(set(replicas)) == 1 or self.fixed:
-            return None
-        lanes = tuple(
-            LaneCosts(made.of_lane(lane), row, counts[count])
-            for lane, (count, row) in enumerate(zip(replicas, options, strict=True))
-            if row is not None
-        )
-        if len(lanes) < config.pp:
-            return None
-
-        def make(microbatches: int) -> Pattern | None:
-            return self.pattern(kind, config.pp, microbatches, 1)
-
-        stages = [self.units[begin:end] for begin, end, _ in runs]
-        return Assembly(self, made, kind, 1, make, shortened(config), stages, lanes).estimate()
-
-    def unequal_bound(self, config: Config, sizes: tuple[int, ...]) -> float:
-        """Seconds that no such plan is below: each replica is busy for a micro-batch's share of every unit, at the size that is cheapest for the unit."""
-        counts = self._counts(config, sizes)
-        if len(counts) < 2:
-            return inf
-        each = [min(count * fast[unit].seconds for count, fast in counts.items()) for unit in self.units]
-        return config.microbatches * sum(each) / config.dp
-
-    def _counts(self, config: Config, sizes: tuple[int, ...]) -> dict[int, tuple[ItemCost, ...]]:
-        """What units cost on a lane, by its replicas."""
-        most = config.dp - config.pp + 1
-        found = {
-            count: self.book.fast(config.way, config.size // count) for count in replicas_of(config.size, most, sizes)
-        }
-        return {count: fast for count, fast in found.items() if fast is not None}
 
     def static(self, config: Config, units: list[int], costs: tuple[ItemCost, ...], others: set[int]) -> int:
         """Bytes of parameters, gradients and state of a lane; tied ones again where the item that has them lies on another lane."""

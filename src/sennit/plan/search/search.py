@@ -37,7 +37,7 @@ from sennit.plan.search.probe import Wires
 from sennit.plan.search.relax import Counted
 from sennit.plan.search.shallow import shallow
 from sennit.plan.search.space import Space
-from sennit.plan.search.unequal import samples_of
+from sennit.plan.search.unequal import UnequalStages
 from sennit.plan.search.ways import Keep, Way
 from sennit.sim.optimizer import Optimizer
 from sennit.sim.optimizer import optimizer as named_optimizer
@@ -151,37 +151,26 @@ class _Search:
         elif self.space.interlaced:
             configs = [config for config in configs if config.zero < 2]
             least = min(least, self.special(configs, best, self.estimator.interlaced_bound, self.estimator.interlaced))
-        if self.shares_unequally():
-            for kind in (Kind.ONE_F_ONE_B, Kind.ZERO_BUBBLE_H1):
-                best = min([best, *(found.step for found in self.found)])
-                if kind in self.space.kinds:
-                    bound_of = partial(self.estimator.unequal_bound, sizes=self.space.sizes)
-                    estimate = partial(self.estimator.unequal, kind=kind, sizes=self.space.sizes)
-                    least = min(least, self.special(list(self.unequal()), best, bound_of, estimate))
+        least = min(least, self.unequal(min([best, *(found.step for found in self.found)])))
         if not self.found:
             raise self.does_not_fit()
         return self.result(least)
 
-    def shares_unequally(self) -> bool:
-        """Whether lanes with different numbers of replicas are looked at: where units differ, and pins say nothing of replicas, sizes or stages."""
-        fixed = {"dp", "size", "zero"} & set(self.pins.given) or self.pins.fixed
-        fast = self.book.fast(Way(), self.space.sizes[0])
-        if not self.space.unequal or self.estimator.passes != 1 or fixed or fast is None or self.space.equal_stages:
-            return False
-        seconds = [fast[unit].seconds for unit in self.estimator.units if self.model.items[unit].modules]
-        return bool(seconds) and max(seconds) > _UNLIKE * min(seconds)
-
-    def unequal(self) -> Iterator[Config]:
-        """For `Estimator.unequal`: `dp` replicas for all lanes together, and `size` samples of a micro-batch on each lane."""
-        units = sum(item.copies for item in self.model.items if item.modules)
-        for way in self.ways():
-            replicas = self.cluster.devices // way.devices
-            if self.cluster.devices % way.devices or way.devices != way.tp:
-                continue
-            for pp in range(2, min(replicas, units, self.space.most_pp or units, _MOST_UNEQUAL) + 1):
-                if self.pins.allows(pp=pp):
-                    for samples in samples_of(self.batch, replicas, self.space.sizes):
-                        yield Config(way, pp, replicas, samples, self.batch // samples)
+    def unequal(self, best: float) -> float:
+        """Stages with different numbers of replicas, where units differ and pins leave replicas and sizes open: the least bound of all."""
+        stages, least = UnequalStages(self.estimator, self.space.sizes), float("inf")
+        if not self.space.unequal or {"dp", "size", "zero"} & set(self.pins.given) or not stages.is_worth_it():
+            return least
+        configs = [
+            config
+            for way in self.ways()
+            for config in stages.configs(way, self.batch, self.cluster.devices, self.space.most_pp)
+            if self.pins.allows(pp=config.pp)
+        ]
+        for kind in (Kind.ONE_F_ONE_B, Kind.ZERO_BUBBLE_H1):
+            if kind in self.space.kinds:
+                least = min(least, self.special(configs, best, stages.bound, partial(stages.estimate, kind=kind)))
+        return least
 
     def check_passes(self) -> None:
         """A pinned schedule must suit how often the units run."""
@@ -444,7 +433,7 @@ class _Search:
         need = memory + least.lacking
         enough = -(-self.cluster.devices * int(need) // int(memory))
         return PlanError(
-            f"{self.graph.name!r} does not fit: the leanest plan ({config.way}, pp={config.pp}, dp={config.dp}, ZeRO-{config.zero}, "
+            f"{self.graph.name!r} does not fit: the leanest plan ({config.way}, pp={config.pp}, dp={config.replicas}, ZeRO-{config.zero}, "
             f"micro-batches of {config.size}) lacks {least.lacking / 1e9:.2f} GB on its fullest device",
             where=f"{self.cluster.devices} x {device.kind} of {memory / 1e9:.0f} GB",
             fix=f"about {enough} such devices, or devices of {need / 1e9:.0f} GB; or fewer pins, a smaller batch, "

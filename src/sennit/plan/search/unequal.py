@@ -1,102 +1,98 @@
-"""Stages with different numbers of replicas: the model cut into stages and the devices shared among them, together.
+"""Plans whose stages have different numbers of replicas: which there are, what they take, and a bound.
 
-All stages see the same micro-batches, of g samples each. A stage with r replicas gives g / r of them to each; so its seconds are those that its units take at that size, and
-a stage of heavy units gets more devices instead of fewer units. With t[r][u] the seconds of unit u on r replicas, S stages and R replicas in all:
+All stages see the same micro-batches, of g samples each; a stage with r replicas gives g / r of them to each (`cut_unequal.py` cuts the model and shares the devices
+together). Everything else is as in `estimate.py`, with costs of its own for each lane. Such a plan shares nothing among replicas (ZeRO), has one stage a lane, and splits all units the same way.
 
-    find  T = min over cuts and counts r_1 + ... + r_S = R  of  max over stages of  (sum of t[r_s][u] over the stage's units)
+**Bound.** With R replicas in all, a micro-batch keeps r_s of them busy for the seconds of each unit of stage s, so with t[r][u] the seconds of unit u on r replicas
 
-`cut_unequal` bisects over T. For one T the ends that s stages can reach with q replicas are a set E[s][q]: from each begin in it, a further stage on r replicas reaches
-every end up to the farthest whose sum is within T. Sets and not farthest ends: a stage that is cut short may leave units to one with too few replicas. The test beside it
-tries all cuts and all counts.
-
-`replicas_of` lists the counts that a lane may have: those that divide g into a size of micro-batch that the space has.
+    step >= M * (sum over units u of  min over r of  r t[r][u]) / R  +  (S - 1) * the shortest F of a unit
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
 
-import numpy as np
-from numpy.typing import NDArray
+from sennit.plan.pattern import Pattern
+from sennit.plan.search.assembly import Assembly, LaneCosts
+from sennit.plan.search.choice import Kind
+from sennit.plan.search.config import Config, Estimate, Shortage, shortened
+from sennit.plan.search.cut_unequal import cut_unequal, replicas_of, samples_of
+from sennit.plan.search.estimate import Estimator
+from sennit.plan.search.probe import ItemCost
+from sennit.plan.search.ways import Way
 
-__all__ = ["cut_unequal", "replicas_of", "samples_of"]
+__all__ = ["UnequalStages"]
 
-Ends = NDArray[np.bool_]  # which ends of the list of units can be reached
-Run = tuple[int, int, int]  # the first unit of a stage, the one behind its last, its replicas
-
-
-def samples_of(batch: int, replicas: int, sizes: Sequence[int]) -> Iterator[int]:
-    """The numbers of samples of a micro-batch that lanes with different counts of replicas can share, of at most so many together."""
-    for samples in range(2, batch + 1):
-        if batch % samples == 0 and len(replicas_of(samples, replicas - 1, sizes)) > 1:
-            yield samples
-
-
-def replicas_of(samples: int, most: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(count for count in range(1, most + 1) if samples % count == 0 and samples // count in sizes)
+_UNLIKE = 1.25  # how much longer the longest unit takes than the shortest, where units are told apart
+_MOST = 8  # lanes
 
 
-def cut_unequal(seconds: Mapping[int, Sequence[float]], stages: int, replicas: int) -> tuple[Run, ...] | None:
-    """The cut and the counts with the least slowest stage; `seconds` are those of each unit, by count of replicas. None where the counts do not add up."""
-    sums = {count: np.concatenate(([0.0], np.cumsum(row))) for count, row in seconds.items()}
-    units = len(next(iter(sums.values()))) - 1 if sums else 0
-    high = max((float(row[-1]) for row in sums.values()), default=0.0)
-    found = _within(sums, units, stages, replicas, high)
-    low = 0.0
-    while found is not None and high - low > 1e-6 * high:
-        middle = (low + high) / 2
-        better = _within(sums, units, stages, replicas, middle)
-        if better is None:
-            low = middle
-        else:
-            found, high = better, max(float(sums[count][end] - sums[count][begin]) for begin, end, count in better)
-    return found
+class UnequalStages:
+    """A config here has in `dp` the replicas of all lanes together, and in `size` the samples of a micro-batch on each lane."""
 
+    def __init__(self, estimator: Estimator, sizes: tuple[int, ...]) -> None:
+        self.estimator, self.sizes, self.book = estimator, sizes, estimator.book
+        self.model, self.units = estimator.model, estimator.units
 
-def _within(
-    sums: Mapping[int, NDArray[np.float64]], units: int, stages: int, replicas: int, most: float
-) -> tuple[Run, ...] | None:
-    """A cut whose stages all take at most so long."""
-    farthest = {count: np.searchsorted(row, row + most * (1 + 1e-12), side="right") - 1 for count, row in sums.items()}
-    start = np.zeros(units + 1, dtype=bool)
-    start[0] = True
-    reached: list[dict[int, Ends]] = [{0: start}]
-    for _ in range(stages):
-        ends: dict[int, Ends] = {}
-        for used, begins in reached[-1].items():
-            for count, far in farthest.items():
-                if used + count <= replicas:
-                    before = ends.get(used + count)
-                    mine = _ends(begins, far, units)
-                    ends[used + count] = mine if before is None else before | mine
-        reached.append(ends)
-    if replicas not in reached[-1] or not reached[-1][replicas][units]:
-        return None
-    return _back(reached, farthest, units, replicas)
+    def is_worth_it(self) -> bool:
+        """Whether units differ: stages of equal ones are cut into equal parts."""
+        fast = self.book.fast(Way(), self.sizes[0])
+        if fast is None or self.estimator.passes != 1 or self.estimator.fixed or self.estimator.equal_stages:
+            return False
+        seconds = [fast[unit].seconds for unit in self.units if self.model.items[unit].modules]
+        return bool(seconds) and max(seconds) > _UNLIKE * min(seconds)
 
+    def configs(self, way: Way, batch: int, devices: int, most_pp: int | None) -> Iterator[Config]:
+        replicas = devices // way.devices
+        units = sum(bool(self.model.items[unit].modules) for unit in self.units)
+        if devices % way.devices or way.devices != way.tp:
+            return
+        for pp in range(2, min(replicas, units, most_pp or units, _MOST) + 1):
+            for samples in samples_of(batch, replicas, self.sizes):
+                yield Config(way, pp, replicas, samples, batch // samples)
 
-def _ends(begins: Ends, far: NDArray[np.intp], units: int) -> Ends:
-    """Every end behind a begin, up to its farthest."""
-    at = np.flatnonzero(begins[:-1])
-    edges = np.zeros(units + 2, dtype=np.int64)
-    np.add.at(edges, at + 1, 1)
-    np.add.at(edges, far[at] + 1, -1)
-    return np.cumsum(edges)[: units + 1] > 0
+    def estimate(self, config: Config, kind: Kind) -> Estimate | Shortage | None:
+        """None where as many replicas each are best, or there is no such plan."""
+        counts = self._counts(config)
+        weights = {
+            count: [fast[unit].seconds + fast[unit].accumulate for unit in self.units] for count, fast in counts.items()
+        }
+        runs = cut_unequal(weights, config.pp, config.dp) if weights else None
+        if runs is None or len({count for _, _, count in runs}) == 1:
+            return None
+        made = replace(config, dp=1, lanes=tuple(count for _, _, count in runs))
+        lanes: list[LaneCosts] = []
+        for lane, count in enumerate(made.lanes):
+            options = self.book.options(config.way, config.size // count)
+            if options is None:
+                return None
+            lanes.append(LaneCosts(made.of_lane(lane), options, counts[count]))
 
+        def make(microbatches: int) -> Pattern | None:
+            return self.estimator.pattern(kind, config.pp, microbatches, 1)
 
-def _back(
-    reached: Sequence[Mapping[int, Ends]], farthest: Mapping[int, NDArray[np.intp]], units: int, replicas: int
-) -> tuple[Run, ...]:
-    runs: list[Run] = []
-    end, used = units, replicas
-    for ends in reversed(reached[:-1]):
-        begin, count = next(
-            (int(begin), count)
-            for count, far in farthest.items()
-            if used - count in ends
-            for begin in np.flatnonzero(ends[used - count][:end])
-            if far[begin] >= end
-        )
-        runs.append((begin, end, count))
-        end, used = begin, used - count
-    return tuple(reversed(runs))
+        short = shortened(config)
+        if make(short) is None:
+            return None
+        stages = [self.units[begin:end] for begin, end, _ in runs]
+        return Assembly(self.estimator, made, kind, 1, make, short, stages, tuple(lanes)).estimate()
+
+    def bound(self, config: Config) -> float:
+        counts = self._counts(config)
+        if len(counts) < 2:
+            return inf
+        each = [min(count * fast[unit].seconds for count, fast in counts.items()) for unit in self.units]
+        inner = [unit for unit in self.units if self.model.items[unit].modules]
+        shortest = min((fast[unit].forward for fast in counts.values() for unit in inner), default=0.0)
+        return config.microbatches * sum(each) / config.dp + (config.pp - 1) * shortest
+
+    def _counts(self, config: Config) -> dict[int, tuple[ItemCost, ...]]:
+        """What units cost on a lane, by its replicas."""
+        most = config.dp - config.pp + 1
+        found = {
+            count: self.book.fast(config.way, config.size // count)
+            for count in replicas_of(config.size, most, self.sizes)
+        }
+        return {count: fast for count, fast in found.items() if fast is not None}
