@@ -3,7 +3,7 @@
     python benchmarks/plan/estimates.py [--width 2048] [--context 512] [--only NAME ...]
 
 A GPT of six layers (f32, Adam, a batch of 32) on one node dgx-h100, under pins that force each kind of plan. Everything is simulated; the estimate adds up
-costs of units, the simulation runs the lowered and verified program. Nothing is fused: attention is in its mathematical form on both sides.
+costs of units, the simulation runs the lowered and verified program with its gradients in the buckets that ranks send. Nothing is fused: attention is in its mathematical form on both sides.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sennit.capture import capture
 from sennit.cluster import load
 from sennit.demo.gpt import GPT, GPTConfig
 from sennit.ir.graph import Graph
+from sennit.kernels import in_buckets
 from sennit.plan import lower, propagate
 from sennit.plan.search import Space, mesh_of, planner_of, search
 from sennit.plan.verify import verify
@@ -66,7 +67,7 @@ def row(graph: Graph, pins: Mapping[str, Mapping[str, object]]) -> str:
     plan = planner_of(choice)(graph, mesh_of(choice))
     program = lower(propagate(plan))
     verify(program, plan.graph)
-    simulated = simulate_fully(program, cluster, optimizer=adam).timeline
+    simulated = simulate_fully(in_buckets(program), cluster, optimizer=adam).timeline
     peak = max(simulated.peak_memory(device) for device in range(cluster.devices))
     return (
         f"{1e3 * choice.step:.1f} | {1e3 * simulated.span:.1f} | {100 * (choice.step / simulated.span - 1):+.1f} % | "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import auto_work as work
 import pytest
 from parallelize_work import batches, gpt
@@ -44,6 +46,17 @@ def test_a_choice_that_was_saved(two: GlooRanks, reference: Record) -> None:
     space = Space(tps=(1,), sizes=(2,))
     text = str(search(graph, load("laptop:2"), space=space, optimizer="adam", pins=pins).choice)
     for record in two.call(work.read, text):
+        assert record.difference(reference) <= ROUNDING
+
+
+def test_stages_with_different_numbers_of_replicas(four: GlooRanks, reference: Record) -> None:
+    """Three stages on two ranks, one and one: the embedding, a block, a block and the head."""
+    graph = capture(gpt(), batches()[0][0])
+    pins = {"*": {"pp": 2, "size": 2, "schedule": "1f1b"}}
+    choice = search(graph, load("laptop:2"), space=Space(tps=(1,), sizes=(2,)), optimizer="adam", pins=pins).choice
+    first, second, *rest = (part for stage in choice.stages for part in stage)
+    unequal = replace(choice, pp=3, lanes=(2, 1, 1), stages=((first,), (second,), tuple(rest)))
+    for record in four.call(work.read, str(unequal)):
         assert record.difference(reference) <= ROUNDING
 
 

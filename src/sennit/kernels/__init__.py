@@ -1,5 +1,6 @@
-"""Operators of a program put together to the kernels that torch has for them."""
+"""A lowered program as it is called: operators that are one kernel, reductions that are one collective."""
 
 from sennit.kernels.attention import fuse_attention
+from sennit.kernels.buckets import in_buckets
 
-__all__ = ["fuse_attention"]
+__all__ = ["fuse_attention", "in_buckets"]

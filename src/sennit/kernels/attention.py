@@ -15,7 +15,8 @@ attention stays as it was.
 
 **A mask that is trained** (a bias of relative positions, a pair representation). torch's memory-efficient kernel takes any mask, and gives its
 gradient in the shape of the scores and the type of the query; what sums it over the batch follows as before. So no scores are kept, and the
-gradient lies in memory while it is summed. The other kernels have no such result.
+gradient lies in memory while it is summed. The other kernels have no such result. The derivative reads the mask once more, where the mathematical form does not. A mask that the forward task of a
+micro-batch made of values that no micro-batch is in (`plan/propagate_time.py`) is made again for it: kept, there would be one for each micro-batch in flight.
 
 **What is left out** besides: whatever nobody reads any more (masks made of `arange`, copies to float32), and the copies that put heads and
 tokens in their order, since a kernel writes its results in the order that the model's view asks for.
@@ -28,7 +29,8 @@ from dataclasses import dataclass, replace
 
 from sennit.ir.program import Compute, Free, Lane, Program, Step, defines, reads
 from sennit.kernels.attention_kernels import AttentionKernel, kernel_for
-from sennit.kernels.lane_code import LaneCode
+from sennit.kernels.attention_masks import masks_made_again
+from sennit.kernels.lane_code import LaneCode, with_frees
 from sennit.kernels.written_attention import SOFTMAX, Attention, written_attention
 
 __all__ = ["fuse_attention"]
@@ -43,11 +45,12 @@ def fuse_attention(program: Program, device_type: str = "cuda") -> Program:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A step that stands for others: where it goes, and which steps it takes the place of."""
+    """A step that stands for others: where it goes, and which steps it takes the place of. `mask` is what a derivative reads as that."""
 
     at: int
     step: Compute
     covers: frozenset[int]
+    mask: str | None = None
 
 
 def _fuse(lane: Lane, device_type: str) -> Lane:
@@ -79,7 +82,7 @@ def _placed(code: LaneCode, found: Attention, kernel: AttentionKernel) -> list[_
         last = code.compute(at) if at is not None else None
         if at is None or last is None:
             return []
-        kernels.append(_Placed(at, kernel.backward(found, forward, last), found.derivative.covers))
+        kernels.append(_Placed(at, kernel.backward(found, forward, last), found.derivative.covers, found.mask))
     return kernels
 
 
@@ -109,8 +112,10 @@ def _replaced(code: LaneCode, kernels: Sequence[_Placed]) -> Lane:
             steps.append(step)
     own = {buffer.name for kernel in kernels for buffer in kernel.step.results}
     steps = _without_copies(_without_unread(steps, code.outputs), own)
-    freed = {step.source for step in code.lane.steps if isinstance(step, Free)} | own
-    return replace(code.lane, steps=tuple(_with_frees(steps, freed - code.outputs)))
+    masks = {kernel.step.results[0].name: kernel.mask for kernel in kernels if kernel.mask is not None}
+    steps, again = masks_made_again(steps, masks)
+    freed = {step.source for step in code.lane.steps if isinstance(step, Free)} | own | again
+    return replace(code.lane, steps=tuple(with_frees(steps, freed - code.outputs)))
 
 
 def _without_unread(steps: list[Step], outputs: frozenset[str]) -> list[Step]:
@@ -141,16 +146,3 @@ def _without_copies(steps: list[Step], own: set[str]) -> list[Step]:
                 step = replace(step, kind="aten.alias.default", kwargs=())
         found.append(step)
     return found
-
-
-def _with_frees(steps: list[Step], freed: set[str]) -> list[Step]:
-    """Each of `freed` behind the last step that reads or makes it."""
-    last: dict[str, int] = {}
-    for position, step in enumerate(steps):
-        for name in (*reads(step), *(buffer.name for buffer in defines(step))):
-            last[name] = position
-    ending: dict[int, list[str]] = {}
-    for name, position in last.items():
-        if name in freed:
-            ending.setdefault(position, []).append(name)
-    return [item for position, step in enumerate(steps) for item in (step, *map(Free, ending.get(position, ())))]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sennit.ir.dtype import DType
-from sennit.ir.program import Compute, Free, Lane, defines, reads
+from sennit.ir.program import Compute, Free, Lane, Step, defines, reads
 
-__all__ = ["LaneCode"]
+__all__ = ["LaneCode", "with_frees"]
 
 
 class LaneCode:
@@ -47,3 +47,16 @@ class LaneCode:
 
     def dtype(self, name: str) -> DType:
         return self.buffers[name].dtype
+
+
+def with_frees(steps: list[Step], freed: set[str]) -> list[Step]:
+    """Each of `freed` behind the last step that reads or makes it."""
+    last: dict[str, int] = {}
+    for position, step in enumerate(steps):
+        for name in (*reads(step), *(buffer.name for buffer in defines(step))):
+            last[name] = position
+    ending: dict[int, list[str]] = {}
+    for name, position in last.items():
+        if name in freed:
+            ending.setdefault(position, []).append(name)
+    return [item for position, step in enumerate(steps) for item in (step, *map(Free, ending.get(position, ())))]

@@ -12,7 +12,9 @@ match by construction, and a pattern that cannot be followed shows itself here, 
 Stages on one mesh are one *site*. Where a value of one site is read on another that shares its lane, it is taken there; a stage on
 several lanes is built once in each of them, from the same operators in the same order, and so are its collectives.
 
-Gradients: a value pending over the time axis is accumulated as each micro-batch makes it; when the last is in, the axis is
+What is made with each task (`plan/propagate_time.py`) is made there where it is obtained first, and forgotten when the task ends: the next that reads it makes it again.
+
+Gradients: a value pending over the time axis is accumulated as each micro-batch makes it, unless the next operator takes it as it is; when the last is in, the axis is
 resolved. Outputs come last: each gradient in its parameter's layout, on every site that holds the parameter; a result of
 micro-batches as their concatenation.
 """
@@ -46,6 +48,7 @@ from sennit.ir.program import (
 from sennit.plan.crossing import Way
 from sennit.plan.lower_index import LowerIndex, Placed
 from sennit.plan.lower_parts import Key, Letter, Sums, label_of, rename, step_of
+from sennit.plan.pattern import Work
 from sennit.plan.plan import Plan
 from sennit.plan.propagate import Decisions, Entries, Moment
 from sennit.reshard.moves import MoveKind, moves
@@ -92,6 +95,8 @@ class _LaneBuilder:
     sums: dict[str, Sums] = field(default_factory=dict)
     mail: dict[int, deque[Letter]] = field(default_factory=dict)  # by the lane that gave
     gathered: set[Key] = field(default_factory=set)  # wholes of parameters that live in pieces
+    passing: set[Key] = field(default_factory=set)  # what is made with each task
+    phase: Phase = Phase.FORWARD  # of the task
     names: set[str] = field(default_factory=set)
     progress: int = 0
     waiting_for: str = ""
@@ -115,6 +120,7 @@ class _LaneBuilder:
         self._check_work(during)
         for task in self.index.pattern.rows[self.lane]:
             ops = self.index.ops_of(during[task.stage], task)
+            self.phase = Phase.FORWARD if task.work is Work.FORWARD else Phase.BACKWARD
             yield from self._emit_all(ops, task.microbatch if split_in_time else None)
             if self.plan.regather:
                 self._let_go()
@@ -141,8 +147,9 @@ class _LaneBuilder:
             for name in self.index.template(op).reads:
                 if self.index.site_of.get(name, site) != site:
                     yield from self._await(name, microbatch, op.describe(), site)
-            self._emit(op, microbatch)
+            self._emit(op, microbatch, op.phase)
             self.progress += 1
+        self._forget()
 
     def _await(self, name: str, microbatch: int | None, reader: str, site: int) -> Iterator[None]:
         """Wait until a value of another site has come, and take everything that was sent before it."""
@@ -180,7 +187,7 @@ class _LaneBuilder:
 
     # ---- operators ---------------------------------------------------------------------------------------------------
 
-    def _emit(self, op: Op, microbatch: int | None) -> None:
+    def _emit(self, op: Op, microbatch: int | None, phase: Phase) -> None:
         site, template = self.index.site[op.name], self.index.template(op)
         sources = [
             self.obtain(name, need, microbatch, site).name
@@ -193,13 +200,14 @@ class _LaneBuilder:
         names = iter(sources)
         args = tuple(rename(arg, names) for arg in template.args)
         kwargs = tuple((key, rename(arg, names)) for key, arg in template.kwargs)
-        self.steps.append(Compute(template.kind, args, kwargs, results, op.phase, op.module, op.name))
+        self.steps.append(Compute(template.kind, args, kwargs, results, phase, op.module, op.name))
         for buffer in results:
-            self._made(buffer, microbatch, op.phase, site)
+            self._made(buffer, microbatch, phase, site)
 
     def _made(self, buffer: Buffer, microbatch: int | None, phase: Phase, site: int) -> None:
         """A value exists: keep it, add it to its sum over micro-batches, give it to where it is read."""
-        if any(isinstance(buffer.layout.entry(axis), Pending) for axis, _ in buffer.times):
+        pending = any(isinstance(buffer.layout.entry(axis), Pending) for axis, _ in buffer.times)
+        if pending and buffer.tensor not in self.index.passed_on:
             done = self._accumulate(self._in_pieces(buffer, microbatch, site), phase)
             if done is None:
                 return
@@ -215,7 +223,10 @@ class _LaneBuilder:
 
     def _keep(self, buffer: Buffer, microbatch: int | None, site: int) -> None:
         self.native.setdefault((buffer.tensor, site, microbatch), buffer)
-        self.buffers[Key(buffer.tensor, site, buffer.layout.entries, microbatch)] = buffer
+        key = Key(buffer.tensor, site, buffer.layout.entries, microbatch)
+        self.buffers[key] = buffer
+        if buffer.tensor in self.index.each:
+            self.passing.add(key)
 
     def _in_pieces(self, piece: Buffer, microbatch: int | None, site: int) -> Buffer:
         """What a micro-batch adds to a gradient, in the pieces of the parameter, where the plan reduces early."""
@@ -272,6 +283,8 @@ class _LaneBuilder:
     def _remember(self, key: Key, buffer: Buffer) -> None:
         if self.buffers.setdefault(key, buffer) is buffer and key.tensor in self.index.cut:
             self.gathered.add(key)
+        if key.tensor in self.index.each:
+            self.passing.add(key)
 
     def _let_go(self) -> None:
         """Forget the wholes of parameters that live in pieces: the next task gathers them again."""
@@ -279,10 +292,20 @@ class _LaneBuilder:
             del self.buffers[key]
         self.gathered.clear()
 
+    def _forget(self) -> None:
+        """Forget what is made with each task."""
+        for key in self.passing:
+            del self.buffers[key]
+            self.native.pop((key.tensor, key.site, None), None)
+        self.passing.clear()
+
     def _native(self, name: str, microbatch: int | None, site: int) -> Buffer:
         for when in (microbatch, None):
             if (name, site, when) in self.native:
                 return self.native[name, site, when]
+        if name in self.index.each:
+            self._emit(self.index.producers[name], None, self.phase)
+            return self.native[name, site, None]
         return self._input(self.index.inputs[name], site)
 
     def _input(self, item: Input, site: int) -> Buffer:

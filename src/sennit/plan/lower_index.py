@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from sennit.capture.rules import local_kind, localize, through_view
 from sennit.errors import PlanError
 from sennit.ir.graph import Arg, Graph, Op, Output, OutputKind, Phase, Role
-from sennit.ir.layout import Entry, Layout
+from sennit.ir.layout import Entry, Layout, Pending
 from sennit.plan.crossing import Crossing, cross, is_here
 from sennit.plan.pattern import Pattern, Task, Work, one_forward_one_backward
 from sennit.plan.plan import Plan
-from sennit.plan.propagate import Decisions, Entries
+from sennit.plan.propagate import Decisions, Entries, Moment
 from sennit.plan.propagate_index import is_copy
 
 __all__ = ["LowerIndex", "Placed", "Template", "pattern_of", "weight_work"]
@@ -75,6 +75,15 @@ class LowerIndex:
             weight_work(graph) if any(Work.WEIGHTS in self.pattern.work(s) for s in range(len(self.meshes))) else set()
         )
         self.time = tuple(axis.name for axis in plan.mesh.time)
+        # terms of sums over micro-batches that the next operator takes one by one, and sums up what it makes of them
+        self.passed_on = {
+            name
+            for op in graph.ops
+            if decisions.moment[op.name] is Moment.DURING
+            for position, name in enumerate(op.reads)
+            if any(isinstance(decisions.need(op, position).get(axis), Pending) for axis in self.time)
+        }
+        self.each = {value.name for op in graph.ops if decisions.moment[op.name] is Moment.EACH for value in op.results}
         self._crossings: dict[tuple[object, ...], Crossing] = {}
         self._layouts: dict[tuple[int, tuple[int, ...], Placed], Layout] = {}
         self._templates: dict[str, Template] = {}

@@ -25,13 +25,16 @@ positions, added to the mask of each sample: whole, it has the scores of all sam
 their readers want them, whole where readers differ, since a slice is free.
 
 **Time.** A time axis (micro-batches) is propagated like any other, with one difference: nothing can be gathered over it while
-micro-batches are in flight. Three moments make it work:
+micro-batches are in flight. Four moments make it work:
 
 - *before*: operators that no parameter and no micro-batch flows into run once, on the whole batch. The number of targets that
   are not ignored is such a value: so a mean stays the mean over the whole batch. What of it is read one micro-batch at a time alone, on its own
   stage, is made with each of them;
 - *during*: operators on a split of the time axis run once per micro-batch;
-- *after*: operators on values that are pending over the time axis run once, on the accumulated sums.
+- *after*: operators on values that are pending over the time axis run once, on the accumulated sums. A sum is accumulated where it is smallest, so those that make it
+  smaller run during;
+- *each*: what could run before, and makes much of little (a bias for every pair of positions, gathered from a table), runs in every task that reads it and is let go with the task
+  (`plan/propagate_time.py` has both rules).
 
 An operator that needs the whole of something that depends on parameters (batch statistics, say) cannot be split in time.
 

@@ -8,7 +8,7 @@
 | the cheapest strategy that follows what is read | `_choose`, `_cheapest`, `_moved` |
 | pieces that a decided reader, a split parameter or a forward value will want | `_hint`, and all of `plan/propagate_hints.py` |
 | sources, decided by their readers | `_is_free`, `_source`, `_reduce_instead` |
-| when an operator runs, on a time axis | `_moment`, `_check_after`, `_postpone` |
+| when an operator runs, on a time axis | `_moment`, `_passes_on`, `_check_after`, `_postpone`, and all of `plan/propagate_time.py` |
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from sennit.ir.layout import Entry, Layout, Pending, Reduction, Split
 from sennit.plan.plan import InputSplit, OpSplit
 from sennit.plan.propagate_hints import AxisHints, adds_gradients, root_of
 from sennit.plan.propagate_index import Moment, PlanIndex, is_copy, is_product
+from sennit.plan.propagate_time import fewest_ahead, made_with_each
 
 __all__ = ["AxisPass"]
 
@@ -64,6 +65,8 @@ class AxisPass:
         self.resolved: set[str] = set()
         self.at_home: set[str] = set()  # gradients of parameters that are split where they are used
         self.spread: set[str] = set()  # results of operators that their readers decide
+        # on a time axis: how small what a value is made into gets before it has to be summed up
+        self.ahead: Mapping[str, int] = fewest_ahead(index) if is_time else {}
 
     def run(self, moment: dict[str, Moment]) -> None:
         self._inputs()
@@ -96,6 +99,8 @@ class AxisPass:
             self._settle(op, strategy, wanted, moment)
         if self.is_time:
             self._postpone(moment, wanted)
+            split = {name for (name, _), entry in self.held.items() if entry is not None}
+            moment.update(dict.fromkeys(made_with_each(self.index, moment, split), Moment.EACH))
         else:
             for (name, stage), entry in self.held.items():
                 self.inputs[name, stage][self.axis] = entry
@@ -285,11 +290,29 @@ class AxisPass:
     def _moment(self, op: Op, strategy: Strategy, late: set[str]) -> Moment:
         if all(value.name in self.index.whole for value in op.results):
             return Moment.BEFORE
-        if any(isinstance(self._seen(name, op), Pending) or name in late for name in op.reads):
+        sums = [name for name in op.reads if isinstance(self._seen(name, op), Pending)]
+        if sums and not any(name in late for name in op.reads) and self._passes_on(op, strategy, sums):
+            return Moment.DURING
+        if sums or any(name in late for name in op.reads):
             self._check_after(op, strategy, late)
             late.update(value.name for value in op.results)
             return Moment.AFTER
         return Moment.BEFORE if strategy.is_replicated else Moment.DURING
+
+    def _passes_on(self, op: Op, strategy: Strategy, sums: list[str]) -> bool:
+        """Whether it runs on the term of each micro-batch, and what it makes is summed up in place of what it reads: where that gets smaller, by
+        this operator or by those behind it. The gradient of a table of biases, and not those of all pairs of positions."""
+        stage = self.index.stage[op.name]
+        terms = [name for name, need in zip(op.reads, strategy.reads, strict=True) if isinstance(need, Pending)]
+        return (
+            len(op.results) == 1
+            and isinstance(strategy.results[0], Pending)
+            and set(sums) <= set(terms)
+            and all(self.index.readers[name] == [op] for name in terms)
+            and all(self.index.stage[self.index.producers[name].name] == stage for name in terms)
+            and not any(name in self.index.returned for name in terms)
+            and all(self.ahead[op.results[0].name] < self.types[name].bytes for name in sums)
+        )
 
     def _postpone(self, moment: dict[str, Moment], wanted: dict[str, set[Entry | None]]) -> None:
         """What could run before the first micro-batch, and is read one micro-batch at a time, runs with each of them. The rows of targets over

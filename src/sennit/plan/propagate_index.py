@@ -21,6 +21,7 @@ class Moment(Enum):
     BEFORE = "before"
     DURING = "during"
     AFTER = "after"
+    EACH = "each"  # in every task that reads it, and let go with the task
 
 
 class PlanIndex:
@@ -44,6 +45,7 @@ class PlanIndex:
         for op in plan.graph.ops:
             for name in dict.fromkeys(op.reads):
                 self.readers.setdefault(name, []).append(op)
+        self.returned = {output.name for output in plan.graph.outputs}
         self.zeros = {
             op.name
             for op in plan.graph.ops

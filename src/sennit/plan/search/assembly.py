@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from sennit.cost import memory_time
 from sennit.ir.program import CollectiveKind
+from sennit.kernels.buckets import bucket_count
 from sennit.plan.grid import Durations, Grid, Held, chain, times
 from sennit.plan.pattern import Pattern, Work
 from sennit.plan.search.choice import Kind, Part
@@ -23,7 +25,20 @@ from sennit.plan.search.probe import ItemCost
 if TYPE_CHECKING:
     from sennit.plan.search.estimate import Estimator
 
-__all__ = ["Assembly"]
+__all__ = ["Assembly", "LaneCosts"]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneCosts:
+    """What a lane sees of the config, and what units cost there: each of their options, and where everything is kept."""
+
+    config: Config
+    options: tuple[tuple[Variant, ...], ...]
+    fast: tuple[ItemCost, ...]
+
+    @property
+    def devices(self) -> int:
+        return self.config.dp * self.config.way.devices
 
 
 class Assembly:
@@ -38,19 +53,19 @@ class Assembly:
         make: Callable[[int], Pattern | None],
         microbatches: int,
         stages: list[list[int]],
-        options: tuple[tuple[Variant, ...], ...],
-        fast: tuple[ItemCost, ...],
+        costs: tuple[LaneCosts, ...],
         passes: int = 1,
     ) -> None:
-        """With several `passes`, the stages are those of each pass in turn; units are listed in those of the last, which is trained."""
+        """`costs` are those of each lane; one where they are alike. With several `passes`, the stages are those of each pass in turn; units are listed in those of
+        the last, which is trained."""
         self.passes = passes
         self.owner, self.config, self.kind, self.chunks = owner, config, kind, chunks
         pattern = make(microbatches)
         assert pattern is not None, "the caller looked"
         self.make, self.pattern, self.in_flight, self.stages = make, pattern, in_flight(pattern), stages
-        self.options, self.fast, self.wires = options, fast, owner.wires
+        self.wires, self.lanes = owner.wires, costs * len(pattern.rows) if len(costs) == 1 else costs
         self.split = any(task.work is Work.WEIGHTS for task in pattern.rows[0])
-        self.devices = config.dp * config.way.devices  # of a lane
+        self.lane_of = {stage: lane for lane, own in reversed([*enumerate(pattern.stages)]) for stage in own}
 
     def estimate(self) -> Estimate | Shortage:
         chosen: dict[int, list[Part]] = {}
@@ -59,18 +74,19 @@ class Assembly:
             own = self.pattern.stages[lane]
             units = [unit for stage in own for unit in self.stages[stage]]
             others = set(range(len(self.owner.model.items))) - set(units)
-            static.append(self.owner.static(self.config, units, self.fast, others))
-            groups, keys = self._groups(own)
+            mine = self.lanes[lane]
+            static.append(self.owner.static(mine.config, units, mine.fast, others))
+            groups, keys = self._groups(own, mine)
             picked = self.owner.pick(tuple(groups), self.owner.memory - static[-1])
             if picked is None:
                 return Shortage(self.config, self.kind, self._lacking(groups, static[-1]))
             for (stage, item), counts in zip(keys, picked, strict=True):
-                for variant, number in zip(self.options[item], counts, strict=True):
+                for variant, number in zip(mine.options[item], counts, strict=True):
                     if number:
                         name = self.owner.model.items[item].name
                         chosen.setdefault(stage, []).append(Part(name, number, variant.keep, variant.pieces))
         stages = tuple(tuple(chosen.get(stage, ())) for stage in range(len(self.stages)))
-        costs = self._in_passes([self._stage(parts) for parts in stages])
+        costs = self._in_passes([self._stage(parts, self.lanes[self.lane_of[at]]) for at, parts in enumerate(stages)])
         transfer = self._transfer()
         grid = times(self.pattern, [cost.durations for cost in costs], chain(len(costs)), transfer)
         peaks = grid.peaks([cost.held for cost in costs])
@@ -80,21 +96,21 @@ class Assembly:
             return Shortage(self.config, self.kind, max(memory) - self.owner.memory)
         return self._finished(stages, costs, grid, memory)
 
-    def _groups(self, own: tuple[int, ...]) -> tuple[list[Group], list[tuple[int, int]]]:
+    def _groups(self, own: tuple[int, ...], mine: LaneCosts) -> tuple[list[Group], list[tuple[int, int]]]:
         groups: list[Group] = []
         keys: list[tuple[int, int]] = []
         for stage in own:
             for item in dict.fromkeys(self.stages[stage]):
                 choices = tuple(
-                    Option(self._takes(variant.cost), variant.cost.activations, variant.cost.working)
-                    for variant in self.options[item]
+                    Option(self._takes(mine.config, variant.cost), variant.cost.activations, variant.cost.working)
+                    for variant in mine.options[item]
                 )
                 groups.append(Group(self.stages[stage].count(item), self.in_flight[stage], choices))
                 keys.append((stage, item))
         return groups, keys
 
-    def _takes(self, cost: ItemCost) -> float:
-        parts = self.owner.seconds(self.config, cost, split=self.split)
+    def _takes(self, config: Config, cost: ItemCost) -> float:
+        parts = self.owner.seconds(config, cost, split=self.split)
         return parts.forward + parts.backward + parts.weights
 
     def _lacking(self, groups: list[Group], static: int) -> int:
@@ -107,21 +123,21 @@ class Assembly:
                 least = min(least, sum(held) + limit)
         return max(1, static + int(least if groups else 0) - self.owner.memory)
 
-    def _variant(self, part: Part) -> Variant:
+    def _variant(self, part: Part, mine: LaneCosts) -> Variant:
         names = [item.name for item in self.owner.model.items]
         return next(
             variant
-            for variant in self.options[names.index(part.item)]
+            for variant in mine.options[names.index(part.item)]
             if variant.keep is part.keep and variant.pieces == part.pieces
         )
 
-    def _stage(self, parts: tuple[Part, ...]) -> _StageCost:
+    def _stage(self, parts: tuple[Part, ...], mine: LaneCosts) -> _StageCost:
         split = self.split
         forward = backward = weights = compute = kept = sync = 0.0
         wire = working = gradients = state = parameters = tensors = 0
         for part in parts:
-            cost = self._variant(part).cost
-            seconds = self.owner.seconds(self.config, cost, split=split)
+            cost = self._variant(part, mine).cost
+            seconds = self.owner.seconds(mine.config, cost, split=split)
             forward += part.units * seconds.forward
             backward += part.units * seconds.backward
             weights += part.units * seconds.weights
@@ -163,8 +179,10 @@ class Assembly:
                 lanes[stage + 1]
             ):  # else it is there already, or comes by the collectives of a shared stage
                 last = (self.passes - 1) * each + stage % each
-                size = self.fast[self.stages[last][-1]].sends
-                found[stage, stage + 1] = self.wires.send(self.devices, self.devices, size)
+                ends = [self.lanes[self.lane_of[at]] for at in (stage, stage + 1)]
+                # from or to the fewer devices: those have more of it each
+                size = max(end.fast[self.stages[last][-1]].sends for end in ends)
+                found[stage, stage + 1] = self.wires.send(ends[0].devices, min(end.devices for end in ends), size)
         return found
 
     def _finished(
@@ -180,7 +198,8 @@ class Assembly:
         ends: list[tuple[float, float, float]] = []
         for lane, own in enumerate(self.pattern.stages):
             mine = [costs[stage] for stage in own]
-            ends.append((grid.stop[lane][-1] + longer, self._sync(mine), self._optimizer(mine)))
+            here = self.lanes[lane].config
+            ends.append((grid.stop[lane][-1] + longer, self._sync(mine, here), self._optimizer(mine, here)))
         step = max(sum(end) for end in ends)
         busy = [
             sum(
@@ -190,14 +209,15 @@ class Assembly:
             for own in self.pattern.stages
         ]
         plain = [
-            sum(self.fast[unit].compute for stage in own for unit in self.stages[stage]) for own in self.pattern.stages
+            sum(self.lanes[lane].fast[unit].compute for stage in own for unit in self.stages[stage])
+            for lane, own in enumerate(self.pattern.stages)
         ]
         compute = [sum(costs[stage].compute for stage in own) for own in self.pattern.stages]
         accumulate = [
-            sum(self.fast[unit].accumulate for stage in own for unit in self.stages[stage])
+            sum(self.lanes[lane].fast[unit].accumulate for stage in own for unit in self.stages[stage])
             if config.microbatches > 1
             else 0.0
-            for own in self.pattern.stages
+            for lane, own in enumerate(self.pattern.stages)
         ]
         scale = config.microbatches / lanes
         parts = Breakdown(
@@ -212,37 +232,32 @@ class Assembly:
         placed = stages[-len(stages) // self.passes :]
         return Estimate(config, self.kind, self.chunks, placed, step, memory, parts, wire, grid)
 
-    def _sync(self, stages: list[_StageCost]) -> float:
-        """Seconds for gradients behind the last backward, and for parameters before the first forward. The sum of each unit's gradients runs beside the
-        backward of the units before it, and the gathering of its parameters beside their forward."""
-        config, stride = self.config, self.config.way.devices
+    def _sync(self, stages: list[_StageCost], config: Config) -> float:
+        """Seconds for gradients behind the last backward, and for parameters before the first forward. Gradients are summed bucket by bucket
+        (`kernels/buckets.py`), beside the backward of what was there before; parameters are gathered one by one, beside the forward of the units before."""
         size, parameters = sum(cost.gradients for cost in stages), sum(cost.parameters for cost in stages)
         own = sum(cost.sync for cost in stages)
         hidden = sum(cost.durations.backward + cost.durations.weights for cost in stages)
         units = max(1, sum(len(self.stages[stage]) for stage in range(len(self.stages))) // len(self.pattern.rows))
         tensors = max(1, sum(cost.tensors for cost in stages))
-
-        def exchange(kind: CollectiveKind, bytes_: int) -> float:
-            """Each parameter by itself, as it is lowered."""
-            return tensors * self.wires.collective(kind, stride, config.dp, bytes_ // tensors)
-
-        match config.zero:
-            case 0:
-                gradients, gather = exchange(CollectiveKind.ALL_REDUCE, size), 0.0
-            case 1:
-                gradients = exchange(CollectiveKind.REDUCE_SCATTER, size)
-                gather = exchange(CollectiveKind.ALL_GATHER, parameters)
-            case 2:
-                gradients, gather = 0.0, exchange(CollectiveKind.ALL_GATHER, parameters)
-            case _:
-                gradients = gather = 0.0
-        every, forward = gradients + own, sum(cost.durations.forward for cost in stages)
-        behind = max(every / units, every - hidden * (units - 1) / units)
+        reduces, gathers = config.zero < 2, config.zero in (1, 2)
+        kind = CollectiveKind.REDUCE_SCATTER if config.zero else CollectiveKind.ALL_REDUCE
+        buckets = bucket_count(tensors, size // config.dp if config.zero else size) if reduces and config.dp > 1 else 1
+        copy = memory_time(2 * size, self.wires.cluster.device)[0] if buckets < tensors and config.dp > 1 else 0.0
+        gradients = self._times(config, kind, buckets, size) if reduces else 0.0
+        gather = self._times(config, CollectiveKind.ALL_GATHER, tensors, parameters) if gathers else 0.0
+        parts, every = max(1, min(units, buckets)), gradients + own
+        behind = max(every / parts, every - hidden * (parts - 1) / parts) + (copy if reduces else 0.0)
+        forward = sum(cost.durations.forward for cost in stages)
         return behind + max(gather / units, gather - forward * (units - 1) / units)
 
-    def _optimizer(self, stages: list[_StageCost]) -> float:
+    def _times(self, config: Config, kind: CollectiveKind, count: int, size: int) -> float:
+        """Seconds of so many messages among replicas, which carry so many bytes together."""
+        return count * self.wires.collective(kind, config.way.devices, config.dp, size // count)
+
+    def _optimizer(self, stages: list[_StageCost], config: Config) -> float:
         parameters, state = sum(cost.parameters for cost in stages), sum(cost.state for cost in stages)
-        return self.owner.optimizer_seconds(self.config, parameters, state)
+        return self.owner.optimizer_seconds(config, parameters, state)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
     choice    := "plan" STRING "on" STRING "{" line* "}"
     line      := "batch" INT                            samples of a step, over all replicas
                | "way" STRING                           how a unit is split (`ways.py`)
-               | "mesh" "pp=" INT "," "dp=" INT
-               | "microbatch" INT "*" INT               samples of one, on one replica; how many a replica runs
+               | "mesh" "pp=" INT "," "dp=" INT ("+" INT)*     replicas; of each lane where they differ
+               | "microbatch" INT "*" INT               samples of one, on one replica (on a lane where they differ); how many a replica runs
                | "schedule" NAME INT?                   and how many stages a lane has
                | "zero" INT                             what replicas share: 1 optimizer state, 2 gradients too, 3 parameters too
                | "stage" INT ":" part ("," part)*       units of each item, and what they keep
@@ -55,7 +55,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`step`, `memory` (of the fullest device) and `bound` are simulated: by the schedule's recurrence on costs of the lowered units."""
+    """`step`, `memory` (of the fullest device) and `bound` are simulated: by the schedule's recurrence on costs of the lowered units. `lanes` are the replicas of each
+    lane where they differ: `dp` is then 1, and `size` the samples of a micro-batch on a lane."""
 
     model: str
     cluster: str
@@ -72,6 +73,11 @@ class Choice:
     step: float
     memory: int
     bound: float
+    lanes: tuple[int, ...] = ()
+
+    @property
+    def replicas(self) -> str:
+        return "+".join(map(str, self.lanes)) or str(self.dp)
 
     @property
     def gap(self) -> float:
@@ -83,15 +89,13 @@ class Choice:
         zero = f", ZeRO-{self.zero}" if self.zero else ""
         chunks = f" x{self.chunks}" if self.chunks > 1 else ""
         pipeline = f", {self.kind.value}{chunks}" if self.pp > 1 else ""
-        return (
-            f"{self.way}, pp={self.pp}, dp={self.dp}{pipeline}, {self.microbatches} micro-batches of {self.size}{zero}"
-        )
+        return f"{self.way}, pp={self.pp}, dp={self.replicas}{pipeline}, {self.microbatches} micro-batches of {self.size}{zero}"
 
     def __str__(self) -> str:
         lines = [f"plan {quote(self.model)} on {quote(self.cluster)} {{"]
         lines.append(f"  batch {self.batch}")
         lines.append(f"  way {quote(str(self.way))}")
-        lines.append(f"  mesh pp={self.pp},dp={self.dp}")
+        lines.append(f"  mesh pp={self.pp},dp={self.replicas}")
         lines.append(f"  microbatch {self.size} * {self.microbatches}")
         lines.append(f"  schedule {self.kind.value} {self.chunks}")
         lines.append(f"  zero {self.zero}")
@@ -120,7 +124,10 @@ class Choice:
         scanner.expect("pp=")
         pp = scanner.integer()
         scanner.expect(",dp=")
-        dp = scanner.integer()
+        lanes = [scanner.integer()]
+        while scanner.accept("+"):
+            lanes.append(scanner.integer())
+        dp = lanes[0] if len(lanes) == 1 else 1
         scanner.expect("microbatch")
         size = scanner.integer()
         scanner.expect("*")
@@ -165,6 +172,7 @@ class Choice:
             step,
             int(memory),
             bound,
+            tuple(lanes) if len(lanes) > 1 else (),
         )
 
 
@@ -184,7 +192,7 @@ def differences(old: Choice, new: Choice) -> tuple[tuple[str, str, str], ...]:
         if before != after:
             rows.append((name, str(before), str(after)))
 
-    for name in ("model", "cluster", "batch", "way", "pp", "dp", "size", "microbatches"):
+    for name in ("model", "cluster", "batch", "way", "pp", "replicas", "size", "microbatches"):
         compare(name, getattr(old, name), getattr(new, name))
     compare("schedule", f"{old.kind.value} x{old.chunks}", f"{new.kind.value} x{new.chunks}")
     compare("zero", old.zero, new.zero)

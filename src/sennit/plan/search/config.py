@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sennit.ir.graph import Phase
 from sennit.plan.grid import Grid
@@ -84,12 +84,26 @@ def _takes_turns(item: Item, other: Item) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Config:
+    """`lanes` are the replicas of each lane where they differ (`unequal.py`): `dp` is then 1, and `size` the samples of a micro-batch on all of a lane's
+    replicas together."""
+
     way: Way
     pp: int
     dp: int
     size: int
     microbatches: int
     zero: int = 0
+    lanes: tuple[int, ...] = ()
+
+    def of_lane(self, lane: int) -> Config:
+        """What one lane sees of it."""
+        if not self.lanes:
+            return self
+        return replace(self, dp=self.lanes[lane], size=self.size // self.lanes[lane], lanes=())
+
+    @property
+    def replicas(self) -> str:
+        return "+".join(map(str, self.lanes)) or str(self.dp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from sennit.plan.grid import Durations, Held, chain
 from sennit.plan.modulo import Problem, schedule
 from sennit.plan.pattern import Pattern, Work
 from sennit.plan.schedules import pass_after_pass
-from sennit.plan.search.assembly import Assembly
+from sennit.plan.search.assembly import Assembly, LaneCosts
 from sennit.plan.search.choice import Kind
 from sennit.plan.search.choose import Group, choose
 from sennit.plan.search.config import (
@@ -110,7 +110,7 @@ class Estimator:
         def make(microbatches: int) -> Pattern | None:
             return self.pattern(kind, config.pp, microbatches, chunks)
 
-        return Assembly(self, config, kind, chunks, make, short, stages, options, fast).estimate()
+        return Assembly(self, config, kind, chunks, make, short, stages, (LaneCosts(config, options, fast),)).estimate()
 
     def _cut(self, fast: tuple[ItemCost, ...], count: int) -> list[list[int]] | None:
         """The units in order, in `count` stages: with the least slowest one, or with equally many units each. None where pins leave no such cut."""
@@ -151,7 +151,8 @@ class Estimator:
             return schedule(problem, solver=False).pattern(microbatches)
 
         short = min(config.microbatches, 6 * config.pp)
-        return Assembly(self, config, Kind.INTERLACED, 1, make, short, stages, choices, costs).estimate()
+        lanes = (LaneCosts(config, choices, costs),)
+        return Assembly(self, config, Kind.INTERLACED, 1, make, short, stages, lanes).estimate()
 
     def _interlaced_problem(self, config: Config, stages: list[list[int]], costs: tuple[ItemCost, ...]) -> Problem:
         everywhere = tuple(range(config.pp))
@@ -218,7 +219,8 @@ class Estimator:
         stages = [*([] for _ in range(count - config.pp)), *runs]
         # passes one after another have no steady state
         short = config.microbatches if kind is Kind.ONE_F_ONE_B else min(config.microbatches, 6 * config.pp)
-        return Assembly(self, config, kind, 1, make, short, stages, options, fast, passes).estimate()
+        lanes = (LaneCosts(config, options, fast),)
+        return Assembly(self, config, kind, 1, make, short, stages, lanes, passes).estimate()
 
     def static(self, config: Config, units: list[int], costs: tuple[ItemCost, ...], others: set[int]) -> int:
         """Bytes of parameters, gradients and state of a lane; tied ones again where the item that has them lies on another lane."""

@@ -24,7 +24,7 @@ class Lowest:
         config = self.config
         schedule = "" if config.pp == 1 else f", {self.kind.value}" + (f" x{self.chunks}" if self.chunks > 1 else "")
         zero = f", ZeRO-{config.zero}" if config.zero else ""
-        return f"{config.way}, pp={config.pp}, dp={config.dp}{schedule}, micro-batches of {config.size}{zero}"
+        return f"{config.way}, pp={config.pp}, dp={config.replicas}{schedule}, micro-batches of {config.size}{zero}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ of the way, with micro-batches as the time axis. Whatever a search returns can b
 |---|---|
 | `way` | `split_as`: operators over `tp`, `cp`, `ep`, inputs over `dp` and time |
 | `stages`, `schedule` | `place` and `order`: runs of units on the lanes of a known pattern |
+| `lanes` | each lane a mesh of its own, with as many replicas; micro-batches are cut before they are shared among replicas |
 | `interlaced` | embeddings and heads on all lanes, cut on the vocabulary over `pp` too; the order by the modulo scheduler |
 | `several-forward` | each pass of a run a stage of its own, on the run's lane; the order by the modulo scheduler |
 | `co` of a unit | `co_shard` on the branches of the unit: each piece is computed again before its backward |
@@ -46,6 +47,8 @@ __all__ = ["mesh_of", "planner_of"]
 def mesh_of(choice: Choice) -> Mesh:
     way = choice.way
     sizes = {"pp": choice.pp, "dp": choice.dp, "ep": way.ep, "cp": way.cp, "tp": way.tp}
+    if choice.lanes:  # all of them; each lane has a part, with an axis dp of its own
+        sizes = {"replica": sum(choice.lanes), "tp": way.tp}
     space = {name: size for name, size in sizes.items() if size > 1} or {"dp": 1}
     return Mesh.make(space, {"mb": choice.microbatches} if choice.microbatches > 1 else None)
 
@@ -171,6 +174,7 @@ def _placed(plan: Plan, choice: Choice, units: _Units) -> Plan:
             fix="search for a plan with these numbers",
         )
     lane_of = {stage: lane for lane, stages in enumerate(pattern.stages) for stage in stages}
+    parts = _parts(plan.mesh, choice)
     mine: list[list[Op]] = [[] for _ in choice.stages]
     for op in plan.graph.ops:
         if op.name in inside:
@@ -178,8 +182,25 @@ def _placed(plan: Plan, choice: Choice, units: _Units) -> Plan:
         elif op.name in units.outside:
             mine[units.outside[op.name]].append(op)
     for stage, ops in enumerate(mine):
-        plan = place(plan, ops, plan.mesh.at(pp=lane_of[stage]), stage)
+        plan = place(plan, ops, parts[lane_of[stage]], stage)
+    if choice.lanes:
+        # time first: so a micro-batch has the same samples on every lane, however many replicas share them
+        axes = (*(axis.name for axis in plan.mesh.time), "dp")
+        plan = replace(plan, inputs=tuple(replace(split, axes=axes) for split in plan.inputs))
     return plan
+
+
+def _parts(mesh: Mesh, choice: Choice) -> tuple[Mesh, ...]:
+    """The mesh of each lane."""
+    if not choice.lanes:
+        return tuple(mesh.at(pp=lane) for lane in range(choice.pp))
+    time, found, first = {axis.name: axis.size for axis in mesh.time}, list[Mesh](), 0
+    for replicas in choice.lanes:
+        space = {name: size for name, size in (("dp", replicas), ("tp", choice.way.tp)) if size > 1 or name == "dp"}
+        count = replicas * choice.way.tp
+        found.append(Mesh.make(space, time, mesh.devices[first : first + count]))
+        first += count
+    return tuple(found)
 
 
 def _interlaced(plan: Plan, choice: Choice, units: _Units, inside: Mapping[str, int]) -> Plan:

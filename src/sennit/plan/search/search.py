@@ -37,6 +37,7 @@ from sennit.plan.search.probe import Wires
 from sennit.plan.search.relax import Counted
 from sennit.plan.search.shallow import shallow
 from sennit.plan.search.space import Space
+from sennit.plan.search.unequal import UnequalStages
 from sennit.plan.search.ways import Keep, Way
 from sennit.sim.optimizer import Optimizer
 from sennit.sim.optimizer import optimizer as named_optimizer
@@ -44,6 +45,10 @@ from sennit.sim.optimizer import optimizer as named_optimizer
 __all__ = ["batch_of", "probes_of", "search"]
 
 _TOLERANCE = 1e-4  # relative: within which integer programs are solved
+_UNLIKE = (
+    1.25  # how much longer the longest unit takes than the shortest where stages may have different numbers of replicas
+)
+_MOST_UNEQUAL = 8  # lanes of such plans
 _RECYCLING = (Kind.SEVERAL_FORWARD, Kind.ONE_F_ONE_B)
 
 
@@ -146,9 +151,26 @@ class _Search:
         elif self.space.interlaced:
             configs = [config for config in configs if config.zero < 2]
             least = min(least, self.special(configs, best, self.estimator.interlaced_bound, self.estimator.interlaced))
+        least = min(least, self.unequal(min([best, *(found.step for found in self.found)])))
         if not self.found:
             raise self.does_not_fit()
         return self.result(least)
+
+    def unequal(self, best: float) -> float:
+        """Stages with different numbers of replicas, where units differ and pins leave replicas and sizes open: the least bound of all."""
+        stages, least = UnequalStages(self.estimator, self.space.sizes), float("inf")
+        if not self.space.unequal or {"dp", "size", "zero"} & set(self.pins.given) or not stages.is_worth_it():
+            return least
+        configs = [
+            config
+            for way in self.ways()
+            for config in stages.configs(way, self.batch, self.cluster.devices, self.space.most_pp)
+            if self.pins.allows(pp=config.pp)
+        ]
+        for kind in (Kind.ONE_F_ONE_B, Kind.ZERO_BUBBLE_H1):
+            if kind in self.space.kinds:
+                least = min(least, self.special(configs, best, stages.bound, partial(stages.estimate, kind=kind)))
+        return least
 
     def check_passes(self) -> None:
         """A pinned schedule must suit how often the units run."""
@@ -392,6 +414,7 @@ class _Search:
             estimate.step,
             max(estimate.memory),
             bound,
+            config.lanes,
         )
 
     def does_not_fit(self) -> PlanError:
@@ -410,7 +433,7 @@ class _Search:
         need = memory + least.lacking
         enough = -(-self.cluster.devices * int(need) // int(memory))
         return PlanError(
-            f"{self.graph.name!r} does not fit: the leanest plan ({config.way}, pp={config.pp}, dp={config.dp}, ZeRO-{config.zero}, "
+            f"{self.graph.name!r} does not fit: the leanest plan ({config.way}, pp={config.pp}, dp={config.replicas}, ZeRO-{config.zero}, "
             f"micro-batches of {config.size}) lacks {least.lacking / 1e9:.2f} GB on its fullest device",
             where=f"{self.cluster.devices} x {device.kind} of {memory / 1e9:.0f} GB",
             fix=f"about {enough} such devices, or devices of {need / 1e9:.0f} GB; or fewer pins, a smaller batch, "

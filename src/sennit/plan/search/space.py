@@ -17,7 +17,7 @@ class Space:
     the node where none is given. `estimates` is the most schedules that are estimated, best guesses first, `effort` the
     most linear programs that the certificate may take: the bound holds in any case. `fused_attention` counts what a model calls
     `scaled_dot_product_attention` as one kernel, as torch and our own ranks run it; without, its mathematical form with all scores.
-    `equal_stages` gives stages equally many units; `counted` says what the bounds count (`relax.py`). The baselines are spaces too (`baselines.py`)."""
+    `unequal` lets stages have different numbers of replicas, where units differ (`unequal.py`). `equal_stages` gives stages equally many units; `counted` says what the bounds count (`relax.py`). The baselines are spaces too (`baselines.py`)."""
 
     name: str = "all"
     tps: tuple[int, ...] | None = None
@@ -39,6 +39,7 @@ class Space:
     )
     chunks: tuple[int, ...] = (2, 3, 4, 6, 8)
     interlaced: bool = False
+    unequal: bool = True
     effort: int = 1000
     estimates: int = 120
     fused_attention: bool = True

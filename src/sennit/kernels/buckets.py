@@ -1,0 +1,205 @@
+"""The sums of gradients over replicas, several in one collective: which ones a rank joins, and the program with those.
+
+A call costs its latency, whatever it carries. The sums of gradients are one collective each in a program. Those that nobody reads before the end of the step go into buckets, in
+the order in which they are made: each is copied into its place in one flat tensor, and the last one starts the collective. With B bytes in all, a bucket ends at
+`bucket_bytes(B)` = max(256 KiB, min(25 MiB, B / 32)), or before a part that would make it half as large again: so many that little is left to send when the backward pass ends, and so that nothing waits for a large table
+that comes last. Only collectives whose group lies inside the lane are joined: its members run one text, and so agree on what is in a bucket.
+
+| | |
+|---|---|
+| what is in which bucket | `buckets` |
+| the program with one collective for each, for the simulator's clock | `in_buckets` |
+| how many there are of so many tensors and bytes, for the search | `bucket_count` |
+
+The source of a rank calls them by its own means (`run/joined.py`), from the program without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from sennit.ir.dtype import DType
+from sennit.ir.graph import Phase, Ref
+from sennit.ir.layout import Entry, Layout, Pending, Reduction, Split
+from sennit.ir.mesh import Mesh
+from sennit.ir.operators import is_view
+from sennit.ir.program import Buffer, Collective, CollectiveKind, Compute, Free, Lane, Program, Step, defines, reads
+from sennit.kernels.lane_code import with_frees
+
+__all__ = ["Bucket", "bucket_bytes", "bucket_count", "buckets", "in_buckets"]
+
+_LEAST, _MOST, _PARTS = 256 << 10, 25 << 20, 32
+_REDUCTIONS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Reductions of one kind over one axis; `sources` by name, in the order of the lane. `elements` of what a device has afterwards."""
+
+    number: int
+    kind: CollectiveKind
+    axis: str
+    op: Reduction
+    dtype: DType
+    mesh: Mesh
+    sources: tuple[str, ...]
+    elements: int
+
+
+def bucket_bytes(total: int) -> int:
+    """The bytes at which a bucket is full, where all of them have so many."""
+    return max(_LEAST, min(_MOST, total // _PARTS))
+
+
+def bucket_count(tensors: int, total: int) -> int:
+    """How many buckets there are of `tensors` tensors of one size, with `total` bytes."""
+    each, cap = total / tensors, bucket_bytes(total)
+    return ceil(tensors / max(1, min(ceil(cap / each), int(1.5 * cap / each)))) if each else 1
+
+
+# ---- which ones -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    kind: CollectiveKind
+    axis: str
+    op: Reduction
+    dtype: DType
+    mesh: Mesh
+
+
+def buckets(lane: Lane, at_the_end: frozenset[str] = frozenset()) -> dict[str, Bucket]:
+    """The buckets of a lane, by the result of each collective in them. `at_the_end`: what operators make that run when the step is over."""
+    buffers, late = lane.buffers(), _read_at_the_end(lane, at_the_end)
+    kinds: dict[_Kind, list[Collective]] = {}
+    for step in lane.steps:
+        if isinstance(step, Collective) and step.result.name in late and step.kind in _REDUCTIONS:
+            kind = _kind_of(step, buffers[step.source], lane)
+            if kind is not None:
+                kinds.setdefault(kind, []).append(step)
+    found: dict[str, Bucket] = {}
+    number = 0
+    for kind, steps in kinds.items():
+        for members in _cut(steps):
+            if len(members) > 1:
+                sources = tuple(step.source for step in members)
+                elements = sum(_elements(step.result) for step in members)
+                bucket = Bucket(number, kind.kind, kind.axis, kind.op, kind.dtype, kind.mesh, sources, elements)
+                found.update((step.result.name, bucket) for step in members)
+                number += 1
+    return found
+
+
+def _kind_of(step: Collective, source: Buffer, lane: Lane) -> _Kind | None:
+    """What collectives must have in common to be one; None where a group has members in other lanes, or pieces of several sizes."""
+    (axis,) = step.axes
+    mesh, entry = source.layout.mesh.in_space(), source.layout.entry(axis)
+    inside = all(set(mesh.group(device, step.axes)) <= set(lane.devices) for device in lane.devices)
+    if not inside or not source.layout.is_even or not step.result.layout.is_even or not isinstance(entry, Pending):
+        return None
+    return _Kind(step.kind, axis, entry.op, source.dtype, mesh)
+
+
+def _cut(steps: list[Collective]) -> list[list[Collective]]:
+    sizes = [_elements(step.result) * step.result.dtype.itemsize for step in steps]
+    cap = bucket_bytes(sum(sizes))
+    runs: list[list[Collective]] = [[]]
+    full = 0
+    for step, size in zip(steps, sizes, strict=True):
+        if full >= cap or (full and full + size > cap + cap // 2):
+            runs.append([])
+            full = 0
+        runs[-1].append(step)
+        full += size
+    return runs
+
+
+def _elements(buffer: Buffer) -> int:
+    return prod(buffer.layout.local_shape())
+
+
+def _read_at_the_end(lane: Lane, at_the_end: frozenset[str]) -> set[str]:
+    """Buffers that nothing but the lane's outputs needs, through views or operators at the end, or as they are."""
+    late = {output.name for output in lane.outputs}
+    early: set[str] = set()
+    for step in reversed(lane.steps):
+        if isinstance(step, Free):
+            continue
+        looks = isinstance(step, Compute) and (
+            is_view(step.kind) or step.kind == "sennit.take" or step.results[0].name in at_the_end
+        )
+        unread = looks and not any(buffer.name in early for buffer in defines(step))
+        if not unread:
+            early.update(reads(step))
+        elif any(buffer.name in late for buffer in defines(step)):
+            late.update(reads(step))
+    return late - early
+
+
+# ---- the program with them -------------------------------------------------------------------------------------------------
+
+
+def in_buckets(program: Program) -> Program:
+    """The program with one collective for each bucket: a copy of its sources before it, and views of the flat result behind. For a clock: no operator of
+    the graph is the copy's, so the proof of a program is that of the one without."""
+    return replace(program, lanes=tuple(_joined(lane) for lane in program.lanes))
+
+
+def _joined(lane: Lane) -> Lane:
+    found = buckets(lane)
+    if not found:
+        return lane
+    results: dict[int, list[Buffer]] = {}  # of the members so far, by bucket
+    missing: set[str] = set()  # what lies in a bucket that is not full, and views of it
+    behind: list[Step] = []  # those views
+    steps: list[Step] = []
+    for step in lane.steps:
+        if isinstance(step, Collective) and step.result.name in found:
+            bucket = found[step.result.name]
+            members = results.setdefault(bucket.number, [])
+            members.append(step.result)
+            missing.add(step.result.name)
+            if len(members) == len(bucket.sources):
+                steps += _flat(bucket, members)
+                missing -= {buffer.name for buffer in members}
+                behind = _released(behind, missing, steps)
+        elif not isinstance(step, Free):
+            if missing.isdisjoint(reads(step)):
+                steps.append(step)
+            else:
+                behind.append(step)
+                missing |= {buffer.name for buffer in defines(step)}
+    freed = {step.source for step in lane.steps if isinstance(step, Free)}
+    freed |= {buffer.name for step in steps for buffer in defines(step) if buffer.name.startswith(_FLAT)}
+    return replace(lane, steps=tuple(with_frees(steps, freed)))
+
+
+def _released(behind: list[Step], missing: set[str], steps: list[Step]) -> list[Step]:
+    """Moves the views that miss nothing any more to the steps; the others."""
+    left: list[Step] = []
+    for step in behind:
+        missing -= {buffer.name for buffer in defines(step)}
+        if missing.isdisjoint(reads(step)):
+            steps.append(step)
+        else:
+            missing |= {buffer.name for buffer in defines(step)}
+            left.append(step)
+    return left
+
+
+_FLAT = "bucket "  # no buffer of a program has a blank in its name
+
+
+def _flat(bucket: Bucket, results: list[Buffer]) -> list[Step]:
+    pieces = bucket.mesh.size(bucket.axis) if bucket.kind is CollectiveKind.REDUCE_SCATTER else 1
+    made: Mapping[str, Entry] = {bucket.axis: Split(0, bucket.elements)} if pieces > 1 else {}
+    shape, name = (pieces * bucket.elements,), f"{_FLAT}{bucket.number}"
+    given = Layout.make(bucket.mesh, shape, {bucket.axis: Pending(bucket.op)})
+    source = Buffer(f"{name} given", f"bucket.{bucket.number}", bucket.dtype, given)
+    result = Buffer(name, source.tensor, bucket.dtype, Layout.make(bucket.mesh, shape, made))
+    copy = Compute("sennit.concat", tuple(map(Ref, bucket.sources)), (), (source,), Phase.BACKWARD, "", source.tensor)
+    views = Compute("aten.split.Tensor", (Ref(name), 0), (), tuple(results), Phase.BACKWARD, "", source.tensor)
+    return [copy, Collective(bucket.kind, source.name, result, (bucket.axis,)), views]
