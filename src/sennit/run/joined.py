@@ -2,7 +2,7 @@
 
 **Buckets.** The sums of gradients over replicas are one collective each in the program. A call costs its latency, whatever it carries, so the source
 puts those that nobody reads before the end of the step into buckets, in the order in which they are made: each is copied into its place in one flat
-tensor, and the last one starts the collective. With B bytes in all, a bucket ends at max(256 KiB, min(25 MiB, B / 32)), or before a part that would make it half as large again: so many that little is left to
+tensor, and the last one starts the collective. With B bytes in all, a bucket ends at max(16 KiB, min(25 MiB, B / 32)), or before a part that would make it half as large again: so many that little is left to
 send when the backward pass ends, and so that nothing waits for a large table that comes last. Operators that `run/order.py` puts at the end do not count as readers. Only collectives whose group lies inside the lane are joined: its members
 run one text, and so agree on what is in a bucket.
 
@@ -28,7 +28,7 @@ from sennit.ir.program import Buffer, Collective, CollectiveKind, Compute, Free,
 
 __all__ = ["ADDS", "Bucket", "Joined", "joined"]
 
-_LEAST, _MOST, _PARTS = 256 << 10, 25 << 20, 32
+_LEAST, _MOST, _PARTS = 16 << 10, 25 << 20, 32
 _REDUCTIONS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 
 ADDS = ("aten.mm.default", "aten.embedding_dense_backward.default", "sennit.embedding_dense_backward")
