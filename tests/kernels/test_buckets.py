@@ -98,10 +98,10 @@ def test_fewer_calls_take_less_latency(graph: Graph) -> None:
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(st.integers(1, 500), st.integers(1, 64 << 20))
 def test_the_search_counts_what_is_cut(tensors: int, size: int) -> None:
-    """Tensors of one size, one after another into a bucket until it is full."""
+    """Tensors of one size, one after another into a bucket until it is full, or the next would make it half as large again."""
     cap, count, full = bucket_bytes(tensors * size), 1, 0
     for _ in range(tensors):
-        if full >= cap:
+        if full >= cap or (full and full + size > 1.5 * cap):
             count, full = count + 1, 0
         full += size
     assert bucket_count(tensors, tensors * size) == count

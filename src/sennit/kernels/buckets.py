@@ -2,7 +2,7 @@
 
 A call costs its latency, whatever it carries. The sums of gradients are one collective each in a program. Those that nobody reads before the end of the step go into buckets, in
 the order in which they are made: each is copied into its place in one flat tensor, and the last one starts the collective. With B bytes in all, a bucket ends at
-`bucket_bytes(B)` = max(256 KiB, min(25 MiB, B / 32)), or before a part that would make it half as large again: so many that little is left to send when the backward pass ends, and so that nothing waits for a large table
+`bucket_bytes(B)` = max(16 KiB, min(25 MiB, B / 32)), or before a part that would make it half as large again: so many that little is left to send when the backward pass ends, and so that nothing waits for a large table
 that comes last. Only collectives whose group lies inside the lane are joined: its members run one text, and so agree on what is in a bucket.
 
 | | |
@@ -30,7 +30,7 @@ from sennit.kernels.lane_code import with_frees
 
 __all__ = ["Bucket", "bucket_bytes", "bucket_count", "buckets", "in_buckets"]
 
-_LEAST, _MOST, _PARTS = 256 << 10, 25 << 20, 32
+_LEAST, _MOST, _PARTS = 16 << 10, 25 << 20, 32
 _REDUCTIONS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 
 
