@@ -28,8 +28,8 @@ __all__ = ["run_in_process"]
 
 
 def run_in_process(program: Program, state: Mapping[str, Tensor], *, timeout: float = 60.0) -> dict[str, Tensor]:
-    """Run one step on all devices of the program. `state` has the whole parameters and inputs by path."""
-    board = _Board(timeout)
+    """Run one step on all devices of the program. `state` has the whole parameters and inputs by path, all on one device of torch's."""
+    board = _Board(timeout, next(iter(state.values())).device if state else torch.device("cpu"))
     results: dict[int, Mapping[str, Tensor]] = {}
     errors: list[tuple[int, BaseException]] = []
     cores = torch.get_num_threads()
@@ -67,10 +67,10 @@ class _AbandonedError(Exception):
 
 
 class _Board:
-    """Where ranks leave tensors for each other."""
+    """Where ranks leave tensors for each other; `device` is where these are."""
 
-    def __init__(self, timeout: float) -> None:
-        self.timeout = timeout
+    def __init__(self, timeout: float, device: torch.device) -> None:
+        self.timeout, self.device = timeout, device
         self.posted: dict[tuple[object, ...], dict[int, Tensor]] = defaultdict(dict)
         self.taken: dict[tuple[object, ...], int] = defaultdict(int)
         self.changed = threading.Condition()
@@ -120,7 +120,7 @@ class _BoardCommunicator:
 
     @property
     def device(self) -> torch.device:
-        return torch.device("cpu")
+        return self.board.device
 
     def _meet(self, group: Group, tensor: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> _Collecting:
         key = (group, self.counts[group])
