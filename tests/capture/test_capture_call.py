@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from sennit.capture import Captured, capture_call
+from sennit.capture import Captured, capture, capture_call
 from sennit.errors import RunError
 from sennit.ir.graph import Graph, OutputKind, Role
 from sennit.ir.graph_numpy import run_graph
@@ -195,3 +196,32 @@ def test_another_call_is_refused(change: Any, message: str) -> None:
     }
     with pytest.raises(RunError, match=message):
         captured.signature.flatten(*change(args, kwargs))
+
+
+@dataclass
+class Answer:
+    """What a model returns; torch.export leaves a field out that holds nothing."""
+
+    loss: Tensor
+    hidden: Tensor | None = None
+    scores: Tensor | None = None
+
+
+torch.export.register_dataclass(Answer)
+
+
+class Answering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Answer:
+        scores = self.linear(x)
+        return Answer(scores.square().mean(), scores=scores)
+
+
+def test_fields_of_a_result_that_hold_nothing() -> None:
+    found = {output.path: output.kind for output in capture(Answering(), (torch.randn(2, 4),)).outputs}
+    assert found["loss"] is OutputKind.LOSS
+    assert "scores" in found
+    assert "hidden" not in found

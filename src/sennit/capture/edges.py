@@ -31,7 +31,8 @@ class Edges:
         numbered = forward.assemble(list(range(len(forward.results))))
         order = [leaf for _, leaf in leaves(numbered, "")]
         paths = dict(zip(order, result_paths(numbered, own), strict=True))
-        self.result_path: list[str] = [paths[leaf] for leaf in range(len(order))]
+        paths.pop(None, None)  # fields of a registered dataclass that hold nothing are no results
+        self.result_path: list[str] = [paths[leaf] for leaf in range(len(paths))]
         self.is_bare = isinstance(numbered, int)
 
     def losses(self) -> tuple[int, ...]:
