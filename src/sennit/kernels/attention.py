@@ -40,7 +40,10 @@ COPY = "aten.clone.default"
 
 def fuse_attention(program: Program, device_type: str = "cuda") -> Program:
     """The program with each attention as one kernel of `device_type` ("cuda" or "cpu"), and another for its derivative."""
-    return replace(program, lanes=tuple(_fuse(lane, device_type) for lane in program.lanes))
+    codes: dict[str, LaneCode] = {}
+    for lane in program.lanes:
+        codes[lane.name] = LaneCode(lane, codes)
+    return replace(program, lanes=tuple(_fuse(code, device_type) for code in codes.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,12 @@ class _Placed:
     mask: str | None = None
 
 
-def _fuse(lane: Lane, device_type: str) -> Lane:
-    code = LaneCode(lane)
+def _fuse(code: LaneCode, device_type: str) -> Lane:
     placed: list[_Placed] = []
-    for position, step in enumerate(lane.steps):
+    for position, step in enumerate(code.lane.steps):
         if isinstance(step, Compute) and step.kind == SOFTMAX:
             placed += _kernels(code, position, device_type)
-    return _replaced(code, placed) if placed else lane
+    return _replaced(code, placed) if placed else code.lane
 
 
 def _kernels(code: LaneCode, softmax: int, device_type: str) -> list[_Placed]:

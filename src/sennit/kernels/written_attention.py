@@ -41,13 +41,13 @@ from sennit.kernels.attention_parts import (
     before_repeating,
     find_product,
     flattened,
-    is_causal_mask,
     leaving,
     operand,
     operands,
     product_above,
     source_of,
 )
+from sennit.kernels.causal_mask import is_causal_mask
 from sennit.kernels.lane_code import LaneCode
 
 __all__ = ["SOFTMAX", "Attention", "Derivative", "written_attention"]
