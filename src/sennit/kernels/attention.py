@@ -5,7 +5,7 @@ Eager torch calls a kernel that never stores the scores. `fuse_attention` gives 
 the pieces, the operators of one attention on one device become `aten._scaled_dot_product_*_attention` and its derivative, which read q, k, v as the
 model made them, in their own element type. The ranks run that program, and the simulator times it.
 
-`written_attention.py` says what is found. Which kernel it becomes, `attention_kernels.py` says. Where a kernel does not compute the same function,
+`written_attention.py` says what is found, `causal_mask.py` which masks are the causal one. Which kernel it becomes, `attention_kernels.py` says. Where a kernel does not compute the same function,
 the attention stays as it was written. An attention that the backward pass computes again (`plan/recompute.py`) is found there a second time,
 and its derivative belongs to that one.
 

@@ -72,8 +72,8 @@ class Derivative:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One attention: softmax(scale · query keyᵀ + mask) value, at the position `at` of the lane. `causal` stands for the mask of a
-    model that asked for `is_causal`; `mask` is then None. `covers` are the positions of the steps that it is made of, without those of its
+    """One attention: softmax(scale · query keyᵀ + mask) value, at the position `at` of the lane. `causal` stands for a mask that
+    is the causal one (`causal_mask.py`); `mask` is then None. `covers` are the positions of the steps that it is made of, without those of its
     derivative. Where key and value have fewer heads than the query, each serves as many neighbouring ones."""
 
     query: str
