@@ -5,7 +5,7 @@ Eager torch calls a kernel that never stores the scores. `fuse_attention` gives 
 the pieces, the operators of one attention on one device become `aten._scaled_dot_product_*_attention` and its derivative, which read q, k, v as the
 model made them, in their own element type. The ranks run that program, and the simulator times it.
 
-`written_attention.py` says what is found. Which kernel it becomes, `attention_kernels.py` says. Where a kernel does not compute the same function,
+`written_attention.py` says what is found, `causal_mask.py` which masks are the causal one. Which kernel it becomes, `attention_kernels.py` says. Where a kernel does not compute the same function,
 the attention stays as it was written. An attention that the backward pass computes again (`plan/recompute.py`) is found there a second time,
 and its derivative belongs to that one.
 
@@ -40,7 +40,10 @@ COPY = "aten.clone.default"
 
 def fuse_attention(program: Program, device_type: str = "cuda") -> Program:
     """The program with each attention as one kernel of `device_type` ("cuda" or "cpu"), and another for its derivative."""
-    return replace(program, lanes=tuple(_fuse(lane, device_type) for lane in program.lanes))
+    codes: dict[str, LaneCode] = {}
+    for lane in program.lanes:
+        codes[lane.name] = LaneCode(lane, codes)
+    return replace(program, lanes=tuple(_fuse(code, device_type) for code in codes.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,12 @@ class _Placed:
     mask: str | None = None
 
 
-def _fuse(lane: Lane, device_type: str) -> Lane:
-    code = LaneCode(lane)
+def _fuse(code: LaneCode, device_type: str) -> Lane:
     placed: list[_Placed] = []
-    for position, step in enumerate(lane.steps):
+    for position, step in enumerate(code.lane.steps):
         if isinstance(step, Compute) and step.kind == SOFTMAX:
             placed += _kernels(code, position, device_type)
-    return _replaced(code, placed) if placed else lane
+    return _replaced(code, placed) if placed else code.lane
 
 
 def _kernels(code: LaneCode, softmax: int, device_type: str) -> list[_Placed]:

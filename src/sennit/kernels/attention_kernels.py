@@ -3,7 +3,7 @@
 | kernel | device | element types | mask | gradient of the mask |
 |---|---|---|---|---|
 | `flash_attention_for_cpu` | CPU | all | 2 or 4 dims | no |
-| `cudnn_attention` | CUDA | 16 bits | none | no |
+| `cudnn_attention` | CUDA | 16 bits | none, or causal | no |
 | `efficient_attention` | CUDA | all but f64 | any | yes |
 
 This is what eager torch would choose on a recent GPU; where none fits, eager torch computes the mathematical form too. On the CPU a kernel

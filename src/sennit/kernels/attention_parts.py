@@ -25,7 +25,6 @@ __all__ = [
     "before_repeating",
     "find_product",
     "flattened",
-    "is_causal_mask",
     "leaving",
     "operand",
     "operands",
@@ -211,24 +210,3 @@ def leaving(code: LaneCode, product: int, way: Way) -> tuple[Buffer, frozenset[i
 def _takes_heads_apart(code: LaneCode, step: Compute) -> bool:
     whole, apart = code.shape(reads(step)[0]), code.shape(step.results[0].name)
     return len(whole) == 4 and len(apart) == 5 and apart[0] == whole[0] and apart[3:] == whole[2:]
-
-
-# ---- the causal mask -------------------------------------------------------------------------------------------------------
-
-
-def is_causal_mask(code: LaneCode, name: str, queries: int, keys: int) -> bool:
-    """Whether a mask is the one that torch makes for `is_causal`: 0 where key j ≤ query i, -∞ elsewhere."""
-    column = ("aten.unsqueeze.default", ("aten.arange.default", keys), -2)
-    row = ("aten.unsqueeze.default", ("aten.arange.default", queries), -1)
-    lower = ("aten.le.Scalar", ("aten.sub.Tensor", column, row), 0)
-    allowed = ("aten.logical_and.default", lower, ("aten.ones.default", (queries, keys)))
-    zero, never = ("aten.scalar_tensor.default", 0.0), ("aten.scalar_tensor.default", float("-inf"))
-    return _term(code, name) == ("aten.where.self", allowed, zero, never)
-
-
-def _term(code: LaneCode, name: str, depth: int = 6) -> object:
-    """How an array is computed, as nested tuples of operators and arguments, without element types; None below `depth`."""
-    step = code.made_by(name)
-    if step is None or depth == 0:
-        return None
-    return (step.kind, *(_term(code, arg.name, depth - 1) if isinstance(arg, Ref) else arg for arg in step.args))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sennit.ir.dtype import DType
 from sennit.ir.program import Compute, Free, Lane, Step, defines, reads
 
@@ -9,9 +11,12 @@ __all__ = ["LaneCode", "with_frees"]
 
 
 class LaneCode:
-    """Positions are those of the lane's steps. A `free` does not count as a reader."""
+    """Positions are those of the lane's steps. A `free` does not count as a reader. `others` are the lanes of the program by name, where they
+    were looked at together; `lower` is what `causal_mask.py` found out."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, others: Mapping[str, LaneCode] | None = None) -> None:
+        self.others: Mapping[str, LaneCode] = others if others is not None else {}
+        self.lower: dict[tuple[str, int, int], bool] = {}
         self.lane, self.buffers = lane, lane.buffers()
         self.maker: dict[str, int] = {}
         self.readers: dict[str, list[int]] = {}

@@ -41,13 +41,13 @@ from sennit.kernels.attention_parts import (
     before_repeating,
     find_product,
     flattened,
-    is_causal_mask,
     leaving,
     operand,
     operands,
     product_above,
     source_of,
 )
+from sennit.kernels.causal_mask import is_causal_mask
 from sennit.kernels.lane_code import LaneCode
 
 __all__ = ["SOFTMAX", "Attention", "Derivative", "written_attention"]
@@ -72,8 +72,8 @@ class Derivative:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One attention: softmax(scale · query keyᵀ + mask) value, at the position `at` of the lane. `causal` stands for the mask of a
-    model that asked for `is_causal`; `mask` is then None. `covers` are the positions of the steps that it is made of, without those of its
+    """One attention: softmax(scale · query keyᵀ + mask) value, at the position `at` of the lane. `causal` stands for a mask that
+    is the causal one (`causal_mask.py`); `mask` is then None. `covers` are the positions of the steps that it is made of, without those of its
     derivative. Where key and value have fewer heads than the query, each serves as many neighbouring ones."""
 
     query: str
