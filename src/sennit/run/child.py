@@ -94,8 +94,9 @@ def in_child(work: Callable[[], T], what: str, *, shared: Sequence[object] = (),
     _flush()  # or what is buffered would be written twice
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        # Python warns of a fork beside threads: the module's docstring says what is done about them
+        # Python warns of a fork beside threads, and so does JAX where it is loaded, which the child never calls: the module's docstring says what is done about them
         warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)
         pid = os.fork()
     if pid == 0:
         _serve(work, shared, writer)
