@@ -128,6 +128,21 @@ def read(paths: list[Path], operators: Path | None, cluster: str, limit: int | N
     return rows
 
 
+def size_class(seconds: float) -> str:
+    return "below 3 us" if seconds < 3e-6 else "3 to 10 us" if seconds < 1e-5 else "above 10 us"
+
+
+def show_by_size(lines: list[dict[str, Any]], name: str) -> None:
+    """Errors of one estimator by how long groups take, and their share of all seconds."""
+    for known in sorted({item["known"] for item in lines}):
+        mine = [item for item in lines if item["known"] is known]
+        for size in sorted({size_class(item["seconds"]) for item in mine}):
+            those = [item for item in mine if size_class(item["seconds"]) == size]
+            share = sum(item["seconds"] for item in those) / sum(item["seconds"] for item in mine)
+            print(f" {name}, {KNOWN[known]}, {size}, {len(those)} groups, {100 * share:.1f} % of the time")
+            print(line("", np.array([abs(item[name] / item["seconds"] - 1) for item in those])), flush=True)
+
+
 def noise(first: Path, again: Path) -> None:
     """How far two labels of one group are apart: no estimator can be better than about that."""
     one, two = lines_of(first), lines_of(again)
@@ -137,7 +152,7 @@ def noise(first: Path, again: Path) -> None:
         if "aten.clone" in before["graph"]:  # laid out otherwise since
             continue
         off = abs(before["seconds"] / after["seconds"] - 1)
-        size = "below 3 us" if after["seconds"] < 3e-6 else "3 to 10 us" if after["seconds"] < 1e-5 else "above 10 us"
+        size = size_class(after["seconds"])
         by_size.setdefault(size, []).append(off)
         by_size.setdefault("all", []).append(off)
     for size, errors in sorted(by_size.items()):
@@ -333,6 +348,8 @@ def comparisons(rows: list[Row], arguments: Any, device: str) -> None:
         for (of, name), parts in pooled.items():
             if of is known:
                 print(line(name, np.concatenate(parts)))
+    if lines and "trees and network" in lines[0]:
+        show_by_size(lines, "trees and network")
     if arguments.split == "models":
         print("  the target is a median of 4 % and a p90 of 8 % on models that were not seen")
     else:

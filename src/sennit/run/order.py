@@ -17,12 +17,12 @@ device from when they are posted, so there they stay where the program has them,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from sennit.ir.graph import Role
 from sennit.ir.operators import is_view
 from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Receive, Step, defines, reads
+from sennit.kernels.lane_code import with_frees
 
 __all__ = ["Ordered", "ordered"]
 
@@ -54,20 +54,7 @@ def ordered(lane: Lane, *, ahead: bool = True) -> Ordered:
         return Ordered(lane, frozenset())
     freed = {step.source for step in lane.steps if isinstance(step, Free)}
     names = frozenset(buffer.name for number in late for buffer in defines(steps[number]))
-    return Ordered(replace(lane, steps=tuple(_with_frees(moved, freed))), names)
-
-
-def _with_frees(steps: list[Step], freed: set[str]) -> Iterable[Step]:
-    """The steps, and behind each one what it is the last to look at of all that the lane frees."""
-    last: dict[str, int] = {}
-    for number, step in enumerate(steps):
-        last |= dict.fromkeys([*reads(step), *(buffer.name for buffer in defines(step))], number)
-    ends: dict[int, list[str]] = {}
-    for name in freed:
-        ends.setdefault(last.get(name, 0), []).append(name)
-    for number, step in enumerate(steps):
-        yield step
-        yield from (Free(name) for name in sorted(ends.get(number, ())))
+    return Ordered(replace(lane, steps=tuple(with_frees(moved, freed))), names)
 
 
 # ---- early -------------------------------------------------------------------------------------------------------------
