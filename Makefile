@@ -62,7 +62,7 @@ readme: $(STAMP)
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/sennit/collective/runtime/*.[ch])
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/sennit/collective/runtime/*.[ch] src/sennit/reshard/*.c)
 	@$(PYTHON) -c 'import sys; sys.exit("sennit needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	@test -x $(BIN)/python || { echo "== making $(VENV)"; $(PYTHON) -m venv $(VENV); } || \
 	    { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment; on Debian: apt install python3-venv"; exit 1; }
@@ -72,5 +72,5 @@ $(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/sennit/collecti
 
 clean:
 	rm -rf $(VENV) build dist docs/_build sennit-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	rm -rf src/*.egg-info src/sennit/collective/runtime/*.so
+	rm -rf src/*.egg-info src/sennit/collective/runtime/*.so src/sennit/reshard/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

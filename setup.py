@@ -1,7 +1,7 @@
 """Builds the compiled parts of sennit; everything else about the project stands in pyproject.toml.
 
-Both are optional: where there is no C compiler the install still succeeds, and Python serves in their place. The core is a plain shared library that includes no Python header;
-the short way into it uses the limited interface of Python 3.11: one build of each serves all versions.
+All are optional: where there is no C compiler the install still succeeds, and Python serves in their place. The cores are plain shared libraries that include no Python header;
+the short way into one of them uses the limited interface of Python 3.11: one build of each serves all versions.
 """
 
 from setuptools import Extension, setup
@@ -22,6 +22,13 @@ setup(
             "sennit.collective.runtime._shm_call",
             [f"{FOLDER}/shm_call.c"],
             extra_compile_args=["-O2", "-std=gnu11"],
+            optional=True,
+            py_limited_api=True,
+        ),
+        Extension(
+            "sennit.reshard._pull_core",
+            ["src/sennit/reshard/pull_core.c"],
+            extra_compile_args=["-O3", "-std=gnu11"],
             optional=True,
             py_limited_api=True,
         ),

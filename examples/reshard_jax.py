@@ -36,11 +36,12 @@ gradient = jax.jit(jax.grad(loss))(x)
 assert np.array_equal(np.asarray(gradient), 2 * values)
 
 print(f"{source.spec} -> {target.spec}")
-for step in sennit.jax.steps_between(source, target, x.shape, x.dtype.itemsize) or ():
-    print(f"  {step.kind.value} over {', '.join(step.axes)}: {step.source} -> {step.result}")
-
 piece = x.addressable_shards[0].data.nbytes
-ours = sennit.jax.Resharder().function(x, target).lower(x).compile()
-theirs = jax.jit(lambda a: a, out_shardings=target).lower(x).compile()
-for name, program in (("sennit", ours), ("XLA's own", theirs)):
+for direct, name in ((True, "sennit"), (False, "sennit, by collectives")):
+    for step in sennit.jax.steps_between(source, target, x.shape, x.dtype, direct=direct) or ():
+        print(f"  {step.kind.value} over {', '.join(step.axes)}: {step.source} -> {step.result}")
+    program = sennit.jax.Resharder(direct=direct).function(x, target).lower(x).compile()
     print(f"  {name}: temporaries of {program.memory_analysis().temp_size_in_bytes / piece:.2f} pieces")
+
+theirs = jax.jit(lambda a: a, out_shardings=target).lower(x).compile()
+print(f"  XLA's own: temporaries of {theirs.memory_analysis().temp_size_in_bytes / piece:.2f} pieces")

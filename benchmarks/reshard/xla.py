@@ -5,13 +5,14 @@
 Needs JAX and numpy alone. Random even problems from two seeds; every problem is a float32 array of one total size on a mesh
 of CPU devices of one process. With `--devices 8` or `16` all sizes are powers of two; `--devices 6-16` draws from
 `problems.py`, meshes of 6 to 16 devices with factors 2, 3 and 5. XLA's own is the ahead-of-time compiled jit of the identity
-with out_shardings; ours is compiled ahead of time too. Ours, XLA's own, XLA's own a second time (the A/A control) and a plain
-copy of the result by each device run in turns; a problem's ratio is that of medians. `jax.device_put`, which goes through
+with out_shardings; ours is compiled ahead of time too, once as it is chosen for CPU devices and once by collectives alone, as on
+devices with memory of their own. Ours, XLA's own, XLA's own a second time (the A/A control), ours by collectives, and a plain copy
+of the result by each device run in turns; a problem's ratio is that of medians. `jax.device_put`, which goes through
 host memory, is timed by itself. Results are compared with the input before timing.
 
 A problem is called rematerialising where an array in XLA's compiled program is larger than the larger of the input and the
 output piece. The others are told apart by the collectives of XLA's program. Temporaries are what the compiler states
-(`temp_size_in_bytes`). Received bytes are counted from the collectives of the compiled programs.
+(`temp_size_in_bytes`). Received bytes are counted from the collectives of the compiled programs, those of an exchange from its table.
 
 Problems are measured in a process of its own, which is replaced where XLA's partitioner ends it (a check of its own that
 fails, jax 0.11.2). Such problems are counted and named, have no ratio, and our result for them is checked.
@@ -31,6 +32,7 @@ import types
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from itertools import product
 from math import exp, log, prod
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -52,6 +54,8 @@ if find_spec("msgspec") is None:
 from xla_problems import FEWEST, MESHES, MOST, Problem, draw, draw_mixed
 
 from sennit.jax import Resharder, steps_between
+from sennit.reshard.pull import pulls
+from sennit.reshard.redistribution import Step, StepKind
 
 KIB, MIB = 2**10, 2**20
 SEEDS = {"first": 2112, "fresh": 1075}
@@ -70,6 +74,7 @@ class Row:
     ours: float
     xla: float
     xla_again: float
+    by_collectives: float
     device_put: float
     ours_again: float | None
     xla_of_again: float | None
@@ -85,6 +90,10 @@ class Row:
     @property
     def ratio(self) -> float:
         return self.xla / self.ours
+
+    @property
+    def ratio_by_collectives(self) -> float:
+        return self.xla / self.by_collectives
 
     @property
     def control(self) -> float:
@@ -210,15 +219,25 @@ def is_right(problem: Problem) -> bool:
     return np.array_equal(np.asarray(Resharder().function(x, target).lower(x).compile()(x)), values)
 
 
+def taken_bytes(step: Step) -> float:
+    """What a device takes out of the memory of others in an exchange of f32, on average."""
+    taken = 0
+    found = pulls(step.source, step.result)
+    for device, pull in enumerate(found):
+        for holder, cuts in zip(pull.holders, product(*pull.cuts), strict=True):
+            taken += 4 * prod(cut.length for cut in cuts) * (holder != device)
+    return taken / len(found)
+
+
 def measure(problem: Problem, seconds: float, device_put: bool) -> Row:
     values, x, target = placed(problem)
     xla = jax.jit(lambda a: a, out_shardings=target).lower(x).compile()
-    ours = Resharder().function(x, target).lower(x).compile()
-    if not np.array_equal(np.asarray(ours(x)), values):
+    ours, others = (Resharder(direct=direct).function(x, target).lower(x).compile() for direct in (True, False))
+    if not all(np.array_equal(np.asarray(function(x)), values) for function in (ours, others)):
         sys.exit(f"a wrong result: {problem}")
     result = ours(x)
     copied = jax.jit(lambda a: a.copy(), out_shardings=target).lower(result).compile()
-    functions = [lambda: ours(x), lambda: xla(x), lambda: xla(x), lambda: copied(result)]
+    functions = [lambda: ours(x), lambda: xla(x), lambda: xla(x), lambda: others(x), lambda: copied(result)]
     most = 41
     *times, copy = take_turns(functions, seconds, most)
     again: list[float | None] = [None, None]
@@ -226,8 +245,10 @@ def measure(problem: Problem, seconds: float, device_put: bool) -> Row:
         again = list(take_turns(functions[:2], 2 * seconds, 2 * most))
     source = x.sharding
     assert isinstance(source, NamedSharding)
-    steps = steps_between(source, target, problem.shape, 4)
+    steps = steps_between(source, target, problem.shape, x.dtype)
     read = [read_program(program.as_text()) for program in (ours, xla)]
+    if steps is not None and steps[0].kind is StepKind.EXCHANGE:
+        read[0] = read[0][0], taken_bytes(steps[0])
     temporary = [program.memory_analysis().temp_size_in_bytes for program in (ours, xla)]
     return Row(
         str(problem),
@@ -311,6 +332,12 @@ def report(name: str, size: int, rows: list[Row], *, losses_too: bool = False) -
         )
     print(f"  best                                    {verdict(max(ratios), BEST)}")
     print(f"  worst                                   {verdict(min(ratios), min(WORST, noise))} (0.95, or the noise)")
+    alone = [row.ratio_by_collectives for row in rows]
+    heavy_alone = geo([row.ratio_by_collectives for row in heavy])
+    print(
+        f"  by collectives alone: {geo(alone):.2f}, rematerialising {heavy_alone:.2f}, "
+        f"best {max(alone):.1f}, worst {min(alone):.2f}"
+    )
     print(f"  A/A control: geo {geo(controls):.3f}, {controls[0]:.2f} to {controls[-1]:.2f}")
     print(f"  over jax.device_put, geometric mean     {geo([row.device_put / row.ours for row in rows]):6.2f}")
     print("  by what XLA does            problems   ratio  worst   best   in copies of the result: ours   XLA")

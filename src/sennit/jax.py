@@ -9,6 +9,7 @@ make a `Resharder` of your own for another bound, or to let go of them.
 from __future__ import annotations
 
 from sennit.reshard.execute_jax import Resharder, steps_between
+from sennit.reshard.phases_jax import TouchCost
 
 try:
     import jax
@@ -16,7 +17,7 @@ try:
 except ImportError as missing:
     raise ImportError('sennit.jax needs JAX: pip install "sennit[jax]"') from missing
 
-__all__ = ["Resharder", "reshard", "steps_between"]
+__all__ = ["Resharder", "TouchCost", "reshard", "steps_between"]
 
 _resharder = Resharder()
 

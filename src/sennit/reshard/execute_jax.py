@@ -1,6 +1,7 @@
 """Resharding of JAX arrays: `Resharder` plans, lowers, and keeps what it made.
 
     placement of the array, sharding asked for -> layouts (`layout_jax`) -> phases (`fused_jax`) -> shard_map (`lower_jax`)
+                                                                          -> exchange (`exchange_jax`), on CPU devices
 
 The result is a jitted function of one array, kept under (placement, sharding, shape, dtype). It is the identity on values,
 linear, and its transpose is the resharding of the cotangent back, which is made the same way. JAX is told so (`linear_call`),
@@ -24,8 +25,10 @@ from sennit.errors import LayoutError
 from sennit.ir.layout import Layout
 from sennit.ir.layout_jax import from_partition_spec, to_partition_spec
 from sennit.ir.mesh import Mesh
+from sennit.reshard.exchange_jax import may_exchange, register
 from sennit.reshard.fused_jax import choose
 from sennit.reshard.lower_jax import lower
+from sennit.reshard.phases_jax import DEFAULT_COST, Phase, TouchCost
 from sennit.reshard.redistribution import Step
 
 try:
@@ -41,15 +44,17 @@ Function = Callable[[Any], Any]
 
 
 class Resharder:
-    """Functions that reshard, made when first needed; the `capacity` used last are kept."""
+    """Functions that reshard, made when first needed; the `capacity` used last are kept. With `direct`, CPU devices take what they
+    need out of each other's memory where that costs less than collectives, by `cost`."""
 
-    def __init__(self, capacity: int = 256) -> None:
+    def __init__(self, capacity: int = 256, *, direct: bool = True, cost: TouchCost = DEFAULT_COST) -> None:
         if capacity < 2:
             raise LayoutError(
                 f"a resharder with room for {capacity} functions",
                 fix="give it room for 2 at least: a resharding and its derivative",
             )
         self._capacity = capacity
+        self._direct, self._cost = direct, cost
         self._functions: OrderedDict[Hashable, Function] = OrderedDict()
 
     def __len__(self) -> int:
@@ -76,7 +81,7 @@ class Resharder:
         return found
 
     def _make(self, source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: Any) -> Function:
-        forward, mesh = _forward(source, target, shape, dtype)
+        forward, mesh = _forward(source, target, shape, dtype, self._direct, self._cost)
         if 0 in shape:
             # what jit makes of an array without elements has pieces of the wrong shape (jax 0.10)
             return lambda x: jax.device_put(x, target)
@@ -91,20 +96,34 @@ class Resharder:
 
 
 def steps_between(
-    source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], itemsize: int
+    source: NamedSharding,
+    target: NamedSharding,
+    shape: tuple[int, ...],
+    dtype: Any,
+    *,
+    direct: bool = True,
+    cost: TouchCost = DEFAULT_COST,
 ) -> tuple[Step, ...] | None:
     """What a resharding does, on the refined mesh of the source; None where it is XLA's own."""
     layouts = _layouts(source, target, shape)
-    phases = choose(*layouts, itemsize) if layouts is not None else None
-    return None if phases is None else tuple(step for phase in phases for step in phase.steps)
+    way = None if layouts is None else _way(layouts, source, jax.numpy.dtype(dtype), direct, cost)
+    return way if way is None else tuple(step for phase in way for step in phase.steps)
+
+
+def _way(
+    layouts: tuple[Layout, Layout], sharding: NamedSharding, dtype: Any, direct: bool, cost: TouchCost
+) -> tuple[Phase, ...] | None:
+    """The phases; one exchange where it can be had and costs less."""
+    exchanges = direct and may_exchange(sharding.mesh.devices.ravel().tolist(), dtype) and register()
+    return choose(*layouts, dtype.itemsize, cost, exchanges=exchanges)
 
 
 def _forward(
-    source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: Any
+    source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: Any, direct: bool, cost: TouchCost
 ) -> tuple[Function, jax.sharding.Mesh | None]:
     """The resharding, and the mesh that it must run under where that is not the one of the array."""
     layouts = _layouts(source, target, shape)
-    phases = choose(*layouts, dtype.itemsize) if layouts is not None else None
+    phases = None if layouts is None else _way(layouts, source, dtype, direct, cost)
     if layouts is None or phases is None:
         return (lambda x: x), None  # under the jit of `Resharder`, whose out_shardings make XLA reshard
     mesh: Any = source.mesh

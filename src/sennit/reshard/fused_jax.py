@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 
 from sennit.ir.layout import Layout, Split
+from sennit.reshard.ends import changed_axes
 from sennit.reshard.phases_jax import DEFAULT_COST, Phase, TouchCost, touched, ways
 from sennit.reshard.pieces_jax import Position, positions
 from sennit.reshard.redistribution import Step, StepKind
@@ -36,15 +37,21 @@ LIMIT = 128
 Held = dict[str, Position]
 
 
-def choose(source: Layout, target: Layout, itemsize: int, cost: TouchCost = DEFAULT_COST) -> tuple[Phase, ...] | None:
-    """The way from one even layout to another on the same refined mesh that costs least; the first among equals.
+def choose(
+    source: Layout, target: Layout, itemsize: int, cost: TouchCost = DEFAULT_COST, *, exchanges: bool = False
+) -> tuple[Phase, ...] | None:
+    """The way from one even layout to another on the same refined mesh that costs least; the first among equals. With `exchanges`,
+    devices can read each other's memory.
 
     None where there is nothing to do: the layouts are the same, or there are no elements."""
     if 0 in source.shape or source == target:
         return None
+    exchange = Phase(Step(StepKind.EXCHANGE, changed_axes(source, target), source, target))
     if positions([source, target]) is None:
-        return _through_blocks(source, target)
+        return (exchange,) if exchanges else _through_blocks(source, target)
     best: tuple[float, tuple[Phase, ...]] | None = None
+    if exchanges:
+        best = touched([exchange], itemsize, (), cost), (exchange,)
     for steps in islice(sequences(source, target), LIMIT):
         every = positions([source, *(step.result for step in steps)])
         assert every is not None  # `sequences` gives none else

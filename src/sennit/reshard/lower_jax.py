@@ -10,6 +10,7 @@ cease to be:
 | permute | one `lax.ppermute`: the positions stay, other axes hold them |
 | all_gather | one untiled `lax.all_gather` for all positions of all dims: they lead, and where they should not, one transpose |
 | all_to_all or all_gather in parts | one `lax.ppermute` for each other member of the group; the own part is read where it lies, and all are joined |
+| exchange | always alone, on CPU devices: each takes its piece out of the memory of the others (`exchange_jax`) |
 
 Which steps are lowered together, and which in parts, is said by the phases (`phases_jax`).
 
@@ -30,10 +31,12 @@ from typing import Any
 import numpy as np
 
 from sennit.errors import LayoutError
-from sennit.ir.layout import Layout, Split
+from sennit.ir.layout import Layout
 from sennit.ir.mesh import Mesh
+from sennit.reshard.exchange_jax import exchange
 from sennit.reshard.phases_jax import Phase, leads
 from sennit.reshard.pieces_jax import Grid, Piece, Position, Table, cut, frame, held, local, of_device, positions
+from sennit.reshard.pull import firsts
 from sennit.reshard.redistribution import Step, StepKind
 
 try:
@@ -50,6 +53,9 @@ MANY, SHORT = 8, 32  # pieces, and elements: measured on 16 x86_64 cores
 
 def lower(phases: Sequence[Phase], names: tuple[str, ...], value: Any) -> Any:
     """The piece of the last phase's result from the piece of the first one's source. `names` are the mesh's axes in JAX."""
+    if [phase.step.kind for phase in phases] == [StepKind.EXCHANGE]:
+        step = phases[0].step
+        return exchange(step, _all_groups(step.source.mesh, step.axes), names, value)
     for run in _runs(phases):
         every = positions(_layouts(run))
         if every is None:
@@ -171,8 +177,8 @@ def _gather(piece: Piece, step: Step, every: Sequence[Position], names: tuple[st
     short runs: each copy would touch all lines of the result."""
     grid, axes = _grid(piece, Phase(step), every)
     in_place = leads(step, every)
-    value = piece.value if in_place else lax.reshape(piece.value, grid.shape())
-    value = value if value.ndim else lax.reshape(value, [1])
+    # flat where nothing is to be put in order: with dims of size 1 XLA may choose another layout for what is gathered, and copies
+    value = lax.reshape(piece.value, [piece.value.size] if in_place else grid.shape())
     groups = _groups(step.source.mesh, axes)
     gathered = lax.all_gather(value, names, axis_index_groups=groups, tiled=True)
     scattered = grid.count >= MANY and grid.run() < SHORT
@@ -249,7 +255,7 @@ def _groups(mesh: Mesh, axes: Sequence[str]) -> list[list[int]] | None:
 
 def _pairs(step: Step) -> list[tuple[int, int]]:
     """Sender and receiver of each piece. Self pairs are among them: a device that receives nothing would hold zeros."""
-    have, want = _firsts(step.source), _firsts(step.result)
+    have, want = firsts(step.source), firsts(step.result)
     holders: dict[tuple[int, ...], list[int]] = {}
     for device, first in enumerate(have):
         holders.setdefault(first, []).append(device)
@@ -258,15 +264,3 @@ def _pairs(step: Step) -> list[tuple[int, int]]:
         holders[want[device]].remove(device)
     moved = [(holders[want[device]].pop(0), device) for device in range(len(want)) if have[device] != want[device]]
     return sorted([(device, device) for device in kept] + moved)
-
-
-def _firsts(layout: Layout) -> list[tuple[int, ...]]:
-    """The first index of each device's piece, per dim: among pieces of one form it names the piece."""
-    found = []
-    for point in layout.mesh.points():
-        first = [0] * len(layout.shape)
-        for name, entry in layout.entries:
-            if isinstance(entry, Split):
-                first[entry.dim] += point[layout.mesh.index(name)] * entry.stride
-        found.append(tuple(first))
-    return found

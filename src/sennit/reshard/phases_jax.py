@@ -2,7 +2,7 @@
 
 A *phase* is one step or a few that are lowered together (`lower_jax`): a slice with the all-to-all after it; an all-to-all
 or a gather whole, by one collective of each group, or in parts, by permutes between all devices; an all-to-all in parts with
-the permute after it. `ways` gives all ways to lower a sequence of steps.
+the permute after it; an exchange, which is all of a way. `ways` gives all ways to lower a sequence of steps.
 
 In one process or over fast links a collective's time is that of its start and of the bytes that it and the copies around it
 touch. Per device, for pieces of L bytes before and G bytes after, n members:
@@ -16,6 +16,11 @@ touch. Per device, for pieces of L bytes before and G bytes after, n members:
 | permute | 1 permute | L | |
 | gather | 1 | G | G where the result must be put in order |
 | gather in parts | n - 1 permutes | G - L | G: joined |
+| exchange | 2 of all devices, of a few bytes, as long as a permute's | | G, more where runs are short |
+
+An exchange copies runs of r bytes that both pieces have in a row. A run takes some time whatever its length; and where p bytes in a
+row are taken out of a row of e bytes, of the lines of 64 bytes that are read only a part is of use:
+G (1 + 4 / r + (a - 1) / 4), a = max(1, min(64, e) / p). The numbers are by eye, from 150 exchanges on 2 and on 16 cores.
 
 Temporaries count where they are large. An allocation of 32 MiB or more is mapped anew in each call by the allocator of glibc,
 and every page of it faults when it is first written.
@@ -26,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import gcd, prod
 
 from sennit.ir.layout import Layout
 from sennit.reshard.pieces_jax import Position, held, local
@@ -37,6 +42,7 @@ __all__ = ["DEFAULT_COST", "Phase", "TouchCost", "Work", "leads", "touched", "wa
 # A phase in parts has a branch for each member, and a permute: with more the starts cost more than the copies saved.
 MOST_PARTS = 4
 MAPPED = 32 << 20
+LINE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,5 +198,25 @@ def _alone(phase: Phase, before: int, after: int, given: int, made: int) -> Work
             return Work(permutes=rounds, sent=after - before, copied=after, temporary=given + after - before + made)
         case StepKind.ALL_GATHER:
             return Work(starts=1, gathered=after, temporary=given + made)
+        case StepKind.EXCHANGE:
+            run, part, row = _runs(phase.step, after // phase.result.local_elements())
+            wasted = max(1.0, min(LINE, row) / part) - 1.0
+            return Work(permutes=2, copied=after * (1.0 + 4.0 / run + wasted / 4.0))
         case _:
             return Work(permutes=1, sent=before, temporary=given + made)
+
+
+def _runs(step: Step, itemsize: int) -> tuple[int, int, int]:
+    """Of an exchange, in bytes: what both pieces have in a row, what is taken in a row out of the source, and of how much there."""
+    run = part = row = itemsize
+    both = source = True
+    sizes = zip(step.source.local_shape(), step.result.local_shape(), strict=True)
+    for have, want in reversed(list(sizes)):
+        taken = gcd(have, want)
+        if both:
+            run *= taken
+        if source:
+            part, row = part * taken, part * have
+        both = both and have == want == taken
+        source = source and have == taken
+    return run, part, row
