@@ -61,7 +61,7 @@ static void *result(Call *call, int number) { return ((Buffer *)call->results.va
 
 /* ---- copies ---------------------------------------------------------------------------------------------------------- */
 
-enum { RANK = 16, DEVICES = 64, LISTED = 512, CACHED = 16384 };
+enum { RANK = 16, DEVICES = 64, LISTED = 512, CACHED = 2048 };
 
 typedef struct { int64_t holder, from, to, bytes; } Run;
 
