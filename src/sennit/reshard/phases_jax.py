@@ -14,7 +14,7 @@ touch. Per device, for pieces of L bytes before and G bytes after, n members:
 | all-to-all in parts | n - 1 permutes | (n - 1) / n L | 2 L: the part that stays is copied once more, to be joined |
 | the same and a permute after it | n permutes | L | 2 L |
 | permute | 1 permute | L | |
-| gather | 1 | G | G where the result must be put in order |
+| gather | 1 | G | G (1 + 16 / r) where the result must be put in order, of runs of r bytes |
 | gather in parts | n - 1 permutes | G - L | G: joined |
 | exchange | 2 of all devices, of a few bytes, as long as a permute's | | G, more where runs are short |
 
@@ -43,6 +43,7 @@ __all__ = ["DEFAULT_COST", "Phase", "TouchCost", "Work", "leads", "touched", "wa
 MOST_PARTS = 4
 MAPPED = 32 << 20
 LINE = 64
+SCATTERED = 16.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,18 +168,19 @@ def touched(phases: Sequence[Phase], itemsize: int, every: Sequence[Position], c
 def work(phases: Sequence[Phase], itemsize: int, every: Sequence[Position]) -> Work:
     """The work of the phases. The first reads the input and the last writes the output: those are no temporaries."""
     done = Work()
-    in_order = True
+    in_order, put = True, 0.0
     for number, phase in enumerate(phases):
         step = phase.step
         before, after = (layout.local_elements() * itemsize for layout in (step.source, phase.result))
         disorders = step.kind is StepKind.ALL_GATHER and not phase.in_parts and not leads(step, every)
         if not in_order:
-            done += Work(copied=before, temporary=2 * before)
+            done += Work(copied=put, temporary=2 * before)
         in_order = not disorders
+        put = after * (1.0 + SCATTERED / _runs(step, itemsize)[0])
         given = before if number else 0
         made = after if disorders or number < len(phases) - 1 else 0
         done += _alone(phase, before, after, given, made)
-    return done if in_order else done + Work(copied=after)
+    return done if in_order else done + Work(copied=put)
 
 
 def _alone(phase: Phase, before: int, after: int, given: int, made: int) -> Work:
