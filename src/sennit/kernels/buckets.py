@@ -1,4 +1,4 @@
-"""The sums of gradients over replicas, several in one collective: which ones a rank joins, and the program with those.
+"""The sums of gradients over replicas, several in one collective: which ones a rank joins.
 
 A call costs its latency, whatever it carries. The sums of gradients are one collective each in a program. Those that nobody reads before the end of the step go into buckets, in
 the order in which they are made: each is copied into its place in one flat tensor, and the last one starts the collective. With B bytes in all, a bucket ends at
@@ -8,7 +8,7 @@ that comes last. Only collectives whose group lies inside the lane are joined: i
 | | |
 |---|---|
 | what is in which bucket | `buckets` |
-| the program with one collective for each, for the simulator's clock | `in_buckets` |
+| the program with one collective for each, for the simulator's clock | `in_buckets` (`joined_program.py`) |
 | how many there are of so many tensors and bytes, for the search | `bucket_count` |
 
 The source of a rank calls them by its own means (`run/joined.py`), from the program without.
@@ -16,21 +16,19 @@ The source of a rank calls them by its own means (`run/joined.py`), from the pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, prod
 
 from sennit.ir.dtype import DType
-from sennit.ir.graph import Phase, Ref
-from sennit.ir.layout import Entry, Layout, Pending, Reduction, Split
+from sennit.ir.layout import Pending, Reduction
 from sennit.ir.mesh import Mesh
 from sennit.ir.operators import is_view
-from sennit.ir.program import Buffer, Collective, CollectiveKind, Compute, Free, Lane, Program, Step, defines, reads
-from sennit.kernels.lane_code import with_frees
+from sennit.ir.program import Buffer, Collective, CollectiveKind, Compute, Free, Lane, defines, reads
 
-__all__ = ["Bucket", "bucket_bytes", "bucket_count", "buckets", "in_buckets"]
+__all__ = ["MOST_BYTES", "Bucket", "bucket_bytes", "bucket_count", "buckets"]
 
-_LEAST, _MOST, _PARTS = 16 << 10, 25 << 20, 32
+MOST_BYTES = 25 << 20
+_LEAST, _PARTS = 16 << 10, 32
 _REDUCTIONS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 
 
@@ -50,7 +48,7 @@ class Bucket:
 
 def bucket_bytes(total: int) -> int:
     """The bytes at which a bucket is full, where all of them have so many."""
-    return max(_LEAST, min(_MOST, total // _PARTS))
+    return max(_LEAST, min(MOST_BYTES, total // _PARTS))
 
 
 def bucket_count(tensors: int, total: int) -> int:
@@ -137,69 +135,3 @@ def _read_at_the_end(lane: Lane, at_the_end: frozenset[str]) -> set[str]:
         elif any(buffer.name in late for buffer in defines(step)):
             late.update(reads(step))
     return late - early
-
-
-# ---- the program with them -------------------------------------------------------------------------------------------------
-
-
-def in_buckets(program: Program) -> Program:
-    """The program with one collective for each bucket: a copy of its sources before it, and views of the flat result behind. For a clock: no operator of
-    the graph is the copy's, so the proof of a program is that of the one without."""
-    return replace(program, lanes=tuple(_joined(lane) for lane in program.lanes))
-
-
-def _joined(lane: Lane) -> Lane:
-    found = buckets(lane)
-    if not found:
-        return lane
-    results: dict[int, list[Buffer]] = {}  # of the members so far, by bucket
-    missing: set[str] = set()  # what lies in a bucket that is not full, and views of it
-    behind: list[Step] = []  # those views
-    steps: list[Step] = []
-    for step in lane.steps:
-        if isinstance(step, Collective) and step.result.name in found:
-            bucket = found[step.result.name]
-            members = results.setdefault(bucket.number, [])
-            members.append(step.result)
-            missing.add(step.result.name)
-            if len(members) == len(bucket.sources):
-                steps += _flat(bucket, members)
-                missing -= {buffer.name for buffer in members}
-                behind = _released(behind, missing, steps)
-        elif not isinstance(step, Free):
-            if missing.isdisjoint(reads(step)):
-                steps.append(step)
-            else:
-                behind.append(step)
-                missing |= {buffer.name for buffer in defines(step)}
-    freed = {step.source for step in lane.steps if isinstance(step, Free)}
-    freed |= {buffer.name for step in steps for buffer in defines(step) if buffer.name.startswith(_FLAT)}
-    return replace(lane, steps=tuple(with_frees(steps, freed)))
-
-
-def _released(behind: list[Step], missing: set[str], steps: list[Step]) -> list[Step]:
-    """Moves the views that miss nothing any more to the steps; the others."""
-    left: list[Step] = []
-    for step in behind:
-        missing -= {buffer.name for buffer in defines(step)}
-        if missing.isdisjoint(reads(step)):
-            steps.append(step)
-        else:
-            missing |= {buffer.name for buffer in defines(step)}
-            left.append(step)
-    return left
-
-
-_FLAT = "bucket "  # no buffer of a program has a blank in its name
-
-
-def _flat(bucket: Bucket, results: list[Buffer]) -> list[Step]:
-    pieces = bucket.mesh.size(bucket.axis) if bucket.kind is CollectiveKind.REDUCE_SCATTER else 1
-    made: Mapping[str, Entry] = {bucket.axis: Split(0, bucket.elements)} if pieces > 1 else {}
-    shape, name = (pieces * bucket.elements,), f"{_FLAT}{bucket.number}"
-    given = Layout.make(bucket.mesh, shape, {bucket.axis: Pending(bucket.op)})
-    source = Buffer(f"{name} given", f"bucket.{bucket.number}", bucket.dtype, given)
-    result = Buffer(name, source.tensor, bucket.dtype, Layout.make(bucket.mesh, shape, made))
-    copy = Compute("sennit.concat", tuple(map(Ref, bucket.sources)), (), (source,), Phase.BACKWARD, "", source.tensor)
-    views = Compute("aten.split.Tensor", (Ref(name), 0), (), tuple(results), Phase.BACKWARD, "", source.tensor)
-    return [copy, Collective(bucket.kind, source.name, result, (bucket.axis,)), views]

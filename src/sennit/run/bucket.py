@@ -1,9 +1,14 @@
-"""Several reductions in one collective, as the source of a lane calls it (`run/joined.py` says which ones).
+"""Several reductions or gathers in one collective, as the source of a lane calls it (`run/joined.py` says which ones).
 
 sums_0 = rank.bucket("all_reduce", axis="dp", op="sum", parts=2, elements=24)
 a = sums_0.add(x)             # copied into its place
 b = sums_0.add(y)             # the last of the parts: the collective starts
 a.wait()                      # a view of the flat result
+
+run_0 = rank.gathers(axis="dp", parts=2, elements=24)
+w = run_0.add(w_piece, dim=0, inner=8)
+v = run_0.add(v_piece, dim=1, inner=4)
+w.wait()                      # the whole parameter, copied out of what arrived; with the last one that is let go of
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from torch import Tensor
 
 from sennit.run.handles import Handle
 
-__all__ = ["Bucket"]
+__all__ = ["Bucket", "GatherRun"]
 
 
 class Bucket:
@@ -63,3 +68,57 @@ class _Part:
 
     def wait(self) -> Tensor:
         return self.bucket.result().narrow(0, self.start, prod(self.shape)).view(self.shape)
+
+
+class GatherRun:
+    """`start` begins the gather of the flat pieces, which gives [members, elements]; `join` puts the pieces of one tensor together."""
+
+    def __init__(
+        self,
+        parts: int,
+        elements: int,
+        start: Callable[[Tensor], Handle],
+        join: Callable[[Tensor, int, int], Tensor],
+    ) -> None:
+        self.left, self.elements, self.start, self.join = parts, elements, start, join
+        self.unread = parts
+        self.filled = 0
+        self.flat: Tensor | None = None
+        self.handle: Handle | None = None
+
+    def add(self, x: Tensor, dim: int, inner: int) -> Handle:
+        assert self.left, "more parts than were announced"
+        if self.flat is None:
+            self.flat = x.new_empty(self.elements)
+        self.flat.narrow(0, self.filled, x.numel()).view(x.shape).copy_(x)
+        part = _Gathered(self, self.filled, x.shape, dim, inner)
+        self.filled += x.numel()
+        self.left -= 1
+        if not self.left:
+            assert self.filled == self.elements, "other sizes than were announced"
+            self.handle, self.flat = self.start(self.flat), None
+        return part
+
+    def read(self, part: _Gathered) -> Tensor:
+        if self.handle is not None:
+            assert not self.left, "read before the last part was added"
+            self.flat, self.handle = self.handle.wait(), None
+        assert self.flat is not None
+        pieces = self.flat.narrow(1, part.start, prod(part.shape)).view(-1, *part.shape)
+        whole = self.join(pieces, part.dim, part.inner)
+        self.unread -= 1
+        if not self.unread:
+            self.flat = None
+        return whole
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    run: GatherRun
+    start: int
+    shape: torch.Size
+    dim: int
+    inner: int
+
+    def wait(self) -> Tensor:
+        return self.run.read(self)

@@ -46,7 +46,7 @@ from sennit.ir.program import (
     reads,
 )
 from sennit.run.attention import cuda_call
-from sennit.run.joined import Bucket, Joined, joined
+from sennit.run.joined import Bucket, Gathers, Joined, joined
 from sennit.run.local_forms import emit_form, emit_rows
 from sennit.run.order import Ordered, ordered
 from sennit.run.pieces import input_keys
@@ -144,6 +144,9 @@ class _Emitter:
             text += (
                 f"; {sum(buckets.values())} of them in {len(buckets)} {'bucket' if len(buckets) == 1 else 'buckets'}"
             )
+        if self.joined.gathers:
+            runs = {run.number for run in self.joined.gathers.values()}
+            text += f"; {len(self.joined.gathers)} gathers of parameters in {len(runs)} {'run' if len(runs) == 1 else 'runs'}"
         return [
             f'"""{lane.name} of program {self.program.name!r}: devices {print_ranges(lane.devices)}, '
             f"mesh {' and '.join(map(str, meshes))}.",
@@ -367,6 +370,9 @@ class _Emitter:
         if step.result.name in self.joined.buckets:
             self._bucketed(step, self.joined.buckets[step.result.name])
             return
+        if step.result.name in self.joined.gathers:
+            self._gathered(step, self.joined.gathers[step.result.name])
+            return
         parts = [self._variable(step.source), f"axis={axis!r}"]
         match step.kind.value:
             case "all_reduce":
@@ -402,6 +408,19 @@ class _Emitter:
         source = self.buffers[step.source]
         self._line(
             f"{self._variable(step.result.name)} = {name}.add({given})",
+            f"{source.layout} -> {_type(step.result)}, {self._size(source)}",
+        )
+        self.in_flight.add(step.result.name)
+
+    def _gathered(self, step: Collective, run: Gathers) -> None:
+        """Give a parameter's piece to the run that it is gathered with."""
+        place, name = self._place(step.result.layout.mesh), f"gathers_{run.number}"
+        if step.result.name == run.packed[0]:
+            self._line(f"{name} = {place}.gathers(axis={run.axis!r}, parts={len(run.packed)}, elements={run.elements})")
+        source = self.buffers[step.source]
+        dim, inner = inner_size(source.layout, run.axis)
+        self._line(
+            f"{self._variable(step.result.name)} = {name}.add({self._variable(step.source)}, dim={dim}, inner={inner})",
             f"{source.layout} -> {_type(step.result)}, {self._size(source)}",
         )
         self.in_flight.add(step.result.name)

@@ -2,6 +2,8 @@
 
 **Buckets.** The sums of gradients over replicas are one collective each in the program; the source puts several in one (`kernels/buckets.py` says which). Operators that `run/order.py` puts at the end do not count as readers.
 
+**Gathers.** Small parameters that lie in pieces are gathered several at a time (`kernels/gathers.py` says which).
+
 **Sums in place.** `x = mm(a, b); total = accumulate(total, x)` makes x, reads it and throws it away. A product can add to what is there
 (beta = 1 of a BLAS call), and the gradient of an embedding touches the rows of its tokens alone. So where the accumulation follows its term at once, and nothing else
 reads the term, both are one call, in place.
@@ -17,8 +19,9 @@ from itertools import pairwise
 from sennit.ir.graph import Ref
 from sennit.ir.program import Compute, Free, Lane, reads
 from sennit.kernels.buckets import Bucket, buckets
+from sennit.kernels.gathers import Gathers, gathers
 
-__all__ = ["ADDS", "Bucket", "Joined", "joined"]
+__all__ = ["ADDS", "Bucket", "Gathers", "Joined", "joined"]
 
 ADDS = ("aten.mm.default", "aten.embedding_dense_backward.default", "sennit.embedding_dense_backward")
 """Operators that make a tensor of their own and could as well add to one."""
@@ -26,9 +29,10 @@ ADDS = ("aten.mm.default", "aten.embedding_dense_backward.default", "sennit.embe
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """`buckets` by the result of each collective in them; `onto`: which accumulation a term is made in, by the term's name."""
+    """`buckets` and `gathers` by the result of each collective in them; `onto`: which accumulation a term is made in, by the term's name."""
 
     buckets: Mapping[str, Bucket]
+    gathers: Mapping[str, Gathers]
     onto: Mapping[str, Compute]
     own: frozenset[str]  # terms that nobody else looks at: a sum may be taken in their memory
 
@@ -42,7 +46,8 @@ def joined(lane: Lane, late: frozenset[str] = frozenset()) -> Joined:
         for step in lane.steps
         if isinstance(step, Compute) and step.kind in ADDS and readers[step.results[0].name] == 1
     )
-    return Joined(buckets(lane, late), _sums(lane, own), own)
+    several = {name: run for name, run in gathers(lane).items() if name in run.packed}
+    return Joined(buckets(lane, late), several, _sums(lane, own), own)
 
 
 def _sums(lane: Lane, own: frozenset[str]) -> dict[str, Compute]:

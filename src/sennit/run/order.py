@@ -1,7 +1,7 @@
 """The order in which a lane's source takes its steps: what comes from others is started early and read late.
 
 A collective is started where the program has it and waited for where it is first read. Where that is the next line, every rank stands still until the slowest is there and all that was
-started before has left. Two cases need not be so, and are moved. The program stays as it was checked: each step still comes after those that it reads.
+started before has left. Some cases need not be so, and are moved. The program stays as it was checked: each step still comes after those that it reads.
 
 **Early.** A small sum of the batch alone, as the number of targets that a loss is a mean over, does not need the model. Its operators and its collective go to the start of the lane, so that it travels
 under the forward pass. Moved are collectives whose group lies inside the lane, and that only operators on inputs and constants lead to; what these make may not be larger than `_SMALL` in all.
@@ -13,6 +13,8 @@ the bytes of the lane's results.
 **Ahead.** A message travels when its receiver is ready for it (gloo asks before it sends). Posted where it is read, a receive waits for the whole transfer. So receives are posted one task ahead: those of a task
 where the program has those of the task before, all in the same order. It costs the memory of one message more. This needs messages that do not wait for each other: NCCL's occupy the
 device from when they are posted, so there they stay where the program has them, which was proved free of deadlock for messages that block.
+
+**Parameters.** Those that lie in pieces are gathered a run ahead of their use (`kernels/gathers.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from dataclasses import dataclass, replace
 from sennit.ir.graph import Role
 from sennit.ir.operators import is_view
 from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Receive, Step, defines, reads
+from sennit.kernels.gathers import gathers, with_gathers_ahead
 from sennit.kernels.lane_code import with_frees
 
 __all__ = ["Ordered", "ordered"]
@@ -50,6 +53,7 @@ def ordered(lane: Lane, *, ahead: bool = True) -> Ordered:
     ]
     if ahead:
         moved = _ahead(moved)
+    moved = with_gathers_ahead(moved, gathers(replace(lane, steps=tuple(moved))))
     if moved == steps:
         return Ordered(lane, frozenset())
     freed = {step.source for step in lane.steps if isinstance(step, Free)}

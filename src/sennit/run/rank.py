@@ -28,7 +28,7 @@ from sennit.ir.program import Collective, Lane, Program
 from sennit.ir.program_exchange import Channel
 from sennit.ir.region import Region
 from sennit.run.attention import CudaAttention
-from sennit.run.bucket import Bucket
+from sennit.run.bucket import Bucket, GatherRun
 from sennit.run.handles import Handle
 from sennit.run.local_forms import LocalForms
 from sennit.run.routes import Route, Routes, cut, paste, routes_of
@@ -130,6 +130,16 @@ class OnMesh(LocalForms, CudaAttention):
                 parts, elements, None, lambda flat: self.communicator.all_reduce(group, flat, how, in_place=True)
             )
         return Bucket(parts, elements, len(group), lambda flat: self.communicator.reduce_scatter(group, flat, how))
+
+    def gathers(self, axis: str, parts: int, elements: int) -> GatherRun:
+        """So many gathers in one: each piece is given to `add`, and the last one starts it."""
+        group = self.group(axis)
+
+        def whole(stacked: Tensor, dim: int, inner: int) -> Tensor:
+            # copied also where pieces would be a view: what arrived is let go of with the last parameter
+            return _put_between(stacked.contiguous(), dim, inner)
+
+        return GatherRun(parts, elements, lambda flat: self.communicator.all_gather(group, flat), whole)
 
     def take_apart(self, x: Tensor, axis: str, dim: int, inner: int) -> Tensor:
         """The pieces that a reduce_scatter sends to the members of the group, stacked."""

@@ -134,7 +134,7 @@ class Assembly:
     def _stage(self, parts: tuple[Part, ...], mine: LaneCosts) -> _StageCost:
         split = self.split
         forward = backward = weights = compute = kept = sync = 0.0
-        wire = working = gradients = state = parameters = tensors = 0
+        wire = working = gradients = state = parameters = tensors = messages = 0
         for part in parts:
             cost = self._variant(part, mine).cost
             seconds = self.owner.seconds(mine.config, cost, split=split)
@@ -149,10 +149,11 @@ class Assembly:
             state += part.units * cost.state
             parameters += part.units * cost.parameters
             tensors += part.units * cost.tensors
+            messages += part.units * cost.messages
             working = max(working, cost.working)
         durations = Durations(forward, backward, weights)
         return _StageCost(
-            durations, Held(kept, kept), working, compute, sync, wire, gradients, state, parameters, tensors
+            durations, Held(kept, kept), working, compute, sync, wire, gradients, state, parameters, tensors, messages
         )
 
     def _in_passes(self, costs: list[_StageCost]) -> list[_StageCost]:
@@ -162,7 +163,8 @@ class Assembly:
         last = costs[-len(costs) // self.passes :]
         share = [replace(cost.durations, forward=cost.durations.forward / self.passes) for cost in last]
         early = [
-            _StageCost(Durations(part.forward, 0.0, 0.0), Held(0.0, 0.0), 0, 0.0, 0.0, 0, 0, 0, 0, 0) for part in share
+            _StageCost(Durations(part.forward, 0.0, 0.0), Held(0.0, 0.0), 0, 0.0, 0.0, 0, 0, 0, 0, 0, 0)
+            for part in share
         ]
         trained = [replace(cost, durations=part) for cost, part in zip(last, share, strict=True)]
         return early * (self.passes - 1) + trained
@@ -234,7 +236,7 @@ class Assembly:
 
     def _sync(self, stages: list[_StageCost], config: Config) -> float:
         """Seconds for gradients behind the last backward, and for parameters before the first forward. Gradients are summed bucket by bucket
-        (`kernels/buckets.py`), beside the backward of what was there before; parameters are gathered one by one, beside the forward of the units before."""
+        (`kernels/buckets.py`), beside the backward of what was there before; parameters are gathered in runs (`kernels/gathers.py`), beside the forward of the units before."""
         size, parameters = sum(cost.gradients for cost in stages), sum(cost.parameters for cost in stages)
         own = sum(cost.sync for cost in stages)
         hidden = sum(cost.durations.backward + cost.durations.weights for cost in stages)
@@ -245,7 +247,8 @@ class Assembly:
         buckets = bucket_count(tensors, size // config.dp if config.zero else size) if reduces and config.dp > 1 else 1
         copy = memory_time(2 * size, self.wires.cluster.device)[0] if buckets < tensors and config.dp > 1 else 0.0
         gradients = self._times(config, kind, buckets, size) if reduces else 0.0
-        gather = self._times(config, CollectiveKind.ALL_GATHER, tensors, parameters) if gathers else 0.0
+        messages = max(1, sum(cost.messages for cost in stages))
+        gather = self._times(config, CollectiveKind.ALL_GATHER, messages, parameters) if gathers else 0.0
         parts, every = max(1, min(units, buckets)), gradients + own
         behind = max(every / parts, every - hidden * (parts - 1) / parts) + (copy if reduces else 0.0)
         forward = sum(cost.durations.forward for cost in stages)
@@ -272,3 +275,4 @@ class _StageCost:
     state: int
     parameters: int
     tensors: int
+    messages: int

@@ -245,9 +245,9 @@ class Estimator:
         forward, backward, dp, stride = cost.forward, cost.backward, config.dp, config.way.devices
         if config.zero < 2 or dp == 1:
             return forward, backward
-        count = cost.tensors  # each parameter is exchanged by itself
+        count, messages = cost.tensors, cost.messages  # each gradient is scattered by itself
         scatter = count * self.wires.collective(CollectiveKind.REDUCE_SCATTER, stride, dp, cost.gradients // count)
-        gather = count * self.wires.collective(CollectiveKind.ALL_GATHER, stride, dp, cost.parameters // count)
+        gather = messages * self.wires.collective(CollectiveKind.ALL_GATHER, stride, dp, cost.parameters // messages)
         both = cost.together
         if config.zero == 2:
             return forward, backward + max(0.0, scatter - both)

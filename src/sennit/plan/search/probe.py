@@ -21,7 +21,8 @@ Of each item, for one unit and one micro-batch on one device:
     sends         bytes of what a later item reads forward
     parameters, gradients, state: bytes that are there all the time
     tied          bytes of parameters that an earlier item reads first: they are held again where that one lies on other devices
-    tensors       how many parameters it trains: as many messages exchange them, where replicas share
+    tensors       how many parameters it trains: as many messages scatter their gradients, where replicas share
+    messages      how many messages gather its parameters (`kernels/gathers.py`, with the largest bucket: so it is from 800 MB of parameters on)
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from sennit.ir.mesh import Mesh
 from sennit.ir.operators import is_local_move
 from sennit.ir.program import Buffer, Collective, CollectiveKind, Compute, Lane, Step
 from sennit.kernels import fuse_attention
+from sennit.kernels.buckets import MOST_BYTES
+from sennit.kernels.gathers import message_count
 from sennit.plan.lower import lower
 from sennit.plan.plan import Plan
 from sennit.plan.propagate import propagate
@@ -73,6 +76,7 @@ class ItemCost:
     state: int
     tied: int = 0
     tensors: int = 1
+    messages: int = 1
 
     @property
     def seconds(self) -> float:
@@ -316,6 +320,7 @@ class _Clock:
             state=sum(self._state(name, optimizer) for name, trained in inputs if trained),
             tied=sum(self._held(name) for name in self.reads[item] & earlier),
             tensors=max(1, sum(trained for _, trained in inputs)),
+            messages=max(1, message_count((self._held(name) for name, _ in inputs), MOST_BYTES)),
         )
 
     def _state(self, name: str, optimizer: Optimizer) -> int:
