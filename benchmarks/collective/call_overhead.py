@@ -119,10 +119,12 @@ def measure(rank: int, size: int) -> dict[str, list[float]]:
     found["calls"] = {name: least(call) for name, call in plain(group, size).items()}
     found["numpy"] = {name: least(call) for name, call in from_numpy(shm, size).items()}
     found["core"] = {name: least(call) for name, call in core_alone(shm).items() if name in found["numpy"]}
-    shorts, group._short, shm._shortcut = (group._short, shm._shortcut), None, None
+    own = {name: group.__dict__.pop(name) for name in (*METHODS, *METHODS_OF_2_13) if name in group.__dict__}
+    short, shm._shortcut = shm._shortcut, None
     found["in Python"] = {name: least(call) for name, call in through_torch(group, size).items()}
     found["in Python "] = {name: least(call) for name, call in from_numpy(shm, size).items()}
-    group._short, shm._shortcut = shorts
+    group.__dict__.update(own)
+    shm._shortcut = short
     found["gloo"] = {name: least(call) for name, call in through_torch(gloo, size).items()}
     done = group._nothing_left
     for name in (*METHODS, *METHODS_OF_2_13):
