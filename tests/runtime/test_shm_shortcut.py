@@ -320,8 +320,13 @@ def test_a_method_passes_on_what_it_does_not_make() -> None:
     call = made.short.method("all_reduce", SUMS, long_way, None)
     assert call([x], opts) is None
     assert not told
-    assert call([x]) == call([x], opts=opts) == call(tensors=[x], opts=opts) == call(*[[x], opts], **{"a": 1}) == "a work"
-    assert told == [(([x],), {}), (([x],), {"opts": opts}), ((), {"tensors": [x], "opts": opts}), (([x], opts), {"a": 1})]
+    assert call([x]) == call([x], opts=opts) == call(tensors=[x], opts=opts) == call([x], opts, a=1) == "a work"
+    assert told == [
+        (([x],), {}),
+        (([x],), {"opts": opts}),
+        ((), {"tensors": [x], "opts": opts}),
+        (([x], opts), {"a": 1}),
+    ]
     with pytest.raises(ValueError, match="no tensor"):
         call("wrong")
     assert len(made.calls) == 1

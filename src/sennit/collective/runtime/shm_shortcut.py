@@ -44,7 +44,9 @@ class Shortcut(Protocol):
 
     def now(self, kind: str, what: int, output: object, input: object, root: int, /) -> bool | None: ...
 
-    def method(self, kind: str, what: int, long_way: Callable[..., object], done: object, /) -> Callable[..., object]: ...
+    def method(
+        self, kind: str, what: int, long_way: Callable[..., object], done: object, /
+    ) -> Callable[..., object]: ...
 
     def learn_arrays(
         self,
