@@ -1,6 +1,6 @@
 """The constants of `shm_plan.py`, measured: the same collective staged or direct, its output past the cache or through it, with smaller or larger tiles.
 
-    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7]
+    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7] [--only-chosen]
 
 | variant | is |
 |---|---|
@@ -54,7 +54,7 @@ def changed(**constants: int) -> Iterator[None]:
             setattr(shm_plan, name, value)
 
 
-def variants(group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray) -> dict[str, Plan]:
+def variants(group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray, only_chosen: bool) -> dict[str, Plan]:
     def made(direct_from: int | None, **constants: int) -> Plan:
         group.direct_from = direct_from
         group.forget_plans()
@@ -66,6 +66,8 @@ def variants(group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray)
         return plan
 
     found = {"chosen": made(None)}
+    if only_chosen:
+        return found
     if name in MOVES:
         if group.may_read:
             found["direct"] = made(0)
@@ -79,7 +81,9 @@ def variants(group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray)
     return found
 
 
-def rank_main(rank: int, size: int, pipe: Connection, sizes: list[str], names: list[str], rounds: int) -> None:
+def rank_main(
+    rank: int, size: int, pipe: Connection, sizes: list[str], names: list[str], rounds: int, only_chosen: bool
+) -> None:
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // size)
     first = rank * share % len(cores)
@@ -99,7 +103,7 @@ def rank_main(rank: int, size: int, pipe: Connection, sizes: list[str], names: l
                 target = source
                 if name not in ("all_reduce", "broadcast"):
                     target = np.ones(part if name == "reduce_scatter" else whole, np.float32)
-                plans = variants(group, name, source, target)
+                plans = variants(group, name, source, target, only_chosen)
                 times: dict[str, list[float]] = {label: [] for label in plans}
                 often = max(3, min(100, (16 << 20) // scale(text)))
                 begin = 0.0
@@ -130,10 +134,11 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", default=["512K", "4M", "16M"])
     parser.add_argument("--collectives", nargs="+", default=[*MOVES, "all_reduce", "reduce_scatter"])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only-chosen", action="store_true", help="to compare builds of the core")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(options.ranks)]
-    words = options.sizes, options.collectives, options.rounds
+    words = options.sizes, options.collectives, options.rounds, options.only_chosen
     started = [
         context.Process(target=rank_main, args=(r, options.ranks, pairs[r][1], *words)) for r in range(options.ranks)
     ]

@@ -1,0 +1,124 @@
+/* Copies within this machine: one piece past the cache, or several pieces at once.
+ *
+ * Lines that another core has written come from its cache, one after another if one stream of them is read: a stream is not fetched ahead past the end of a page, and not far before it. Several
+ * streams wait for as many lines at a time, as in shm_reduce.h. So the pieces that a rank reads from its peers are walked together, some lines of each in turn; and one large piece is walked at
+ * several places. Results are those of one copy after another: pieces do not overlap. */
+
+#ifndef SENNIT_SHM_COPY_H
+#define SENNIT_SHM_COPY_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+#include "shm_records.h"
+#include "shm_reduce.h"
+
+#ifndef STREAMS
+#define STREAMS 8 /* pieces that are walked together */
+#endif
+#ifndef TURN
+#define TURN (2 * LINE) /* bytes of each in turn */
+#endif
+#ifndef LEAST_WALK
+#define LEAST_WALK (8 * TURN) /* bytes of each: what is shorter is copied by one call */
+#endif
+
+typedef struct {
+    char *to;
+    const char *from;
+    size_t bytes;
+} Piece;
+
+#if defined(__x86_64__)
+static void store_line_past_cache(char *to, const char *from)
+{
+    __m128i a = _mm_loadu_si128((const __m128i *)from), b = _mm_loadu_si128((const __m128i *)(from + 16));
+    __m128i c = _mm_loadu_si128((const __m128i *)(from + 32)), d = _mm_loadu_si128((const __m128i *)(from + 48));
+    _mm_stream_si128((__m128i *)to, a);
+    _mm_stream_si128((__m128i *)(to + 16), b);
+    _mm_stream_si128((__m128i *)(to + 32), c);
+    _mm_stream_si128((__m128i *)(to + 48), d);
+}
+
+/* Bytes before a place that `store_line_past_cache` can store to. */
+static size_t unaligned(const Piece *piece)
+{
+    size_t head = -(uintptr_t)piece->to % 16;
+    return head < piece->bytes ? head : piece->bytes;
+}
+
+/* Past the cache: what is written is not fetched before, and does not push out what is still needed. For outputs larger than the cache of a core; or, of those that
+ * are the input too, which was read into a cache a moment before, larger than the cache of all. */
+static void copy_past_cache(const Piece *piece)
+{
+    size_t i = unaligned(piece);
+    memcpy(piece->to, piece->from, i);
+    for (; i + LINE <= piece->bytes; i += LINE)
+        store_line_past_cache(piece->to + i, piece->from + i);
+    memcpy(piece->to + i, piece->from + i, piece->bytes - i);
+}
+
+static void walk_past_cache(const Piece *pieces, int count, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += TURN)
+        for (int k = 0; k < count; k++)
+            for (size_t j = i; j < i + TURN; j += LINE)
+                store_line_past_cache(pieces[k].to + j, pieces[k].from + j);
+}
+
+static void end_past_cache(void) { _mm_sfence(); }
+#else
+static size_t unaligned(const Piece *piece) { (void)piece; return 0; }
+static void copy_past_cache(const Piece *piece) { memcpy(piece->to, piece->from, piece->bytes); }
+#define walk_past_cache walk
+static void end_past_cache(void) {}
+#endif
+
+/* So many bytes of each, a multiple of TURN. */
+CLONES static void walk(const Piece *pieces, int count, size_t bytes)
+{
+    typedef char Vector __attribute__((vector_size(LINE), aligned(1), may_alias));
+    for (size_t i = 0; i < bytes; i += TURN)
+        for (int k = 0; k < count; k++)
+            for (size_t j = i; j < i + TURN; j += LINE)
+                *(Vector *)(pieces[k].to + j) = *(const Vector *)(pieces[k].from + j);
+}
+
+static void copy_piece(const Piece *piece, int past)
+{
+    if (past)
+        copy_past_cache(piece), end_past_cache();
+    else
+        memcpy(piece->to, piece->from, piece->bytes);
+}
+
+/* At most STREAMS pieces, which it changes. Where there are fewer, each is walked at several places. */
+static void copy_all(Piece *pieces, int count, int past)
+{
+    int places = STREAMS / count;
+    size_t shortest = SIZE_MAX;
+    for (int k = 0; k < count; k++) {
+        size_t head = past ? unaligned(&pieces[k]) : 0;
+        memcpy(pieces[k].to, pieces[k].from, head);
+        pieces[k].to += head, pieces[k].from += head, pieces[k].bytes -= head;
+        shortest = pieces[k].bytes < shortest ? pieces[k].bytes : shortest;
+    }
+    size_t each = shortest / places / TURN * TURN;
+    if (each >= LEAST_WALK) {
+        Piece streams[STREAMS];
+        for (int k = 0; k < count; k++)
+            for (int place = 0; place < places; place++)
+                streams[k * places + place] = (Piece){pieces[k].to + place * each, pieces[k].from + place * each, each};
+        (past ? walk_past_cache : walk)(streams, count * places, each);
+        for (int k = 0; k < count; k++)
+            pieces[k].to += places * each, pieces[k].from += places * each, pieces[k].bytes -= places * each;
+    }
+    for (int k = 0; k < count; k++)
+        copy_piece(&pieces[k], past);
+}
+
+#endif
