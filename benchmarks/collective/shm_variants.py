@@ -7,6 +7,7 @@
 | chosen | what the plan does by itself |
 | staged, direct | through slots of shared memory, or read in the memory of the other process |
 | past, cached | of `staged`: outputs are written past the cache, or through it |
+| whole | of a broadcast: the root's array staged by the root alone, where the plan has slices |
 | tile N | of `staged`, as chosen, with at most N KiB of a slot |
 
 All variants are plans of one group, on the same arrays, in turns; each rank has its share of the cores. Microseconds of a call, median of the rounds, of the slowest rank, the core called by ctypes.
@@ -32,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 from sennit.collective.runtime import shm_plan
 from sennit.collective.runtime.shm_group import ShmGroup
 from sennit.collective.runtime.shm_plan import Plan
+from sennit.collective.runtime.shm_table import default_table
 
 MOVES = ("all_gather", "all_to_all", "broadcast")
 NEVER = 1 << 40
@@ -66,6 +68,10 @@ def variants(group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray,
         return plan
 
     found = {"chosen": made(None)}
+    if name == "broadcast":
+        chosen, group.table = group.table, default_table(group.size, group.cores)
+        found["whole"] = made(None)
+        group.table = chosen
     if only_chosen:
         return found
     if name in MOVES:

@@ -45,7 +45,7 @@ class ShmGroup(ShmMessages):
         may_read: bool = False,
     ) -> None:
         super().__init__(segment, identities, machine, timeout, cores, may_read)
-        self.table = default_table(self.size, cores)
+        self.table = default_table(self.size, cores, may_read)
         self._ready: dict[tuple[object, ...], Plan] = {}  # by what was asked for
         rest = _finish_later(weakref.ref(self))
         self._shortcut = shortcut_of(machine, self.address, self.own_memory, self._lock, rest)
