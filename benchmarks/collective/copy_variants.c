@@ -16,6 +16,7 @@
  * | ahead N | the same, by lines, with a prefetch N bytes ahead |
  * | at once N | all sources at once, N lines of each in turn; of a spread, 8 places of the one source |
  * | past | of `memcpy` and `at once`: stores past the cache |
+ * | demoting, flushing, unkept, owning | the reader lets go of the lines that it has read (cldemote, clflushopt, prefetchnta), or takes them from their writer (prefetchw) |
  */
 #define _GNU_SOURCE
 #include <immintrin.h>
@@ -43,7 +44,7 @@ typedef struct { char *to; const char *from; size_t bytes; } Piece;
 
 static Shared *shared;
 static char *staging, *own, *other;
-static int ranks, rank;
+static int ranks, rank, few, has_whole_lines;
 
 static double now(void)
 {
@@ -108,12 +109,48 @@ AT_ONCE(at_once_2_past, 2, PUT_PAST)
 AT_ONCE(at_once_4_past, 4, PUT_PAST)
 AT_ONCE(at_once_16_past, 16, PUT_PAST)
 
+/* What a core has read stays in its cache, shared, and who writes there again must take it away. These let go of it at once. */
+static void demoting(const Piece *p, int n)
+{
+    for (int k = 0; k < n; k++) {
+        memcpy(p[k].to, p[k].from, p[k].bytes);
+        for (size_t i = 0; i < p[k].bytes; i += 64)
+            __asm__ volatile(".byte 0x0f, 0x1c, 0x00" ::"a"(p[k].from + i) : "memory");
+    }
+}
+static void flushing(const Piece *p, int n)
+{
+    for (int k = 0; k < n; k++) {
+        memcpy(p[k].to, p[k].from, p[k].bytes);
+        for (size_t i = 0; i < p[k].bytes; i += 64)
+            _mm_clflushopt((void *)(p[k].from + i));
+    }
+    _mm_sfence();
+}
+static void unkept(const Piece *p, int n) /* fetched so that they are the first to go */
+{
+    for (int k = 0; k < n; k++)
+        for (size_t i = 0; i < p[k].bytes; i += 64) {
+            _mm_prefetch(p[k].from + i + 1024, _MM_HINT_NTA);
+            PUT(p[k].to + i, LOAD(p[k].from + i));
+        }
+}
+static void owning(const Piece *p, int n) /* taken away from the writer */
+{
+    for (int k = 0; k < n; k++)
+        for (size_t i = 0; i < p[k].bytes; i += 64) {
+            __builtin_prefetch(p[k].from + i + 1024, 1);
+            PUT(p[k].to + i, LOAD(p[k].from + i));
+        }
+}
+
 typedef void Way(const Piece *, int);
 static const struct { const char *name; Way *way; } fetches[] = {
     {"memcpy", one_by_one}, {"lines", lines}, {"ahead 512", ahead_512}, {"ahead 1K", ahead_1k}, {"ahead 2K", ahead_2k}, {"ahead 4K", ahead_4k},
     {"at once 1", at_once_1}, {"at once 2", at_once_2}, {"at once 4", at_once_4}, {"at once 16", at_once_16},
     {"past", one_by_one_past}, {"ahead 1K past", ahead_1k_past}, {"ahead 4K past", ahead_4k_past},
     {"at once 1 past", at_once_1_past}, {"at once 2 past", at_once_2_past}, {"at once 4 past", at_once_4_past}, {"at once 16 past", at_once_16_past},
+    {"demoting", demoting}, {"flushing", flushing}, {"unkept", unkept}, {"owning", owning},
 };
 static void own_ahead(const Piece *p, int n) /* asks for the lines that are written */
 {
@@ -133,7 +170,28 @@ static void demoted(const Piece *p, int n) /* and out of this core's cache at on
         }
     }
 }
-static const struct { const char *name; Way *way; } stages[] = {{"memcpy", one_by_one}, {"owned ahead", own_ahead}, {"demoted", demoted}};
+static void as_string(const Piece *p, int n)
+{
+    for (int k = 0; k < n; k++) {
+        char *to = p[k].to;
+        const char *from = p[k].from;
+        size_t left = p[k].bytes;
+        __asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(left)::"memory");
+    }
+}
+static void whole_lines(const Piece *p, int n) /* movdir64b: a line at a time, past the cache */
+{
+    for (int k = 0; k < n; k++)
+        for (size_t i = 0; i < p[k].bytes; i += 64) {
+            char *to = p[k].to + i;
+            const char *from = p[k].from + i;
+            __asm__ volatile(".byte 0x66, 0x0f, 0x38, 0xf8, 0x02" ::"a"(to), "d"(from) : "memory");
+        }
+    _mm_sfence();
+}
+static const struct { const char *name; Way *way; } stages[] = {
+    {"memcpy", one_by_one}, {"owned ahead", own_ahead}, {"demoted", demoted}, {"string", as_string}, {"past", one_by_one_past}, {"whole lines", whole_lines},
+};
 
 static char *area(int of) { return staging + (size_t)of * AREA; }
 static int ascending(const void *a, const void *b) { return *(double *)a < *(double *)b ? -1 : *(double *)a > *(double *)b; }
@@ -227,18 +285,18 @@ static void run(void)
             if (pattern == SPREAD_PULL && k == 0)
                 continue;
             for (size_t way = 0; way < sizeof fetches / sizeof *fetches; way++)
-                if (k >= 2 || way < 10)
+                if ((k >= 2 || way < 10 || way > 16) && (!few || way == 0 || way == 7 || way == 14 || way > 16))
                     measure(pattern, sizes[k], fetches[way].name, one_by_one, "memcpy", fetches[way].way);
-            for (size_t way = 1; way < 3 && pattern != SPREAD_PULL; way++) {
+            for (size_t way = few ? 3 : 1; way < 5 + has_whole_lines && pattern != SPREAD_PULL; way++)
                 measure(pattern, sizes[k], "memcpy", stages[way].way, stages[way].name, one_by_one);
-                measure(pattern, sizes[k], "at once 2", stages[way].way, stages[way].name, at_once_2);
-            }
         }
 }
 
 int main(int count, char **words)
 {
     ranks = count > 1 ? atoi(words[1]) : 8;
+    few = count > 2; /* any other word: the main ones only */
+    has_whole_lines = system("grep -qw movdir64b /proc/cpuinfo") == 0;
     shared = mmap(0, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     staging = mmap(0, (size_t)ranks * AREA, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t children[MOST];
