@@ -28,6 +28,10 @@
 #define LEAST_WALK (16 << 10) /* bytes of each: shorter ones are copied one after another */
 #endif
 
+#ifndef UNKEPT
+#define UNKEPT 0 /* bytes ahead at which lines are asked for that should not stay in the cache; 0: they are not asked for */
+#endif
+
 typedef struct {
     char *to;
     const char *from;
@@ -37,6 +41,8 @@ typedef struct {
 #if defined(__x86_64__)
 static void store_line_past_cache(char *to, const char *from)
 {
+    if (UNKEPT)
+        _mm_prefetch(from + UNKEPT, _MM_HINT_NTA);
     __m128i a = _mm_loadu_si128((const __m128i *)from), b = _mm_loadu_si128((const __m128i *)(from + 16));
     __m128i c = _mm_loadu_si128((const __m128i *)(from + 32)), d = _mm_loadu_si128((const __m128i *)(from + 48));
     _mm_stream_si128((__m128i *)to, a);

@@ -79,7 +79,7 @@ def slices_from(ranks: int, cores: int) -> int | None:
     return int((_WAIT if ranks <= cores else _WAIT_FOR_A_TURN) * _RATE / (ranks - 2))
 
 
-_SPREAD_FROM = 1 << 20  # bytes; measured with 4 and 8 ranks
+_SPREAD_FROM, _SPREAD_TO = 256 << 10, 64 << 20  # bytes; measured with 4 and 8 ranks
 
 
 def default_table(ranks: int, cores: int, may_read: bool = False) -> CodeTable:
@@ -97,7 +97,14 @@ def default_table(ranks: int, cores: int, may_read: bool = False) -> CodeTable:
         if limit is not None
         else ()
     )
-    spread = (row(CollectiveName.BROADCAST, _SPREAD_FROM, "broadcast slices"),) if may_read and ranks > 2 else ()
+    spread = (
+        (
+            row(CollectiveName.BROADCAST, _SPREAD_FROM, "broadcast slices"),
+            row(CollectiveName.BROADCAST, _SPREAD_TO, "broadcast"),
+        )
+        if may_read and ranks > 2
+        else ()
+    )
     return CodeTable(
         (
             row(CollectiveName.ALL_REDUCE, 0, "all_reduce direct"),
