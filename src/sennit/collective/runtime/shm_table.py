@@ -11,8 +11,9 @@ With a core for each rank a wait is about 1.5 us; with fewer, ranks wait for eac
 then reading takes as many times longer too, which cancels out. A core adds up about 10 bytes a nanosecond. These are rough figures, measured on one
 machine; `benchmarks/collective/shm_core.py --limits` times both for yours, and a table of your own may replace this one.
 
-**A broadcast by slices** is for many ranks that may read each other's memory: then nobody copies the whole array for others. With 8 ranks on 16 cores it took 624 microseconds instead of 678 at 4 MiB
-and 2095 instead of 2470 at 16 MiB, but 100 instead of 74 at 512 KiB; with 4 ranks as long, or longer. `benchmarks/collective/shm_variants.py` times both.
+**A broadcast by slices** is for many ranks that may read each other's memory: then nobody copies the whole array for others. With 8 ranks on 16 cores it took 2095 microseconds instead of 2470 at
+16 MiB and 624 instead of 678 at 4 MiB, but 100 instead of 74 at 512 KiB; with 4 ranks as long, or longer. In the other one the root may go on before the others have read, which pays at 4 MiB if it has other
+work between its calls, such as torch's part of them. `benchmarks/collective/shm_variants.py` times both.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def slices_from(ranks: int, cores: int) -> int | None:
     return int((_WAIT if ranks <= cores else _WAIT_FOR_A_TURN) * _RATE / (ranks - 2))
 
 
-_SPREAD_FROM, _SPREAD_RANKS = 2 << 20, 8  # bytes, ranks
+_SPREAD_FROM, _SPREAD_RANKS = 8 << 20, 8  # bytes, ranks
 
 
 def default_table(ranks: int, cores: int, may_read: bool = False) -> CodeTable:
