@@ -14,9 +14,12 @@
  * not there already. A flag carries where its writer's input and output lie, and which call this is, so a rank that calls something else is
  * found by the first wait for it.
  *
- * A *direct* call has one tile and no staging: peers read the input where the user has it, in the memory of the other process (process_vm_readv), one copy
- * instead of two. The kernel reads what the owner wrote before the release of its gate's signal, since the reader asks after the acquire; and the call
+ * In a *direct* call inputs are not staged: peers read them where the user has them, in the memory of the other process (process_vm_readv), one copy
+ * instead of two; scratch is in staging, and there is one tile if there is none. The kernel reads what the owner wrote before the release of its gate's signal, since the reader asks after the acquire; and the call
  * returns only when all peers have signalled that they have left.
+ *
+ * Reads of several peers at once (`get_row`): each is made after the acquire of its own flag, like one that is made alone, and before the signal that comes after them in the code. Stores past the cache
+ * are fenced before a signal too (`end_past_cache`), which a release alone does not order.
  */
 
 #define _GNU_SOURCE
