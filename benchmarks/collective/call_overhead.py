@@ -13,7 +13,8 @@
 | core | `sennit_start` by ctypes, with addresses at hand |
 | gloo | through torch.distributed, on gloo |
 
-Below: an all-reduce in a group of one rank, where nothing is moved, and which goes the long way; and an asynchronous one with its wait.
+Below: an all-reduce in a group of one rank, where nothing is moved, and which goes the long way; and an asynchronous one with its wait. Then torch's part of an all-reduce by the size of its tensor: from
+the end of one call of the backend to the beginning of the next, medians. It does the same each time, but large tensors have pushed its code and data out of the caches.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -37,6 +40,7 @@ import sennit.backend
 from sennit.cluster.ranks_torch import GlooRanks
 
 BATCHES, CALLS = 15, 400
+BETWEEN = (1 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20)  # bytes
 ELEMENTS = 256  # of the larger array of a call
 COLUMNS = ("torch", "sennit", "in Python", "calls", "numpy", "in Python ", "core", "gloo")
 METHODS = ("allreduce", "broadcast", "_allgather_base", "_reduce_scatter_base", "alltoall_base")
@@ -119,16 +123,44 @@ def measure(rank: int, size: int) -> dict[str, list[float]]:
     found["calls"] = {name: least(call) for name, call in plain(group, size).items()}
     found["numpy"] = {name: least(call) for name, call in from_numpy(shm, size).items()}
     found["core"] = {name: least(call) for name, call in core_alone(shm).items() if name in found["numpy"]}
-    shorts, group._short, shm._shortcut = (group._short, shm._shortcut), None, None
+    own = {name: group.__dict__.pop(name) for name in (*METHODS, *METHODS_OF_2_13) if name in group.__dict__}
+    short, shm._shortcut = shm._shortcut, None
     found["in Python"] = {name: least(call) for name, call in through_torch(group, size).items()}
     found["in Python "] = {name: least(call) for name, call in from_numpy(shm, size).items()}
-    group._short, shm._shortcut = shorts
+    group.__dict__.update(own)
+    shm._shortcut = short
     found["gloo"] = {name: least(call) for name, call in through_torch(gloo, size).items()}
     done = group._nothing_left
     for name in (*METHODS, *METHODS_OF_2_13):
         setattr(group, name, lambda *_: done)
     found["torch"] = {name: least(call) for name, call in through_torch(group, size).items()}
     return {name: [found[column][name] for column in COLUMNS] for name in found["torch"]}
+
+
+def between(rank: int, size: int) -> dict[int, float]:
+    """By bytes: microseconds between calls of the backend."""
+    sennit.backend.register()
+    torch.set_num_threads(1)
+    group: Any = dist.new_group(list(range(size)), backend="sennit")
+    found, now = dict[int, float](), time.perf_counter_ns
+    for nbytes in BETWEEN:
+        tensor, marks = torch.ones(nbytes // 4), list[tuple[int, int]]()
+        for _ in range(4):
+            dist.all_reduce(tensor, group=group)
+        call = group.allreduce
+
+        def timed(tensors: Any, opts: Any, call: Any = call, marks: list[tuple[int, int]] = marks) -> Any:
+            begin = now()
+            answer = call(tensors, opts)
+            marks.append((begin, now()))
+            return answer
+
+        group.allreduce = timed
+        for _ in range(max(20, min(200, (64 << 20) // nbytes))):
+            dist.all_reduce(tensor, group=group)
+        group.allreduce = call
+        found[nbytes] = median((after[0] - before[1]) / 1e3 for before, after in pairwise(marks))
+    return found
 
 
 def alone() -> dict[str, float]:
@@ -154,6 +186,7 @@ def main() -> int:
     options = parser.parse_args()
     with GlooRanks(options.ranks, preload=("sennit.collective.runtime.group_torch",)) as ranks:
         table = ranks.call(measure, options.ranks)[0]
+        cold = ranks.call(between, options.ranks)[0]
     print(f"{4 * ELEMENTS} bytes, {options.ranks} ranks, torch {torch.__version__}: microseconds")
     print(f"{'':16}" + "".join(f"{column:>12}" for column in COLUMNS))
     for name, times in table.items():
@@ -161,8 +194,11 @@ def main() -> int:
     single = alone()
     for name, value in single.items():
         print(f"{name:36} {value:8.2f}")
+    for nbytes, value in cold.items():
+        print(f"between calls of {nbytes >> 10:6d} KiB           {value:8.2f}")
     if options.json is not None:
-        options.json.write_text(json.dumps({"columns": COLUMNS, "table": table, **single}, indent=1), encoding="utf-8")
+        said = {"columns": COLUMNS, "table": table, "between": cold, **single}
+        options.json.write_text(json.dumps(said, indent=1), encoding="utf-8")
     return 0
 
 

@@ -1,6 +1,6 @@
 """Collectives between processes of one machine: sennit beside gloo, MPICH and Open MPI, in one run.
 
-    python benchmarks/collective/peers.py [--ranks 2 4 8] [--sizes 1K 64M] [--rounds 7] [--place share] [--json F] [--markdown F] [--svg DIR] [--steps]
+    python benchmarks/collective/peers.py [--ranks 2 4 8] [--sizes 1K 64M] [--rounds 7] [--sweeps 1] [--place share] [--json F] [--markdown F] [--svg DIR] [--steps]
 
 | peer | is | how it is set |
 |---|---|---|
@@ -18,7 +18,12 @@ makes a difference of half.
 
 All ranks of all peers live through the whole run of a number of ranks, blocked on a socket while another peer is measured. Rounds interleave: in each
 round every peer in turn is timed at the same size, so that a busy moment of the machine meets all of them. A time is that of one call in a batch
-that all ranks begin together, after one that is not timed, on the slowest rank; the table shows the median of the rounds. Each peer's result is checked at each
+that all ranks begin together, after one that is not timed, on the slowest rank; the table shows the median of the rounds. The machine may be faster in one minute than in the next,
+so all sizes of all collectives are gone through `--sweeps` times, with new arrays each time and as many rounds in each; and a *gain* is a median of ratios, each of two times of one round:
+
+    gain of ours = the least, over the others, of the median over the rounds of (time of the other / time of ours)
+
+Of the others, one that takes more than three times as long as their fastest in the first sweep is not timed again at that size. Each peer's result is checked at each
 size before it is timed. A peer that is absent, fails or gives a wrong result is named, and left out from there on. `--steps` also times training
 steps under DDP and FSDP2, on sennit and on gloo.
 """
@@ -45,6 +50,8 @@ from typing import Any
 HERE = Path(__file__).parent
 PEERS = ("sennit", "calls", "core", "torch", "gloo", "mpich", "openmpi")
 OWN = ("sennit", "calls", "core")  # what gains are of
+THEIRS = ("gloo", "mpich", "openmpi")  # and over
+SLOW = 3.0  # times the fastest of them: not timed again
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 SIZES = ("1K", "8K", "64K", "512K", "4M", "16M", "64M")
 PATIENCE = 200.0  # seconds for one answer
@@ -61,7 +68,8 @@ class Figure:
     ranks: int
     collective: str
     bytes: int
-    seconds: list[float]  # by round
+    seconds: list[float]
+    rounds: list[int]  # of each of them: the number of the round, the same for all peers
 
     @property
     def median(self) -> float:
@@ -74,6 +82,24 @@ class Report:
     versions: dict[str, str] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     figures: list[Figure] = field(default_factory=list)
+
+    def of(self, collective: str, ranks: int, nbytes: int) -> dict[str, Figure]:
+        """By peer."""
+        return {f.peer: f for f in self.figures if (f.collective, f.ranks, f.bytes) == (collective, ranks, nbytes)}
+
+
+def ratio(theirs: Figure, ours: Figure) -> float:
+    """How many times as long the one takes as the other: the median over the rounds that both were timed in."""
+    by_round = dict(zip(ours.rounds, ours.seconds, strict=True))
+    pairs = zip(theirs.rounds, theirs.seconds, strict=True)
+    return median(seconds / by_round[number] for number, seconds in pairs if number in by_round)
+
+
+def gain(found: dict[str, Figure], own: str) -> float | None:
+    """Of one of ours over the best of the others."""
+    if own not in found:
+        return None
+    return min((ratio(found[peer], found[own]) for peer in THEIRS if peer in found), default=None)
 
 
 # ---- a peer's processes ----------------------------------------------------------------------------------------------
@@ -240,10 +266,14 @@ class Session:
         finally:
             self.alive |= kept
 
-    def measure(self, title: str, nbytes: int, rounds: int, call: str, *arguments: object) -> None:
+    def measure(self, title: str, nbytes: int, rounds: int, call: str, *arguments: object, sweep: int = 0) -> None:
         """Every peer in turn, round after round."""
         batches: dict[str, int] = {}
+        before = self.report.of(title, self.ranks, nbytes)
+        fastest = min((before[peer].median for peer in THEIRS if peer in before), default=0.0)
         for name in list(self.alive):
+            if name in before and name in THEIRS and before[name].median > SLOW * fastest:
+                continue
             try:
                 right = self.alive[name].ask(call, *arguments)
                 if not all(right):
@@ -254,32 +284,34 @@ class Session:
                 batches[name] = max(3, min(200, int(0.02 / once)))
             except LostPeerError as lost:
                 self.lose(name, str(lost))
-        figures = {name: Figure(name, self.ranks, title, nbytes, []) for name in batches}
+        for name in batches:
+            if name not in before:
+                self.report.figures.append(Figure(name, self.ranks, title, nbytes, [], []))
+        figures = self.report.of(title, self.ranks, nbytes)
         for turn in range(rounds):
-            order = list(figures)
+            order = list(batches)
             for name in order[turn % len(order) :] + order[: turn % len(order)]:
                 if name in self.alive:
                     try:
                         figures[name].seconds.append(max(self.alive[name].ask("time", batches[name])))
+                        figures[name].rounds.append(sweep * rounds + turn)
                     except LostPeerError as lost:
                         self.lose(name, str(lost))
         for processes in self.alive.values():
             processes.ask("forget")
-        found = [figure for figure in figures.values() if figure.seconds]
-        self.report.figures += found
-        print("   " + line(cells_of(title, nbytes, self.ranks, found)), flush=True)
+        self.report.figures = [figure for figure in self.report.figures if figure.seconds]
+        print("   " + line(cells_of(title, nbytes, self.ranks, self.report)), flush=True)
 
     def stop(self) -> None:
         for processes in self.alive.values():
             processes.stop()
 
 
-def cells_of(title: str, nbytes: int, ranks: int, found: Sequence[Figure]) -> list[str]:
-    """A line of the table: what, a median for each peer in microseconds, and the best of the others over each of ours."""
-    by_peer = {figure.peer: figure.median for figure in found}
-    others = [by_peer[peer] for peer in ("gloo", "mpich", "openmpi") if peer in by_peer]
-    gains = [f"{min(others) / by_peer[own]:.2f}x" if others and own in by_peer else "-" for own in OWN]
-    times = [f"{by_peer[peer] * 1e6:.1f}" if peer in by_peer else "-" for peer in PEERS]
+def cells_of(title: str, nbytes: int, ranks: int, report: Report) -> list[str]:
+    """A line of the table: what, a median for each peer in microseconds, and the gain of each of ours."""
+    found = report.of(title, ranks, nbytes)
+    gains = ["-" if (won := gain(found, own)) is None else f"{won:.2f}x" for own in OWN]
+    times = [f"{found[peer].median * 1e6:.1f}" if peer in found else "-" for peer in PEERS]
     return [title, str(ranks), size_text(nbytes), *times, *gains]
 
 
@@ -313,7 +345,7 @@ def size_text(nbytes: int) -> str:
 
 def markdown(report: Report) -> str:
     lines = [
-        f"Measured: {report.where}. Microseconds, median of the rounds; the last columns are the best of gloo, mpich and openmpi over ours.",
+        f"Measured: {report.where}. Microseconds, median of the rounds; the last columns are gains over the best of gloo, mpich and openmpi, medians of the ratios of each round.",
         "",
     ]
     lines += [f"- {peer}: {version}" for peer, version in report.versions.items()]
@@ -322,8 +354,7 @@ def markdown(report: Report) -> str:
     lines += ["", "| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     keys = dict.fromkeys((f.collective, f.ranks, f.bytes) for f in report.figures)
     for collective, ranks, nbytes in keys:
-        found = [f for f in report.figures if (f.collective, f.ranks, f.bytes) == (collective, ranks, nbytes)]
-        lines.append("| " + " | ".join(cells_of(collective, nbytes, ranks, found)) + " |")
+        lines.append("| " + " | ".join(cells_of(collective, nbytes, ranks, report)) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -360,6 +391,9 @@ def main() -> int:
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=PEERS)
     parser.add_argument("--place", default="share", choices=("share", "free", "launcher"))
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--sweeps", type=int, default=1, help="through all collectives and sizes, with as many rounds in each"
+    )
     parser.add_argument("--steps", action="store_true", help="also DDP and FSDP2 steps")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
@@ -368,7 +402,7 @@ def main() -> int:
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
     report = Report(
-        f"{cores} cores, {platform.machine()}, Python {platform.python_version()}, load before {load:.1f}, {options.rounds} rounds, "
+        f"{cores} cores, {platform.machine()}, Python {platform.python_version()}, load before {load:.1f}, {options.sweeps} x {options.rounds} rounds, "
         f"cores: {options.place}"
     )
     print(report.where)
@@ -377,12 +411,15 @@ def main() -> int:
             session = Session(options.peers, ranks, Path(name), options.place, report)
             print("   " + line(["collective", "p", "bytes", *PEERS, *(f"/{own}" for own in OWN)]), flush=True)
             try:
-                for collective in options.collectives:
-                    for number, text in enumerate(options.sizes):
-                        size = read_size(text)
-                        with session.without(*(("torch",) if number else ())):  # it is the same for all sizes
-                            session.measure(collective, size, options.rounds, "prepare", collective, size)
-                    save(report, options.json, options.markdown)
+                for sweep in range(options.sweeps):
+                    for collective in options.collectives:
+                        for number, text in enumerate(options.sizes):
+                            size = read_size(text)
+                            with session.without(*(("torch",) if number else ())):  # it is the same for all sizes
+                                session.measure(
+                                    collective, size, options.rounds, "prepare", collective, size, sweep=sweep
+                                )
+                        save(report, options.json, options.markdown)
                 if options.steps:
                     steps(session, options.rounds)
             finally:

@@ -1,13 +1,16 @@
 """The constants of `shm_plan.py`, measured: the same collective staged or direct, its output past the cache or through it, with smaller or larger tiles.
 
-    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7]
+    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7] [--only-chosen] [--switches]
 
 | variant | is |
 |---|---|
 | chosen | what the plan does by itself |
 | staged, direct | through slots of shared memory, or read in the memory of the other process |
 | past, cached | of `staged`: outputs are written past the cache, or through it |
+| whole | of a broadcast: the root's array staged by the root alone, where the plan has slices |
 | tile N | of `staged`, as chosen, with at most N KiB of a slot |
+
+`--switches` adds how often a call gave its core away, of the rank that did so most: asleep, and for others (voluntary and other switches of the kernel's count).
 
 All variants are plans of one group, on the same arrays, in turns; each rank has its share of the cores. Microseconds of a call, median of the rounds, of the slowest rank, the core called by ctypes.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import resource
 import statistics
 import sys
 import time
@@ -32,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 from sennit.collective.runtime import shm_plan
 from sennit.collective.runtime.shm_group import ShmGroup
 from sennit.collective.runtime.shm_plan import Plan
+from sennit.collective.runtime.shm_table import default_table
 
 MOVES = ("all_gather", "all_to_all", "broadcast")
 NEVER = 1 << 40
@@ -54,7 +59,7 @@ def changed(**constants: int) -> Iterator[None]:
             setattr(shm_plan, name, value)
 
 
-def variants(group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray) -> dict[str, Plan]:
+def variants(group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray, only_chosen: bool) -> dict[str, Plan]:
     def made(direct_from: int | None, **constants: int) -> Plan:
         group.direct_from = direct_from
         group.forget_plans()
@@ -66,6 +71,12 @@ def variants(group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray)
         return plan
 
     found = {"chosen": made(None)}
+    if name == "broadcast":
+        chosen, group.table = group.table, default_table(group.size, group.cores)
+        found["whole"] = made(None)
+        group.table = chosen
+    if only_chosen:
+        return found
     if name in MOVES:
         if group.may_read:
             found["direct"] = made(0)
@@ -79,7 +90,21 @@ def variants(group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray)
     return found
 
 
-def rank_main(rank: int, size: int, pipe: Connection, sizes: list[str], names: list[str], rounds: int) -> None:
+def counted() -> tuple[int, int]:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_nvcsw, used.ru_nivcsw
+
+
+def rank_main(
+    rank: int,
+    size: int,
+    pipe: Connection,
+    sizes: list[str],
+    names: list[str],
+    rounds: int,
+    only_chosen: bool,
+    switches: bool,
+) -> None:
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // size)
     first = rank * share % len(cores)
@@ -99,10 +124,10 @@ def rank_main(rank: int, size: int, pipe: Connection, sizes: list[str], names: l
                 target = source
                 if name not in ("all_reduce", "broadcast"):
                     target = np.ones(part if name == "reduce_scatter" else whole, np.float32)
-                plans = variants(group, name, source, target)
+                plans = variants(group, name, source, target, only_chosen)
                 times: dict[str, list[float]] = {label: [] for label in plans}
                 often = max(3, min(100, (16 << 20) // scale(text)))
-                begin = 0.0
+                begin, before = 0.0, counted()
                 for _ in range(rounds):
                     for label, plan in plans.items():
                         words = group.address, plan.address, source.ctypes.data, target.ctypes.data, plan.staged
@@ -113,13 +138,17 @@ def rank_main(rank: int, size: int, pipe: Connection, sizes: list[str], names: l
                             if status := start(*words):
                                 group.finish_plan(plan, status)
                         times[label].append((time.perf_counter() - begin) / often * 1e6)
-                mine = [statistics.median(times[label]) for label in plans]
+                made = rounds * (often + 1) * len(plans)
+                gave = [(after - sooner) / made for after, sooner in zip(counted(), before, strict=True)]
+                mine = [statistics.median(times[label]) for label in plans] + gave
                 everyone = [
                     [float(word) for word in told.split()] for told in exchange(" ".join(map(str, mine)).encode())
                 ]
                 if rank == 0:
                     slowest = [max(column) for column in zip(*everyone, strict=True)]
-                    cells = "".join(f"{label:>12} {value:8.1f}" for label, value in zip(plans, slowest, strict=True))
+                    labels = [*plans, "asleep", "for others"]
+                    shown = list(zip(labels, slowest, strict=True))[: None if switches else -2]
+                    cells = "".join(f"{label:>12} {value:8.1f}" for label, value in shown)
                     print(f"{name:15}{size:3}{text:>6}{cells}", flush=True)
     pipe.close()
 
@@ -130,10 +159,12 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", default=["512K", "4M", "16M"])
     parser.add_argument("--collectives", nargs="+", default=[*MOVES, "all_reduce", "reduce_scatter"])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only-chosen", action="store_true", help="to compare builds of the core")
+    parser.add_argument("--switches", action="store_true")
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(options.ranks)]
-    words = options.sizes, options.collectives, options.rounds
+    words = options.sizes, options.collectives, options.rounds, options.only_chosen, options.switches
     started = [
         context.Process(target=rank_main, args=(r, options.ranks, pairs[r][1], *words)) for r in range(options.ranks)
     ]

@@ -30,7 +30,7 @@ from sennit.collective.runtime.shm_abi import Reduction
 from sennit.collective.runtime.shm_algorithms import build
 from sennit.collective.runtime.shm_group import ShmGroup
 from sennit.collective.runtime.shm_segment import Capacity
-from sennit.collective.runtime.shm_table import default_table, tuned_table
+from sennit.collective.runtime.shm_table import CodeRow, CodeTable, default_table, tuned_table
 from sennit.collective.selection import Row, SelectionTable
 from sennit.ir.collective import Algorithm, CollectiveName
 from sennit.ir.dtype import DType
@@ -190,6 +190,17 @@ def direct(rank: int, size: int, exchange: Exchange, counts: list[int]) -> bool:
             out = np.empty_like(inside)
             group.all_to_all(inside, out, dtype=dtype)
             same(out, wanted, (n, dtype, "memory of the group"))
+        by_slices = CodeRow(CollectiveName.BROADCAST, 0, "slices", lambda root: build("broadcast slices", size, root))
+        group.table = CodeTable((by_slices,))
+        group.forget_plans()
+        for n, dtype, root in product((*counts, 300_000), (DType.U8, DType.F64), range(size)):
+            given = draw(n + root, size, n, dtype)
+            arrays = [given[rank].copy()]
+            if n in counts:  # the group's own memory is small
+                arrays.append(group.allocate(given[0].nbytes).view(given[0].dtype))
+            for array in arrays:
+                array[...] = given[rank]
+                same(group.broadcast(array, root, dtype=dtype), given[root], (n, dtype, root, "by slices"))
     return True
 
 

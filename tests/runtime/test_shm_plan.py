@@ -88,6 +88,8 @@ def test_direct_calls() -> None:
     exchange = loaded("all_to_all", 4, 0)
     assert [exchange.goes_directly(size) for size in (16 * KIB, 64 * KIB, 8 * MIB)] == [False, True, True]
     assert loaded("scatter", 4, 0, root=1).goes_directly(MIB)
+    by_slices = loaded("broadcast slices", 4, 0, root=1)
+    assert [by_slices.goes_directly(size) for size in (64 * KIB, 128 * KIB, 8 * MIB)] == [False, True, True]
     for name, root in (("all_gather", None), ("broadcast", 0), ("reduce_scatter", None), ("all_reduce slices", None)):
         assert not loaded(name, 4, 0, root).goes_directly(MIB)
     pieces = LoadedCode.load(encode_pull(tree_broadcast(4, pieces=2)), 0, 0)
@@ -101,3 +103,9 @@ def test_a_direct_call_is_one_tile_and_stages_nothing() -> None:
     assert (direct.record.tile, direct.staged, direct.one_array) == (MIB, 0, False)
     assert (staged.staged, staged.one_array) == (1, True)
     assert staged.record.tile < MIB
+
+
+def test_a_direct_call_with_scratch_has_tiles_of_that_alone() -> None:
+    plan = make_plan(loaded("broadcast slices", 4, 0, root=1), 8 * MIB, DType.U8, None, 64 * KIB, direct=True)
+    assert (plan.staged, plan.one_array) == (0, True)
+    assert 3 * 64 * KIB < plan.record.tile <= 4 * 64 * KIB  # a slot has a slice, and nothing of the input

@@ -9,6 +9,7 @@ import ctypes
 import gc
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -222,13 +223,24 @@ def learn(made: Made, number: int, kind: str, what: int, output: torch.Tensor, i
     made.short.learn_tensors(("plan", number, 1, *sizes, True), kind, what, output, input, root)
 
 
+def method(made: Made, kind: str, what: int) -> Callable[..., bool | None]:
+    """As c10d calls it: True of a call that was made in C, None of one that went the long way."""
+
+    def long_way(*given: object, **named: object) -> None:
+        return None
+
+    found: Callable[..., bool | None] = made.short.method(kind, what, long_way, True)
+    return found
+
+
 def test_an_all_reduce_of_a_tensor() -> None:
     made, x = Made(), torch.zeros(4, 6)
     learn(made, 1, "all_reduce", SUMS, x, x, -1)
     opts = options(c10d.AllreduceOptions)
+    all_reduce = method(made, "all_reduce", SUMS)
 
     def call(tensors: Any, opts: Any = opts) -> Any:
-        return made.short.tensor("all_reduce", SUMS, tensors, opts)
+        return all_reduce(tensors, opts)
 
     assert call([x]) is True
     assert made.calls == [(1, x.data_ptr(), x.data_ptr(), 1)]
@@ -268,29 +280,89 @@ def test_collectives_of_two_tensors() -> None:
     learn(made, 4, "broadcast", FROM_ROOT, part, part, 1)
     gather, scatter = options(c10d.AllgatherOptions), options(c10d.ReduceScatterOptions)
     exchange = options(c10d.AllToAllOptions)
-    assert made.short.tensors("all_gather", PLAIN, whole, part, gather) is True
+    all_gather, all_to_all = method(made, "all_gather", PLAIN), method(made, "all_to_all", ROWS)
+    reduce_scatter, broadcast = method(made, "reduce_scatter", SUMS), method(made, "broadcast", FROM_ROOT)
+    assert all_gather(whole, part, gather) is True
     assert made.calls[-1] == (1, part.data_ptr(), whole.data_ptr(), 1)
-    assert made.short.tensors("reduce_scatter", SUMS, part, whole, scatter) is True
+    assert reduce_scatter(part, whole, scatter) is True
     assert made.calls[-1] == (2, whole.data_ptr(), part.data_ptr(), 1)
     other = torch.zeros(2, 6)
-    assert made.short.tensors("all_to_all", ROWS, other, whole, exchange) is True
+    assert all_to_all(other, whole, [], [], exchange) is True
     assert made.calls[-1] == (3, whole.data_ptr(), other.data_ptr(), 1)
-    assert made.short.tensor("broadcast", FROM_ROOT, [part], options(c10d.BroadcastOptions, rootRank=1)) is True
+    assert broadcast([part], options(c10d.BroadcastOptions, rootRank=1)) is True
     assert made.calls[-1] == (4, part.data_ptr(), part.data_ptr(), 1)
     count = len(made.calls)
-    assert made.short.tensors("all_gather", PLAIN, whole, part.double(), gather) is None
-    assert made.short.tensors("all_gather", PLAIN, whole.flatten()[3:9], part, gather) is None
-    assert made.short.tensors("all_gather", PLAIN, whole, whole.flatten()[3:9], gather) is None  # they overlap
+    assert all_gather(whole, part.double(), gather) is None
+    assert all_gather(whole.flatten()[3:9], part, gather) is None
+    assert all_gather(whole, whole.flatten()[3:9], gather) is None  # they overlap
     flat = torch.zeros(12)
-    assert made.short.tensors("all_to_all", ROWS, flat, torch.zeros(12), exchange) is None  # other rows
-    assert made.short.tensors("all_to_all", ROWS, other, flat, exchange) is None
-    assert made.short.tensor("broadcast", FROM_ROOT, [part], options(c10d.BroadcastOptions, rootRank=0)) is None
+    assert all_to_all(flat, torch.zeros(12), [], [], exchange) is None  # other rows
+    assert all_to_all(other, flat, [], [], exchange) is None
+    assert all_to_all(other, whole, [1, 1], [], exchange) is None
+    assert all_to_all(other, whole, [], (), exchange) is None
+    assert all_to_all(other, whole, exchange) is None
+    assert broadcast([part], options(c10d.BroadcastOptions, rootRank=0)) is None
     assert len(made.calls) == count
+
+
+def test_a_method_passes_on_what_it_does_not_make() -> None:
+    told: list[tuple[object, ...]] = []
+
+    def long_way(*given: object, **named: object) -> str:
+        told.append((given, named))
+        if given == ("wrong",):
+            raise ValueError("no tensor")
+        return "a work"
+
+    made, x = Made(), torch.zeros(6)
+    opts = options(c10d.AllreduceOptions)
+    learn(made, 1, "all_reduce", SUMS, x, x, -1)
+    call = made.short.method("all_reduce", SUMS, long_way, None)
+    assert call([x], opts) is None
+    assert not told
+    assert call([x]) == call([x], opts=opts) == call(tensors=[x], opts=opts) == call([x], opts, a=1) == "a work"
+    assert told == [
+        (([x],), {}),
+        (([x],), {"opts": opts}),
+        ((), {"tensors": [x], "opts": opts}),
+        (([x], opts), {"a": 1}),
+    ]
+    with pytest.raises(ValueError, match="no tensor"):
+        call("wrong")
+    assert len(made.calls) == 1
+    made.waiting.append(1)  # another call comes first
+    assert call([x], opts) == "a work"
+
+
+def test_what_the_rest_of_a_call_raises_comes_out_of_a_method() -> None:
+    def rest(*_: object) -> None:
+        raise TimeoutError("rank 1 did not come")
+
+    made, x = Made(status=1, rest=rest), torch.zeros(6)
+    learn(made, 1, "all_reduce", SUMS, x, x, -1)
+    with pytest.raises(TimeoutError, match="rank 1"):
+        made.short.method("all_reduce", SUMS, made.never, None)([x], options(c10d.AllreduceOptions))
+    assert not made.lock.locked()
+
+
+def test_methods_in_a_circle_are_collected() -> None:
+    class Group:
+        call: Any
+
+        def all_reduce(self, *_: object) -> None:
+            pass
+
+    made, group = Made(), Group()
+    group.call = made.short.method("all_reduce", SUMS, group.all_reduce, None)
+    gone = weakref.ref(group)
+    del group
+    gc.collect()
+    assert gone() is None
 
 
 def test_wrong_counts_of_arguments_are_said() -> None:
     short = Made().short
-    for call in (short.arrays, short.tensor, short.tensors, short.learn_arrays, short.learn_tensors):
+    for call in (short.arrays, short.now, short.method, short.learn_arrays, short.learn_tensors):
         with pytest.raises(TypeError, match="arguments"):
             call()
 
@@ -303,14 +375,17 @@ def test_a_thousand_calls_keep_no_reference() -> None:
     facts = (plan, 1, 1, 32, 32, True)
     watched = (kind, reduction, context, opts, tensors, tensor, array, out, array.dtype, plan, facts, None, made.lock)
 
+    all_reduce = method(made, kind, SUMS)
+
     def calls() -> None:
         for _ in range(1000):
             made.short.learn_arrays(facts, kind, array, out, None, reduction, None)
             made.short.arrays(kind, array, out, None, reduction, None, context)
             made.short.arrays(kind, array[::2], out, None, reduction, None, context)
             made.short.learn_tensors(facts, kind, SUMS, tensor, tensor, -1)
-            made.short.tensor(kind, SUMS, tensors, opts)
-            made.short.tensor(kind, SUMS, [tensor[::2]], opts)
+            all_reduce(tensors, opts)
+            all_reduce([tensor[::2]], opts)
+            all_reduce(tensors, opts=opts)
             made.short.now(kind, SUMS, tensor, tensor, -1)
         made.calls.clear()
         made.groups.clear()

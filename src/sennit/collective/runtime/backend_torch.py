@@ -11,7 +11,7 @@
 | send, recv | over the group's sockets, at once and in the background; matched by peer and tag |
 | an error of one rank | breaks the group on all: who waits raises, names the rank, and so does every later call |
 
-This file translates: it checks and flattens tensors and reads options. A `Communicator` moves the bytes. Calls that were made before go shorter ways: in C (`_short`), or in a few
+This file translates: it checks and flattens tensors and reads options. A `Communicator` moves the bytes. Calls that were made before go shorter ways: in C (`_MADE_IN_C`), or in a few
 lines of Python (`_express`).
 """
 
@@ -46,15 +46,36 @@ __all__ = ["SennitGroup"]
 
 _USER = 0  # the kind of messages that programs send with their own tags
 
+# By the names of c10d: what is called, and what shm_call.c should know about it. Such a call waits, and returns None when it is done, as c10d allows to calls that do not ask for a `Work`.
+_MADE_IN_C = {
+    "allreduce": ("all_reduce", SUMS),
+    "broadcast": ("broadcast", FROM_ROOT),
+    "_allgather_base": ("all_gather", PLAIN),
+    "_reduce_scatter_base": ("reduce_scatter", SUMS),
+    "alltoall_base": ("all_to_all", ROWS),
+    "all_gather_single": ("all_gather", PLAIN),  # the same three, as torch 2.13 calls them
+    "reduce_scatter_single": ("reduce_scatter", SUMS),
+    "all_to_all_single": ("all_to_all", ROWS),
+}
+
 
 class SennitGroup(CallingGroup):
-    """Methods bear the names that c10d calls them by."""
+    """Methods bear the names that c10d calls them by. Of those in `_MADE_IN_C` each group has others before these, where the short way was built: a call that it knows never comes here."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        if self._short is not None:
+            for name, (kind, what) in _MADE_IN_C.items():
+                setattr(self, name, self._short.method(kind, what, getattr(self, name), None))
+
+    def shutdown(self) -> None:
+        for name in _MADE_IN_C:  # they hold the group, which holds them
+            self.__dict__.pop(name, None)
+        super().shutdown()
 
     # ---- one tensor ------------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> SennitWork:
-        if self._short is not None and self._short.tensor("all_reduce", SUMS, tensors, opts):
-            return self._nothing_left
         if self._express is not None and self._express.all_reduce(tensors, opts):
             return self._nothing_left
         (tensor,) = listed = _listed(tensors)
@@ -72,8 +93,6 @@ class SennitGroup(CallingGroup):
         return self._call(job, listed, opts)
 
     def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> SennitWork:
-        if self._short is not None and self._short.tensor("broadcast", FROM_ROOT, tensors, opts):
-            return self._nothing_left
         if self._express is not None and self._express.broadcast(tensors, opts):
             return self._nothing_left
         (tensor,) = listed = _listed(tensors)
@@ -118,8 +137,6 @@ class SennitGroup(CallingGroup):
     # ---- a tensor and its parts ------------------------------------------------------------------------------------------
 
     def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> SennitWork:
-        if self._short is not None and self._short.tensors("all_gather", PLAIN, output, input, opts):
-            return self._nothing_left
         if self._express is not None and self._express.all_gather(output, input, opts):
             return self._nothing_left
         self._check_parts("all_gather", output, input)
@@ -133,8 +150,6 @@ class SennitGroup(CallingGroup):
         return self._call(job, [output], opts)
 
     def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: Any = None) -> SennitWork:
-        if self._short is not None and self._short.tensors("reduce_scatter", SUMS, output, input, opts):
-            return self._nothing_left
         if self._express is not None and self._express.reduce_scatter(output, input, opts):
             return self._nothing_left
         self._check_parts("reduce_scatter", input, output)
@@ -158,8 +173,6 @@ class SennitGroup(CallingGroup):
         opts: Any = None,
     ) -> SennitWork:
         even = not output_splits and not input_splits  # on all ranks, or the first of them to differ is told so
-        if even and self._short is not None and self._short.tensors("all_to_all", ROWS, output, input, opts):
-            return self._nothing_left
         if even and self._express is not None and self._express.all_to_all(output, input, opts):
             return self._nothing_left
         sizes = [self._piece_bytes(item, splits) for item, splits in ((output, output_splits), (input, input_splits))]
@@ -353,7 +366,7 @@ class SennitGroup(CallingGroup):
 
     def _together(
         self,
-        call: Callable[[Tensor, Tensor, Any], SennitWork],
+        call: Callable[[Tensor, Tensor, Any], SennitWork | None],
         outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
         opts: Any,
@@ -438,5 +451,6 @@ def _given_back(ticket: Ticket, flat: Flat) -> Ticket:
     return outer
 
 
-def _all_of(works: Sequence[SennitWork], outputs: list[Tensor]) -> SennitWork:
-    return SennitWork([ticket for work in works for ticket in work.tickets], outputs, None)
+def _all_of(works: Sequence[SennitWork | None], outputs: list[Tensor]) -> SennitWork:
+    """None: of a call that is done."""
+    return SennitWork([ticket for work in works if work is not None for ticket in work.tickets], outputs, None)

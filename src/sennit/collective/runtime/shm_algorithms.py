@@ -8,6 +8,7 @@ With p ranks and n bytes, all memory at the same distance:
 | all_reduce, by slices | 2 | 2 n | rank i adds up slice i of all, everyone collects the slices |
 | reduce, direct | 1 | p n, of the root | |
 | reduce, by slices | 2 | n, and n of the root | |
+| broadcast, by slices | 2 | n | rank i reads slice i of the root, everyone collects the slices: the root, which copies alone in the other one, copies as little as all |
 | all_gather, gather, all_to_all, scatter, broadcast, reduce_scatter | 1 | what it gets | |
 
 Terms are always added in the order of ranks, 0 first. So the bits of a result depend neither on timing nor on the number of bytes, nor on which of
@@ -88,6 +89,17 @@ def _broadcast(b: Builder) -> None:
         b.input(_root(b)).copy(to=rank, buffer="output")
 
 
+def _broadcast_slices(b: Builder) -> None:
+    root = _root(b)
+    for rank in range(b.ranks):
+        b.scratch(rank, "slice", 1)
+        b.chunk(root, "input", rank).copy(to=rank, buffer="slice", index=0)
+    for rank in range(b.ranks):
+        for peer in _turn(rank, b.ranks):
+            place = b.chunk(root, "input", peer) if rank == root else b.chunk(peer, "slice", 0)
+            place.copy(to=rank, buffer="output", index=peer)
+
+
 def _gather(b: Builder) -> None:
     for peer in _turn(_root(b), b.ranks):
         b.input(peer).copy(to=_root(b), buffer="output", index=peer)
@@ -114,6 +126,7 @@ def _programs() -> dict[str, tuple[CollectiveName, Callable[[Builder], None]]]:
         "all_gather": (CollectiveName.ALL_GATHER, _all_gather),
         "all_to_all": (CollectiveName.ALL_TO_ALL, _all_to_all),
         "broadcast": (CollectiveName.BROADCAST, _broadcast),
+        "broadcast slices": (CollectiveName.BROADCAST, _broadcast_slices),
         "gather": (CollectiveName.GATHER, _gather),
         "scatter": (CollectiveName.SCATTER, _scatter),
     }

@@ -2,9 +2,8 @@
  *
  *     Shortcut(lock, calls, rest, group, start, own_first, own_last, torch)
  *         .arrays(kind, array, out, dtype, reduction, root, context)     a call on numpy's arrays, or anything with a buffer
- *         .tensor(kind, what, tensors, opts)                             through c10d: on a list of one tensor,
- *         .tensors(kind, what, output, input, opts)                      or on two;
- *         .now(kind, what, output, input, root)                          or without options: one that waits, and adds up
+ *         .now(kind, what, output, input, root)                          on tensors: one that waits, and adds up
+ *         .method(kind, what, long_way, done)                            something to call as c10d calls a backend's method: see `Method`
  *         .learn_arrays(plan, kind, array, out, dtype, reduction, root)  from now on calls like this run `plan`
  *         .learn_tensors(plan, kind, what, output, input, root)
  *         .forget() .close()
@@ -14,7 +13,7 @@
  * the long way: that is the oracle of this file, and serves alone where it was not built. Nothing raises here but what the long way raises, called for the rest of a
  * call that waits.
  *
- * Returns True when the call is done. `rest(plan, status, context)` is called, with the lock held, for one that was begun and has not ended.
+ * A call returns True when it is done. `rest(plan, status, context)` is called, with the lock held, for one that was begun and has not ended.
  *
  * Only the limited C interface of Python 3.11 is used. Tensors describe themselves by the C interface of DLPack 1.3, which torch has from 2.11 on and which takes some 50
  * nanoseconds, where asking for six attributes takes 600; options of c10d are asked for attributes, as Python would.
@@ -23,8 +22,10 @@
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <structmember.h>
 
 #define WAYS 4   /* places that a call may have in the table */
 #define SETS 128 /* a power of two */
@@ -80,6 +81,7 @@ typedef struct {
     PyObject *acquire, *without_waiting, *release; /* of the lock that is held while a call runs */
     PyObject *calls;                               /* those that wait for their turn, or None */
     PyObject *rest;
+    PyObject *method_type;
     PyObject *tensor_type, *sum, *capsule; /* of torch, or NULL */
     const Exchange *exchange;
     PyObject *names[NAMES];
@@ -140,18 +142,20 @@ static int is_simple(const Shortcut *self, const Known *known, Memory at)
     return at.source >= at.target + (uintptr_t)known->bytes[1] || at.target >= at.source + (uintptr_t)known->bytes[0];
 }
 
-/* True when it was run; None when it is not for this file; NULL when the rest of it raised. */
-static PyObject *run(Shortcut *self, const Known *known, Memory at, PyObject *context)
+/* What became of a call: it was made; it is not for this file; the rest of it raised. */
+typedef enum { MADE, NOT_HERE, RAISED } Outcome;
+
+static Outcome run(Shortcut *self, const Known *known, Memory at, PyObject *context)
 {
     if (!known || !is_simple(self, known, at))
-        Py_RETURN_NONE;
+        return NOT_HERE;
     PyObject *got = PyObject_Call(self->acquire, self->without_waiting, NULL);
     Py_XDECREF(got);
     if (got != Py_True)
-        return got ? Py_NewRef(Py_None) : NULL;
+        return got ? NOT_HERE : RAISED;
     Py_ssize_t before = self->calls == Py_None ? 0 : PyObject_Size(self->calls);
     if (before)
-        return let_go(self) ? Py_NewRef(Py_None) : NULL;
+        return let_go(self) ? NOT_HERE : RAISED;
     PyObject *plan = Py_NewRef(known->plan); /* its place may be taken by another while this one runs */
     void *call = known->call, *group = self->group;
     int32_t staged = known->staged;
@@ -163,7 +167,13 @@ static PyObject *run(Shortcut *self, const Known *known, Memory at, PyObject *co
         Py_XDECREF(answer);
     }
     Py_DECREF(plan);
-    return let_go(self) ? Py_NewRef(Py_True) : NULL;
+    return let_go(self) ? MADE : RAISED;
+}
+
+/* True, None, or what was raised. */
+static PyObject *in_python(Outcome outcome)
+{
+    return outcome == RAISED ? NULL : Py_NewRef(outcome == MADE ? Py_True : Py_None);
 }
 
 /* ---- numpy ----------------------------------------------------------------------------------------------------------- */
@@ -216,7 +226,7 @@ static PyObject *arrays(Shortcut *self, PyObject *const *given, Py_ssize_t count
         Py_RETURN_NONE;
     const Known *known = find(self, &key);
     Py_DECREF(key.dtype);
-    return run(self, known, at, given[6]);
+    return in_python(run(self, known, at, given[6]));
 }
 
 /* ---- torch ----------------------------------------------------------------------------------------------------------- */
@@ -297,34 +307,75 @@ static int reads_options(const Shortcut *self, long what, PyObject *opts, int64_
     return yes;
 }
 
-static PyObject *through_c10d(Shortcut *self, PyObject *kind, PyObject *about, PyObject *output, PyObject *input, PyObject *opts)
+static Outcome through_c10d(Shortcut *self, PyObject *kind, long what, PyObject *output, PyObject *input, PyObject *opts)
 {
     Key key;
     Memory at;
-    long what = PyLong_AsLong(about);
-    if (PyErr_Occurred())
-        return NULL;
     if (opts == Py_None || !reads_tensors(self, kind, what, output, input, &key, &at) || !reads_options(self, what, opts, &key.root))
-        Py_RETURN_NONE;
+        return NOT_HERE;
     return run(self, find(self, &key), at, opts);
 }
 
-static PyObject *tensor(Shortcut *self, PyObject *const *given, Py_ssize_t count)
+/* A method of a backend, as c10d calls it: with a list of one tensor and options, with output, input and options, or with two lists of sizes before the options, which are empty where all pieces are equal.
+ *
+ * It stands in the dict of the group, before the method of its class, which is the long way. It is no function of C for Python: pybind11 takes those for its own, not for what overrides them. */
+typedef PyObject *Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
+
+typedef struct {
+    PyObject_HEAD
+    Vectorcall *call;
+    PyObject *shortcut, *kind, *long_way, *done; /* the last: what it returns for a call that was made here */
+    long what;
+} Method;
+
+/* Of PEP 590: in the limited interface from 3.12 on, the same in 3.11. */
+#define HAS_VECTORCALL (1UL << 11)
+#define COUNT_OF(FLAGS) ((Py_ssize_t)((FLAGS) & (SIZE_MAX >> 1)))
+
+static int is_empty(PyObject *list)
 {
-    if (count != 4)
-        return PyErr_Format(PyExc_TypeError, "4 arguments, not %zd", count);
-    if (!PyList_CheckExact(given[2]) || PyList_Size(given[2]) != 1)
-        Py_RETURN_NONE;
-    PyObject *only = Py_NewRef(PyList_GetItem(given[2], 0)), *answer = through_c10d(self, given[0], given[1], only, only, given[3]);
+    return PyList_CheckExact(list) && PyList_Size(list) == 0;
+}
+
+static Outcome short_way(const Method *self, PyObject *const *given, Py_ssize_t count)
+{
+    Shortcut *shortcut = (Shortcut *)self->shortcut;
+    if (count == 3 && !(self->what & BY_ROWS))
+        return through_c10d(shortcut, self->kind, self->what, given[0], given[1], given[2]);
+    if (count == 5 && self->what & BY_ROWS && is_empty(given[2]) && is_empty(given[3]))
+        return through_c10d(shortcut, self->kind, self->what, given[0], given[1], given[4]);
+    if (count != 2 || !PyList_CheckExact(given[0]) || PyList_Size(given[0]) != 1)
+        return NOT_HERE;
+    PyObject *only = Py_NewRef(PyList_GetItem(given[0], 0));
+    Outcome outcome = through_c10d(shortcut, self->kind, self->what, only, only, given[1]);
     Py_DECREF(only);
+    return outcome;
+}
+
+static PyObject *go_the_long_way(const Method *self, PyObject *const *given, Py_ssize_t count, PyObject *names)
+{
+    Py_ssize_t named = names ? PyTuple_Size(names) : 0;
+    PyObject *words = PyTuple_New(count), *fields = named ? PyDict_New() : NULL, *answer = NULL;
+    int failed = !words || (named && !fields);
+    for (Py_ssize_t k = 0; !failed && k < count; k++)
+        failed = PyTuple_SetItem(words, k, Py_NewRef(given[k]));
+    for (Py_ssize_t k = 0; !failed && k < named; k++)
+        failed = PyDict_SetItem(fields, PyTuple_GetItem(names, k), given[count + k]);
+    if (!failed)
+        answer = PyObject_Call(self->long_way, words, fields);
+    Py_XDECREF(words);
+    Py_XDECREF(fields);
     return answer;
 }
 
-static PyObject *tensors(Shortcut *self, PyObject *const *given, Py_ssize_t count)
+static PyObject *call_method(PyObject *object, PyObject *const *given, size_t flags, PyObject *names)
 {
-    if (count != 5)
-        return PyErr_Format(PyExc_TypeError, "5 arguments, not %zd", count);
-    return through_c10d(self, given[0], given[1], given[2], given[3], given[4]);
+    const Method *self = (Method *)object;
+    Py_ssize_t count = COUNT_OF(flags);
+    Outcome outcome = names ? NOT_HERE : short_way(self, given, count);
+    if (outcome == NOT_HERE)
+        return go_the_long_way(self, given, count, names);
+    return outcome == MADE ? Py_NewRef(self->done) : NULL;
 }
 
 /* Nothing of c10d is asked: who calls this means it. */
@@ -341,7 +392,7 @@ static PyObject *now(Shortcut *self, PyObject *const *given, Py_ssize_t count)
         Py_RETURN_NONE;
     if (what & FROM_ROOT)
         key.root = root;
-    return run(self, find(self, &key), at, Py_None);
+    return in_python(run(self, find(self, &key), at, Py_None));
 }
 
 /* ---- learning -------------------------------------------------------------------------------------------------------- */
@@ -403,7 +454,68 @@ static PyObject *learn_tensors(Shortcut *self, PyObject *const *given, Py_ssize_
     return learn(self, given[0], &key);
 }
 
-/* ---- the object ------------------------------------------------------------------------------------------------------ */
+/* ---- the objects ----------------------------------------------------------------------------------------------------- */
+
+static int traverse_method(PyObject *object, visitproc visit, void *arg)
+{
+    Method *self = (Method *)object;
+    Py_VISIT((PyObject *)Py_TYPE(object));
+    Py_VISIT(self->shortcut);
+    Py_VISIT(self->long_way);
+    Py_VISIT(self->done);
+    return 0;
+}
+
+static int clear_method(PyObject *object)
+{
+    Method *self = (Method *)object;
+    Py_CLEAR(self->long_way);
+    return 0;
+}
+
+static void dealloc_method(PyObject *object)
+{
+    Method *self = (Method *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    Py_XDECREF(self->shortcut), Py_XDECREF(self->kind), Py_XDECREF(self->long_way), Py_XDECREF(self->done);
+    PyObject_GC_Del(object);
+    Py_DECREF((PyObject *)type);
+}
+
+/* For who calls without PEP 590, such as code in C++. */
+static PyObject *call_with_tuple(PyObject *object, PyObject *words, PyObject *fields)
+{
+    return PyObject_Call(((Method *)object)->long_way, words, fields);
+}
+
+static PyMemberDef method_members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(Method, call), READONLY, NULL}, {0}};
+
+static PyType_Slot method_slots[] = {
+    {Py_tp_dealloc, (void *)dealloc_method}, {Py_tp_traverse, (void *)traverse_method}, {Py_tp_clear, (void *)clear_method},
+    {Py_tp_call, (void *)call_with_tuple}, {Py_tp_members, method_members}, {0},
+};
+
+static PyType_Spec method_shape = {
+    "sennit.collective.runtime._shm_call.Method", sizeof(Method), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | HAS_VECTORCALL, method_slots,
+};
+
+static PyObject *method(Shortcut *self, PyObject *const *given, Py_ssize_t count)
+{
+    if (count != 4)
+        return PyErr_Format(PyExc_TypeError, "4 arguments, not %zd", count);
+    long what = PyLong_AsLong(given[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    Method *made = (Method *)PyType_GenericAlloc((PyTypeObject *)self->method_type, 0);
+    if (!made)
+        return NULL;
+    made->call = call_method, made->what = what;
+    made->shortcut = Py_NewRef((PyObject *)self), made->kind = Py_NewRef(given[0]);
+    made->long_way = Py_NewRef(given[2]), made->done = Py_NewRef(given[3]);
+    return (PyObject *)made;
+}
 
 static PyObject *forget_all(Shortcut *self, PyObject *nothing)
 {
@@ -438,7 +550,7 @@ static int clear(PyObject *object)
 {
     Shortcut *self = (Shortcut *)object;
     Py_XDECREF(forget_all(self, NULL));
-    PyObject **held[] = {&self->acquire, &self->without_waiting, &self->release, &self->calls, &self->rest, &self->tensor_type, &self->sum, &self->capsule};
+    PyObject **held[] = {&self->acquire, &self->without_waiting, &self->release, &self->calls, &self->rest, &self->method_type, &self->tensor_type, &self->sum, &self->capsule};
     for (size_t k = 0; k < sizeof held / sizeof *held; k++)
         Py_CLEAR(*held[k]);
     for (int name = 0; name < NAMES; name++)
@@ -467,6 +579,8 @@ static PyObject *new(PyTypeObject *type, PyObject *given, PyObject *named)
     if (!self)
         return NULL;
     self->calls = Py_NewRef(calls), self->rest = Py_NewRef(rest);
+    PyObject *module = PyType_GetModule(type); /* borrowed */
+    self->method_type = module ? PyObject_GetAttrString(module, "Method") : NULL;
     self->group = (void *)(uintptr_t)group, self->start = (Start *)(uintptr_t)start;
     self->own_first = first, self->own_last = last;
     self->acquire = PyObject_GetAttrString(lock, "acquire"), self->release = PyObject_GetAttrString(lock, "release");
@@ -489,9 +603,8 @@ static PyObject *new(PyTypeObject *type, PyObject *given, PyObject *named)
 
 static PyMethodDef methods[] = {
     {"arrays", CALLED(arrays), METH_FASTCALL, "a call on two buffers"},
-    {"tensor", CALLED(tensor), METH_FASTCALL, "a call on a list of one tensor"},
-    {"tensors", CALLED(tensors), METH_FASTCALL, "a call on an output and an input"},
     {"now", CALLED(now), METH_FASTCALL, "a call on tensors, without options"},
+    {"method", CALLED(method), METH_FASTCALL, "a method of a backend of c10d"},
     {"learn_arrays", CALLED(learn_arrays), METH_FASTCALL, "keep the plan of a call on two buffers"},
     {"learn_tensors", CALLED(learn_tensors), METH_FASTCALL, "keep the plan of a call on tensors"},
     {"forget", CALLED(forget_all), METH_NOARGS, "all plans"},
@@ -510,9 +623,14 @@ static PyType_Spec shape = {
 
 static int fill(PyObject *module)
 {
-    PyObject *type = PyType_FromModuleAndSpec(module, &shape, NULL);
-    int failed = type ? PyModule_AddObjectRef(module, "Shortcut", type) : -1;
-    Py_XDECREF(type);
+    PyType_Spec *shapes[] = {&shape, &method_shape};
+    const char *names[] = {"Shortcut", "Method"};
+    int failed = 0;
+    for (int k = 0; k < 2 && !failed; k++) {
+        PyObject *type = PyType_FromModuleAndSpec(module, shapes[k], NULL);
+        failed = type ? PyModule_AddObjectRef(module, names[k], type) : -1;
+        Py_XDECREF(type);
+    }
     return failed;
 }
 

@@ -14,9 +14,12 @@
  * not there already. A flag carries where its writer's input and output lie, and which call this is, so a rank that calls something else is
  * found by the first wait for it.
  *
- * A *direct* call has one tile and no staging: peers read the input where the user has it, in the memory of the other process (process_vm_readv), one copy
- * instead of two. The kernel reads what the owner wrote before the release of its gate's signal, since the reader asks after the acquire; and the call
+ * In a *direct* call inputs are not staged: peers read them where the user has them, in the memory of the other process (process_vm_readv), one copy
+ * instead of two; scratch is in staging, and there is one tile if there is none. The kernel reads what the owner wrote before the release of its gate's signal, since the reader asks after the acquire; and the call
  * returns only when all peers have signalled that they have left.
+ *
+ * Reads of several peers at once (`get_row`): each is made after the acquire of its own flag, like one that is made alone, and before the signal that comes after them in the code. Stores past the cache
+ * are fenced before a signal too (`end_past_cache`), which a release alone does not order.
  */
 
 #define _GNU_SOURCE
@@ -28,10 +31,8 @@
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
 
+#include "shm_copy.h"
 #include "shm_records.h"
 #include "shm_reduce.h"
 
@@ -136,30 +137,7 @@ static void wake(Group *group, int rank)
     }
 }
 
-/* ---- copies ---------------------------------------------------------------------------------------------------------- */
-
-#if defined(__x86_64__)
-/* Past the cache: what is written is not fetched before, and does not push out what is still needed. For outputs larger than the cache of a core; or, of those that
- * are the input too, which was read into a cache a moment before, larger than the cache of all. */
-static void copy_past_cache(char *to, const char *from, size_t bytes)
-{
-    size_t head = -(uintptr_t)to % 16, i;
-    head = head < bytes ? head : bytes;
-    memcpy(to, from, head);
-    for (i = head; i + LINE <= bytes; i += LINE) {
-        __m128i a = _mm_loadu_si128((const __m128i *)(from + i)), b = _mm_loadu_si128((const __m128i *)(from + i + 16));
-        __m128i c = _mm_loadu_si128((const __m128i *)(from + i + 32)), d = _mm_loadu_si128((const __m128i *)(from + i + 48));
-        _mm_stream_si128((__m128i *)(to + i), a);
-        _mm_stream_si128((__m128i *)(to + i + 16), b);
-        _mm_stream_si128((__m128i *)(to + i + 32), c);
-        _mm_stream_si128((__m128i *)(to + i + 48), d);
-    }
-    memcpy(to + i, from + i, bytes - i);
-    _mm_sfence();
-}
-#else
-#define copy_past_cache memcpy
-#endif
+/* ---- the memory of other processes ----------------------------------------------------------------------------------- */
 
 /* From the memory of another process. False where that is not possible now: it has ended, or its memory is gone. */
 static int pull(const Group *group, int rank, char *to, char *from, int64_t bytes)
@@ -210,28 +188,56 @@ static char *locate(const Group *group, const Call *call, const Tile *tile, int 
     return (call->direct && buffer == INPUT ? 0 : group->base) + place->offset + part * place->step + start;
 }
 
+/* Whether a copy to this target goes past the cache. An output that is the input too was in a cache a moment before. */
+static int goes_past(const Call *call, int target_buffer)
+{
+    int warm = call->source == call->target && call->staged[INPUT];
+    return (warm ? call->vast : call->large) && target_buffer == OUTPUT && !call->staged[OUTPUT];
+}
+
+static void reduce_many(const Group *group, const Call *call, const Tile *tile, const Instruction *step)
+{
+    const char *sources[step->peer + 1];
+    const Operand *operand = call->operands + step->argument;
+    int64_t size, other;
+    int count = 0;
+    char *target = locate(group, call, tile, group->rank, step->target_buffer, step->target_chunk, step->count, &size);
+    if (step->op == MULTI_REDUCE && step->source_buffer != 1)
+        sources[count++] = target;
+    for (int k = 0; k < step->peer; k++, operand++) {
+        sources[count++] = locate(group, call, tile, operand->rank, operand->buffer, operand->chunk, step->count, &other);
+        size = other < size ? other : size;
+    }
+    reduce_all(call, target, sources, count, size / call->itemsize);
+}
+
+/* From where, to where and how much a step with one source and one target moves. */
+static Piece piece_of(const Group *group, const Call *call, const Tile *tile, const Instruction *step)
+{
+    int64_t size, other;
+    int from = step->op == COPY || step->op == PUT ? group->rank : step->peer, to = step->op == PUT ? step->peer : group->rank;
+    char *source = locate(group, call, tile, from, step->source_buffer, step->source_chunk, step->count, &size);
+    char *target = locate(group, call, tile, to, step->target_buffer, step->target_chunk, step->count, &other);
+    return (Piece){target, source, (size_t)(other < size ? other : size)};
+}
+
+/* Whether the source is read in the memory of another process. */
+static int is_pulled(const Call *call, const Instruction *step)
+{
+    return call->direct && step->op == GET && step->source_buffer == INPUT;
+}
+
 /* False where a peer's memory cannot be read: the step is tried again. */
 static int move_data(const Group *group, const Call *call, const Tile *tile, const Instruction *step)
 {
-    int64_t size, other;
     if (step->op == MULTI_REDUCE || step->op == SWITCH_REDUCE) {
-        const char *sources[step->peer + 1];
-        const Operand *operand = call->operands + step->argument;
-        int count = 0;
-        char *target = locate(group, call, tile, group->rank, step->target_buffer, step->target_chunk, step->count, &size);
-        if (step->op == MULTI_REDUCE && step->source_buffer != 1)
-            sources[count++] = target;
-        for (int k = 0; k < step->peer; k++, operand++) {
-            sources[count++] = locate(group, call, tile, operand->rank, operand->buffer, operand->chunk, step->count, &other);
-            size = other < size ? other : size;
-        }
-        reduce_all(call, target, sources, count, size / call->itemsize);
+        reduce_many(group, call, tile, step);
         return 1;
     }
-    int from = step->op == COPY || step->op == PUT || step->op == MULTICAST ? group->rank : step->peer;
-    char *source = locate(group, call, tile, from, step->source_buffer, step->source_chunk, step->count, &size);
     if (step->op == MULTICAST) {
+        int64_t size, other;
         const Operand *operand = call->operands + step->argument;
+        char *source = locate(group, call, tile, group->rank, step->source_buffer, step->source_chunk, step->count, &size);
         for (int k = 0; k < step->peer; k++, operand++) {
             char *to = locate(group, call, tile, operand->rank, operand->buffer, operand->chunk, step->count, &other);
             if (to != source)
@@ -242,20 +248,14 @@ static int move_data(const Group *group, const Call *call, const Tile *tile, con
     if (step->op == COPY && call->source == call->target && step->source_buffer == INPUT && step->target_buffer == OUTPUT &&
         step->source_chunk == step->target_chunk && !call->staged[OUTPUT])
         return 1; /* the user's input is the user's output: it is there */
-    int to = step->op == PUT ? step->peer : group->rank, warm = call->source == call->target && call->staged[INPUT];
-    char *target = locate(group, call, tile, to, step->target_buffer, step->target_chunk, step->count, &other);
-    size = other < size ? other : size;
-    if (call->direct && step->op == GET && step->source_buffer == INPUT)
-        return pull(group, step->peer, target, source, size);
+    Piece piece = piece_of(group, call, tile, step);
+    if (is_pulled(call, step))
+        return pull(group, step->peer, piece.to, (char *)piece.from, piece.bytes);
     if (step->op == REDUCE || step->op == READ_REDUCE) {
-        const char *sources[2] = {target, source};
-        reduce_all(call, target, sources, 2, size / call->itemsize);
-    } else if (target == source) {
-        return 1;
-    } else if ((warm ? call->vast : call->large) && step->target_buffer == OUTPUT && !call->staged[OUTPUT]) {
-        copy_past_cache(target, source, size);
-    } else {
-        memcpy(target, source, size);
+        const char *sources[2] = {piece.to, piece.from};
+        reduce_all(call, piece.to, sources, 2, piece.bytes / call->itemsize);
+    } else if (piece.to != piece.from) {
+        copy_piece(&piece, goes_past(call, step->target_buffer));
     }
     return 1;
 }
@@ -294,6 +294,47 @@ static int signal_row(Group *group, const Call *call, const Tile *tile, const In
     return count;
 }
 
+/* A wait: 1: its flag is up; 0: it is not; -1: the peer runs another call. */
+static int pass_wait(Group *group, const Call *call, const Tile *tile, const Instruction *step)
+{
+    if (!flag_is_up(group, step, call->flag_base, tile->epoch))
+        return 0;
+    if (step->source_buffer == 1) { /* of a gate: it lets this block in, and stays until this block has left */
+        const Flag *flag = flag_at(group, group->rank, call->flag_base + step->argument, tile->epoch);
+        if (flag->call != call->call)
+            return -1;
+        memcpy(places_of(group, tile, step->peer), flag->places, sizeof flag->places);
+    }
+    return 1;
+}
+
+static int overlaps(const Piece *one, const Piece *two)
+{
+    return one->to < two->to + two->bytes && two->to < one->to + one->bytes;
+}
+
+/* The reads from here on that can be made now, all at once; waits between them are passed where their flags are up. They write to different places of this rank and read what
+ * others have written, so their order does not matter. Returns how many steps were made. */
+static int get_row(Group *group, const Call *call, const Tile *tile, const Instruction *step, int most)
+{
+    Piece pieces[STREAMS];
+    int count = 0, made = 0, past = goes_past(call, step->target_buffer);
+    for (int k = 0; k < most && count < STREAMS; k++) {
+        if (step[k].op == WAIT && pass_wait(group, call, tile, &step[k]) == 1)
+            continue;
+        if (step[k].op != GET || is_pulled(call, &step[k]) || goes_past(call, step[k].target_buffer) != past)
+            break;
+        pieces[count] = piece_of(group, call, tile, &step[k]);
+        for (int other = 0; other < count; other++)
+            if (overlaps(&pieces[count], &pieces[other]))
+                goto full;
+        count++, made = k + 1;
+    }
+full:
+    copy_all(pieces, count, past);
+    return made;
+}
+
 /* One block of a tile, as far as it goes. 1: something was done; 0: nothing; -1: the peer runs another call. */
 static int run_block(Group *group, Call *call, const Tile *tile, int32_t *at, int32_t end)
 {
@@ -301,20 +342,18 @@ static int run_block(Group *group, Call *call, const Tile *tile, int32_t *at, in
     while (*at < end) {
         const Instruction *step = call->code + *at;
         if (step->op == WAIT) {
-            if (!flag_is_up(group, step, call->flag_base, tile->epoch)) {
+            int passed = pass_wait(group, call, tile, step);
+            if (passed != 1) {
                 group->waiting_for = step->peer;
-                break;
-            }
-            if (step->source_buffer == 1) { /* of a gate: it lets this block in, and stays until this block has left */
-                const Flag *flag = flag_at(group, group->rank, call->flag_base + step->argument, tile->epoch);
-                if (flag->call != call->call) {
-                    group->waiting_for = step->peer;
+                if (passed < 0)
                     return -1;
-                }
-                memcpy(places_of(group, tile, step->peer), flag->places, sizeof flag->places);
+                break;
             }
         } else if (step->op == SIGNAL) {
             *at += signal_row(group, call, tile, step, end - *at);
+            continue;
+        } else if (step->op == GET && !is_pulled(call, step)) {
+            *at += get_row(group, call, tile, step, end - *at);
             continue;
         } else if (!move_data(group, call, tile, step)) {
             group->waiting_for = step->peer;

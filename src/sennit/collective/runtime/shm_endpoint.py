@@ -23,7 +23,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from typing import Self
 
@@ -35,6 +35,7 @@ from sennit.collective.runtime.failure import Cause, RuntimeFailure
 from sennit.collective.runtime.liveness import Identity, Liveness
 from sennit.collective.runtime.shm_abi import SLOTS, CallRecord, GroupRecord, PlaceRecord, Reduction, Status
 from sennit.collective.runtime.shm_arena import Arena
+from sennit.collective.runtime.shm_cores import has_own_core
 from sennit.collective.runtime.shm_facts import Facts, Secret, everyone, sees, shared_cache
 from sennit.collective.runtime.shm_machine import Machine, choose_machine
 from sennit.collective.runtime.shm_plan import LoadedCode, Plan, make_plan
@@ -61,14 +62,14 @@ class ShmEndpoint:
         identities: Sequence[Identity],
         machine: Machine,
         timeout: float,
-        cores: int,
+        cores: Sequence[Set[int]],
         may_read: bool = False,
     ) -> None:
         layout = segment.layout
         self.may_read = may_read  # whether ranks may read each other's memory
         self.direct_from: int | None = None  # bytes of a part, to overrule `goes_directly`; the same on all ranks
         self.rank, self.size, self.timeout = segment.rank, layout.ranks, timeout
-        self.cores = cores  # that the ranks may run on, all together
+        self.cores = len(set[int]().union(*cores))  # that the ranks may run on, all together
         self.machine = machine
         self._segment: Segment | None = segment
         self._identities = tuple(identities)
@@ -86,7 +87,7 @@ class ShmEndpoint:
         self._plans: dict[tuple[str, int, DType, Reduction | None], Plan] = {}
         self._flags_used = 0
         self._broken: RuntimeFailure | None = None
-        self._record = self._make_record(segment, cores)
+        self._record = self._make_record(segment, has_own_core(self.rank, cores))
         self.address = ctypes.addressof(self._record)
 
     @classmethod
@@ -112,13 +113,13 @@ class ShmEndpoint:
             machine = choose_machine(False)  # the two speak the same protocol, but only one of them can fence memory
         layout = Layout(size, capacity or Capacity())
         segment = open_segment(rank, layout, exchange)
-        cores = {core for facts in ranks for core in facts.cores}
+        cores = [set(facts.cores) for facts in ranks]
         sees_all = sees(machine, [facts for facts in ranks if facts.rank != rank])
         may_read = all(answer == b"1" for answer in exchange(b"1" if sees_all else b"0"))
         del secret  # not before all have looked
-        return cls(segment, [facts.identity for facts in ranks], machine, timeout, len(cores), may_read)
+        return cls(segment, [facts.identity for facts in ranks], machine, timeout, cores, may_read)
 
-    def _make_record(self, segment: Segment, cores: int) -> GroupRecord:
+    def _make_record(self, segment: Segment, spins: bool) -> GroupRecord:
         layout, base = segment.layout, segment.address
         self._peers = (PlaceRecord * (SLOTS * 2 * layout.ranks))()
         record = GroupRecord()
@@ -132,7 +133,7 @@ class ShmEndpoint:
         record.flags_per_slot, record.staging_step = layout.capacity.flags, layout.staging_step
         record.slot_bytes, record.ring_bytes = layout.capacity.slot, layout.capacity.ring
         record.rank, record.ranks = self.rank, self.size
-        record.spin = record.spin_limit = _SPIN_LIMIT if self.size <= cores else 0
+        record.spin = record.spin_limit = _SPIN_LIMIT if spins else 0
         record.yields, record.patience = _YIELDS, _PATIENCE
         return record
 

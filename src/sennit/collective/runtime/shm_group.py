@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,11 +41,11 @@ class ShmGroup(ShmMessages):
         identities: Sequence[Identity],
         machine: Machine,
         timeout: float,
-        cores: int,
+        cores: Sequence[Set[int]],
         may_read: bool = False,
     ) -> None:
         super().__init__(segment, identities, machine, timeout, cores, may_read)
-        self.table = default_table(self.size, cores)
+        self.table = default_table(self.size, self.cores, may_read)
         self._ready: dict[tuple[object, ...], Plan] = {}  # by what was asked for
         rest = _finish_later(weakref.ref(self))
         self._shortcut = shortcut_of(machine, self.address, self.own_memory, self._lock, rest)

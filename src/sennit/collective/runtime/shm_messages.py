@@ -13,7 +13,7 @@ import ctypes
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,7 +57,7 @@ class ShmMessages(ShmEndpoint):
         identities: Sequence[Identity],
         machine: Machine,
         timeout: float,
-        cores: int,
+        cores: Sequence[Set[int]],
         may_read: bool = False,
     ) -> None:
         super().__init__(segment, identities, machine, timeout, cores, may_read)

@@ -9,9 +9,10 @@ mostly does not, and is copied through a slot of staging.
 
 with stride(T) <= T / chunks + alignment. T is the same on all ranks, whatever the rank itself must stage. The tiles of a call are of one size.
 
-**Direct.** Where the kernel lets ranks read each other's memory, a call that only moves inputs to outputs needs no staging and no tiles: who needs a
-part of an input reads it where the user has it. That pays where no other rank reads the same part (all_to_all, scatter): else one copy into staging serves
-all of them. Below `_DIRECT_FROM` a call into the kernel for each peer takes longer than a second copy. `goes_directly` is the rule, the same on all ranks.
+**Direct.** Where the kernel lets ranks read each other's memory, a call that only moves data need not stage its inputs: who needs a
+part of one reads it where the user has it. That pays where no other rank reads the same part (all_to_all, scatter, a broadcast by slices): else one copy into staging serves
+all of them. Below `_DIRECT_FROM` a call into the kernel for each peer takes longer than a second copy. `goes_directly` is the rule, the same on all ranks. Without scratch
+there is one tile.
 """
 
 from __future__ import annotations
@@ -37,8 +38,12 @@ _LARGE = 1 << 22  # bytes of an output: it passes the caches of a core
 CACHE = 32 << 20  # bytes that cores share, where the system does not say
 # Of a slot, but for an all_to_all: its tiles have a part for each rank, and larger ones were a fifth faster with 8.
 _SLOT_USED = 3 << 17
-# bytes of a part; measured on 16 x86_64 cores with 4 and 8 ranks (benchmarks/collective/shm_variants.py), as the next
-_DIRECT_FROM = {CollectiveName.ALL_TO_ALL: 32 << 10, CollectiveName.SCATTER: 32 << 10}
+# bytes of what is read at a time; measured on 16 x86_64 cores with 4 and 8 ranks (benchmarks/collective/shm_variants.py), as the next
+_DIRECT_FROM = {
+    CollectiveName.ALL_TO_ALL: 32 << 10,
+    CollectiveName.SCATTER: 32 << 10,
+    CollectiveName.BROADCAST: 32 << 10,  # by slices
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,25 +103,25 @@ class LoadedCode:
 
     def goes_directly(self, part_bytes: int, least: int | None = None) -> bool:
         """Whether peers should read the inputs where users have them. `least` stands in for the bytes of a part from which on that pays."""
-        collective = self.code.collective
-        if not isinstance(collective, CollectiveSpec) or self.in_place or self.code.scratch:
+        collective, code = self.code.collective, self.code
+        if not isinstance(collective, CollectiveSpec) or self.in_place:
             return False
-        moves = self.code.instructions[self.code.instructions[:, 0] < Op.SIGNAL]
-        if not (np.isin(moves[:, 0], (Op.COPY, Op.GET)).all() and (moves[:, 2] == INPUT).all()):
+        moves = code.instructions[code.instructions[:, 0] < Op.SIGNAL]
+        if not (np.isin(moves[:, 0], (Op.COPY, Op.GET)).all() and (moves[:, 2] != OUTPUT).all()):
             return False
         if least is not None:
             return part_bytes >= least
         pays_from = _DIRECT_FROM.get(collective.name)
-        return pays_from is not None and part_bytes >= pays_from
+        return pays_from is not None and part_bytes >= pays_from * code.chunks and _is_read_once(code)
 
     def used_at_all(self, buffer: int) -> bool:
         return self.used[buffer] or self.touched[buffer]
 
-    def tile(self, elements: int, itemsize: int, slot_bytes: int) -> int:
+    def tile(self, elements: int, itemsize: int, slot_bytes: int, direct: bool = False) -> int:
         """Elements of a part at a time."""
         code = self.code
         alignment = LINE // itemsize
-        touched = [b for b in (INPUT, OUTPUT) if self.touched_anywhere[b]]
+        touched = [b for b in (INPUT, OUTPUT) if self.touched_anywhere[b] and not (direct and b == INPUT)]
         widths = [max(code.parts(r, b) for r in range(code.ranks)) for b in (INPUT, OUTPUT)]
         if self.in_place:
             parts = max(widths) if touched else 0  # one memory
@@ -139,6 +144,20 @@ class LoadedCode:
             return elements
         tiles = -(-elements // most)
         return -(-elements // tiles // grain) * grain
+
+
+def _is_read_once(code: Code) -> bool:
+    """Whether no part of an input is read by two peers."""
+    read: set[tuple[int, int]] = set()
+    for rank in range(code.ranks):
+        for block in range(code.rank_block_count(rank)):
+            for step in code.block(rank, block):
+                if step.op is Op.GET and step.source_buffer == INPUT:
+                    chunks = {(step.peer, step.source_chunk + k) for k in range(step.count)}
+                    if chunks & read:
+                        return False
+                    read |= chunks
+    return True
 
 
 def _kept_chunk(code: Code, rank: int) -> int | None:
@@ -249,7 +268,7 @@ def make_plan(
     record.divide = code.ranks if average else 1
     record.direct = direct
     record.elements = elements
-    record.tile = elements if direct else loaded.tile(elements, dtype.itemsize, slot_bytes)
+    record.tile = loaded.tile(elements, dtype.itemsize, slot_bytes, direct)
     if title is None:
         name = code.collective.name.value if isinstance(code.collective, CollectiveSpec) else code.name
         title = describe_call(name, elements, dtype.value, None if reduction is None else reduction.value)

@@ -27,10 +27,12 @@ import struct
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sennit.collective.runtime.liveness import Identity, Liveness, own_identity
 from sennit.collective.runtime.shm_abi import LINE, GroupRecord, Status, WatchRecord, load_core
+from sennit.collective.runtime.shm_cores import has_own_core
 from sennit.errors import RunError
 
 __all__ = ["HostMemory"]
@@ -126,7 +128,8 @@ class HostMemory:
         self._reserved: _Staged | None = None
         self._record = GroupRecord(doorbells=self._area.door, rank=0, ranks=1)
         self._record.yields, self._record.patience = _YIELDS, _PATIENCE
-        self._record.spin = self._record.spin_limit = _SPIN_LIMIT if ranks <= len(os.sched_getaffinity(0)) else 0
+        self._cores: list[set[int]] = [os.sched_getaffinity(0)]  # this rank's, then those of peers that it has met
+        self._record.spin = self._record.spin_limit = _SPIN_LIMIT
 
     # ---- meeting -----------------------------------------------------------------------------------------------------
 
@@ -152,6 +155,10 @@ class HostMemory:
             os.close(descriptor)
         liveness = Liveness([Identity(host, pid, started)])
         weakref.finalize(self, liveness.close)
+        with suppress(OSError):  # it has ended: who waits for it will see that
+            self._cores.append(os.sched_getaffinity(pid))
+        if not has_own_core(0, self._cores):
+            self._record.spin = self._record.spin_limit = 0
         self._peers[peer] = _Peer(area, liveness)
         return None
 
