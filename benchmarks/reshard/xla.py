@@ -396,6 +396,10 @@ def run(
     return rows
 
 
+def read_row(row: dict[str, object]) -> Row:
+    return Row(**{**row, "device_put": float("nan") if row["device_put"] is None else row["device_put"]})
+
+
 def report_sets(size: int, rows: dict[str, list[Row]]) -> None:
     for name, found in rows.items():
         if found:
@@ -414,13 +418,19 @@ def main() -> None:
     )
     parser.add_argument("--no-device-put", action="store_true", help="leave jax.device_put out")
     parser.add_argument("--json", type=Path, help="write every row here, as it is measured")
-    parser.add_argument("--read", type=Path, nargs="+", help="measure nothing, report what these files hold")
+    parser.add_argument(
+        "--read",
+        type=Path,
+        nargs="+",
+        help="measure nothing, report what these files hold (one run, or several by name)",
+    )
     options = parser.parse_args()
     for path in options.read or ():
         kept = json.loads(path.read_text())
-        print(kept["machine"])
-        for size, sets in kept["rows"].items():
-            report_sets(int(size), {name: [Row(**row) for row in rows] for name, rows in sets.items()})
+        for run_of in [kept] if "rows" in kept else kept.values():
+            print(f"\n{run_of['machine']}")
+            for size, sets in run_of["rows"].items():
+                report_sets(int(size), {name: [read_row(row) for row in rows] for name, rows in sets.items()})
     if options.read:
         return
     mixed = options.devices not in map(str, MESHES)
