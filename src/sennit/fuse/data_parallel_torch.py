@@ -28,7 +28,6 @@ The order of collectives is fixed by the strategy. All ranks compare a digest of
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -40,15 +39,16 @@ from torch import Tensor, nn
 
 from sennit.capture.trace import capture_call
 from sennit.errors import RunError
-from sennit.fuse.channel_torch import GradientChannel, serial_group
+from sennit.fuse.channel_torch import GradientChannel
 from sennit.fuse.draws_torch import with_torch_draws
-from sennit.fuse.first_rank_torch import Together, broadcast
+from sennit.fuse.first_rank_torch import Together, agree, broadcast
 from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.gradients_torch import Gradients
 from sennit.fuse.looked_up import ROWS, looked_up, parameter_of, rows_apart
 from sennit.fuse.network_threads import Preference, ordinary
 from sennit.fuse.network_threads import network_first as prefer_network
 from sennit.fuse.program_torch import StepProgram
+from sennit.fuse.serial_group_torch import serial_group
 from sennit.fuse.tune_torch import Trial, Tuning, is_preference_worth, tune
 from sennit.fuse.update_torch import DeferredStep
 from sennit.ir.graph import Output, OutputKind, Role
@@ -131,7 +131,7 @@ class DataParallel(nn.Module):
             )
             strategy = self.tried[0].strategy
         self.use(strategy, compile_kernels=compile_kernels)
-        self._agree()
+        agree(f"{self.graph}\n{self.strategy}", self.group)
         tuning = tuning or Tuning()
         if self.tried and tuning.turns and self.group.size() > 1 and self.preference is not Preference.NONE:
             inputs = self.signature.flatten(arguments, keywords)
@@ -160,7 +160,11 @@ class DataParallel(nn.Module):
                 fix="leave `by` out of the strategy; a described cluster's times are those of its fastest algorithm without it",
             )
         self._program = StepProgram(
-            self.graph, strategy, self.device, artifacts=self._artifacts if compile_kernels else None
+            self.graph,
+            strategy,
+            self.device,
+            packed=self.packed,
+            artifacts=self._artifacts if compile_kernels else None,
         )
         shapes = {path: (parameter.shape, parameter.dtype) for path, parameter in self.sent.items()}
         channel = GradientChannel(strategy.buckets, shapes, self.device, self.group, self.packed)
@@ -207,18 +211,6 @@ class DataParallel(nn.Module):
             owner, _, key = item.path.rpartition(".")
             module = self.module.get_submodule(owner)
             yield item.value.name, module._parameters if key in module._parameters else module._buffers, key
-
-    def _agree(self) -> None:
-        text = f"{self.graph}\n{self.strategy}"
-        own = hashlib.sha256(text.encode()).hexdigest()
-        found: list[Any] = [None] * self.group.size()
-        dist.all_gather_object(found, own, group=self.group)
-        different = [rank for rank, other in enumerate(found) if other != found[0]]
-        if different:
-            raise RunError(
-                f"ranks {different} have another model or strategy than rank 0; nothing was run",
-                fix="build the same model with the same sample shapes, and pass the same strategy, on every rank",
-            )
 
     def _flush_before_reads(self) -> None:
         """What reads parameters or the optimizer's state from outside sees them complete."""
@@ -286,10 +278,10 @@ class DataParallel(nn.Module):
         gradients = self._gradients
         if self._synchronise:
             gradients.begin(values)
-            self._program.backward(values, gradients.take, gradients.take_product)
+            self._program.backward(values, gradients.take, gradients.take_product, gradients.take_rows)
             gradients.end()
         else:
-            self._program.backward(values, gradients.keep, gradients.keep_product)
+            self._program.backward(values, gradients.keep, gradients.keep_product, gradients.keep_rows)
         values.clear()
         for number in [number for number in gradients.owed if number not in self._late]:
             gradients.arrive(number)
