@@ -132,7 +132,7 @@ def measured(owner: Any, inputs: Any, steps: int) -> dict[str, float]:
 
     from sennit.fuse.tune_torch import drop_gradients
 
-    channel = owner._gradients.channel
+    channel = owner.gradients.channel
     waited, issued, done = [0.0], [], []
     plain_wait, plain_issue = channel.wait, channel._issue
 

@@ -22,6 +22,7 @@ from sennit.fuse.moves import Limits, fused_greedily
 from sennit.fuse.network_threads import gloo_threads
 from sennit.fuse.profile_torch import MeasuredCost
 from sennit.fuse.serial_group_torch import serial_group
+from sennit.fuse.timeline_torch import _Marks, stretches
 from sennit.fuse.tune_torch import Tuning
 from sennit.ir.strategy import Bucket, Part, Reduce, Strategy, WaitAt
 
@@ -335,6 +336,21 @@ def tables(rank: int, backend: str | None = None) -> dict[str, list[str]]:
     optimizer = adam(ours)
     wrapped = DataParallel(ours, optimizer, sample=batches(rank)[0], group=group, tuning=Tuning(turns=1, steps=1))
     found["tuned"] = same(expected, loop(wrapped, optimizer, rank))
+    return found
+
+
+def marked(rank: int) -> list[tuple[list[tuple[int, int]], int, set[int]]]:
+    """For some models: the stretches of a step, how many operators it has, and where its gradients are made."""
+    torch.set_num_threads(1)
+    found = []
+    for kind in (Normed, Tabled, Tied):
+        model = build(kind)
+        sample = batches(rank)[0]
+        wrapped = DataParallel(model, adam(model), sample=sample, tuning=Tuning(turns=0))
+        with torch.no_grad():
+            lengths = stretches(wrapped, wrapped.signature.flatten(sample), 1, messages=1)
+        assert min(lengths.values()) > 0.0
+        found.append((list(lengths), len(wrapped.graph.ops), set(_Marks(wrapped).made.values())))
     return found
 
 
