@@ -30,7 +30,6 @@ __all__ = ["ROWS", "LookUp", "in_one_piece", "looked_up", "parameter_of", "rows_
 
 ROWS = ":rows"  # behind a parameter's path: the rows that a look-up names
 _WHOLE = 2  # packed where it is at most one in so many of the rows
-_AGAIN = 4  # and beside the whole table where it is one in so many
 _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.clone.default"})
 
 
@@ -94,7 +93,7 @@ def rows_apart(graph: Graph, ranks: int) -> Graph:
         made = producers.get(output.name)
         table = _added_table(made, producers) if output.kind is OutputKind.GRADIENT and made is not None else None
         item = _look_up(table, producers, types, ranks) if table is not None else None
-        if made is None or table is None or item is None or item.most * _AGAIN > item.rows:
+        if made is None or table is None or item is None or item.most * _WHOLE > item.rows:
             outputs.append(output)
             continue
         (dense,) = [name for name in made.reads if name != table.name]
