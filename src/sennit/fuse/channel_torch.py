@@ -14,7 +14,7 @@ Packed rows lie at the end of their bucket, and what is not used of them is not 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -283,38 +283,52 @@ class GradientChannel:
 
     def put_product(self, path: str, product: RowBlocks, left: Tensor, right: Tensor) -> None:
         """A gradient is left @ right: computed in the place from which it travels where its blocks lie there as they are, and off with each bucket once its rows are there."""
-        head = self._head(path) if path + ROWS in self.packed else None
-        if isinstance(head, Tensor):
-            self.put_part(path, 0, torch.mm(left, right, out=head))
-            return
         if path not in self.in_rows:
             self.in_rows[path] = self._in_rows(path, product)
         pieces, places = self.in_rows[path]
         written = product.written(left, right, places, 1.0 / self.ranks) if places else None
-        if written is None:
+        if path + ROWS in self.packed:
+            self._put_head(path, product, left, right, written)
+        elif written is None:
             for start, block in product(left, right):
-                if head is not None:
-                    head.keep(start // product.width, block)
                 self.put_part(path, start, block)
-            return
-        if head is not None:
-            head.scale = 1.0 / self.ranks
-        for piece, place, (first, _) in zip(pieces, places, written, strict=True):
-            if head is not None:
-                head.keep(first, place)
-            piece.slot.missing -= 1
-            self._send()
-
-    def _head(self, path: str) -> HeadRows | Tensor:
-        """Where rows of the head's gradient are kept for the sum with the look-up's; or all of it, if the table travels whole."""
-        self._hear()
-        item, union = self.packed[path + ROWS], self.unions.get(path + ROWS)
-        dtype = self.shapes[path][1]
-        if union is None:
-            head: HeadRows | Tensor = torch.empty(self.shapes[path][0], dtype=dtype)
         else:
-            head = HeadRows(union, torch.empty((union.numel(), item.width), dtype=dtype))
-        self.heads[path + ROWS] = head
+            for piece, _ in zip(pieces, written, strict=True):
+                piece.slot.missing -= 1
+                self._send()
+
+    def _put_head(
+        self, path: str, product: RowBlocks, left: Tensor, right: Tensor, written: Iterator[tuple[int, int]] | None
+    ) -> None:
+        """The same, with the rows kept that the look-up's are added to. The first block is made before the ranks' indices are asked for: they may still be on their way."""
+        pieces, places = self.in_rows[path]
+        head: HeadRows | None = None
+        made: Iterator[tuple[int, Tensor, _Piece | None]]
+        if written is None:
+            made = ((start // product.width, block, None) for start, block in product(left, right))
+        else:
+            made = ((row, place, piece) for (row, _), place, piece in zip(written, places, pieces, strict=True))
+        for row, block, piece in made:
+            if head is None:
+                kept = self._head(path, 1.0 if written is None else 1.0 / self.ranks)
+                if isinstance(kept, Tensor):
+                    self.put_part(path, 0, torch.mm(left, right, out=kept))
+                    return
+                head = kept
+            head.keep(row, block)
+            if piece is None:
+                self.put_part(path, row * product.width, block)
+            else:
+                piece.slot.missing -= 1
+                self._send()
+
+    def _head(self, path: str, scale: float) -> HeadRows | Tensor:
+        """Where rows of the head's gradient, times `scale`, are kept for the sum with the look-up's; or all of it, if the table travels whole."""
+        self._hear()
+        union, (shape, dtype) = self.unions.get(path + ROWS), self.shapes[path]
+        count = shape[0] if union is None else union.numel()
+        rows = torch.empty((count, *shape[1:]), dtype=dtype)
+        self.heads[path + ROWS] = head = rows if union is None else HeadRows(union, rows, scale)
         return head
 
     def _in_rows(self, path: str, product: RowBlocks) -> tuple[list[_Piece], list[Tensor]]:
