@@ -24,19 +24,10 @@ from torch import Tensor
 from sennit.errors import RunError
 from sennit.fuse.looked_up import ROWS, LookUp, in_one_piece, parameter_of
 from sennit.fuse.products_torch import RowBlocks
-from sennit.fuse.table_rows_torch import HeadRows, LeftOut, looked_up_rows, looked_up_table
-from sennit.ir.strategy import Bucket, Part, Reduce
+from sennit.fuse.table_rows_torch import HeadEnd, HeadRows, LeftOut, looked_up_rows, looked_up_table
+from sennit.ir.strategy import Bucket, Reduce
 
 __all__ = ["GradientChannel"]
-
-
-@dataclass(frozen=True, slots=True)
-class _HeadEnd:
-    """The end of a bucket's buffer that holds rows of a head: of `spans`, one behind the other. `path` has those that travel packed."""
-
-    path: str
-    region: Tensor
-    spans: tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True)
@@ -50,7 +41,7 @@ class _Slot:
     work: dist.Work | None = None
     used: int = 0  # elements that travel
     tables: list[str] = field(default_factory=list)  # tables that travel whole behind it, this time
-    head: _HeadEnd | None = None
+    head: HeadEnd | None = None
     left_out: LeftOut | None = None  # while it is under way
     share: Tensor | None = None  # this rank's part of a bucket that is reduced to shares
 
@@ -137,24 +128,12 @@ class GradientChannel:
             buffer = self.whole[first.path].view(-1)[slice(*first.span)]
         else:
             buffer = torch.zeros(total, dtype=dtype, device=device)
-        head = self._head_end(bucket, [bucket.parts[place] for place in order], buffer) if total == sum(sizes) else None
+        is_summed = bucket.reduce is Reduce.ALL_REDUCE
+        head = HeadEnd.of([bucket.parts[place] for place in order], self.packed, buffer) if is_summed else None
         return _Slot(bucket, buffer, tuple(offsets), len(bucket.parts), used=total, head=head)
 
     def _turn(self, path: str) -> int:
         return 2 if path in self.packed else 1 if path + ROWS in self.packed else 0
-
-    def _head_end(self, bucket: Bucket, parts: Sequence[Part], buffer: Tensor) -> _HeadEnd | None:
-        """None where the bucket does not end with rows of one head, or where they are cut inside a row."""
-        path = parts[-1].path + ROWS
-        if bucket.reduce is not Reduce.ALL_REDUCE or path not in self.packed:
-            return None
-        width = self.packed[path].width
-        ends = [part.span or (0, self._elements(part.path, None)) for part in parts if part.path == parts[-1].path]
-        if any(cut % width for span in ends for cut in span):
-            return None
-        spans = tuple((start // width, stop // width) for start, stop in ends)
-        rows = sum(stop - start for start, stop in spans)
-        return _HeadEnd(path, buffer[buffer.numel() - rows * width :].view(rows, width), spans)
 
     def _carried(self, path: str, span: tuple[int, int] | None) -> int:
         return self.packed[path].elements if path in self.packed else self._elements(path, span)

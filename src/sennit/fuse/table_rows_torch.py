@@ -14,15 +14,17 @@ has arrived they move back (`LeftOut`):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch import Tensor
 
-from sennit.fuse.looked_up import LookUp
+from sennit.fuse.looked_up import ROWS, LookUp
+from sennit.ir.strategy import Part
 
-__all__ = ["HeadRows", "LeftOut", "looked_up_rows", "looked_up_table"]
+__all__ = ["HeadEnd", "HeadRows", "LeftOut", "looked_up_rows", "looked_up_table"]
 
 
 def looked_up_table(item: LookUp, source: Tensor, places: Tensor) -> Tensor:
@@ -61,6 +63,29 @@ class HeadRows:
             torch.add(self.rows, packed, alpha=scale, out=out)
         else:
             torch.add(self.rows, packed, out=out).mul_(scale)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadEnd:
+    """The end of a bucket's buffer that holds rows of a head: of `spans`, one behind the other. The gradient `path` has those that travel packed."""
+
+    path: str
+    region: Tensor
+    spans: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[Part], packed: Mapping[str, LookUp], buffer: Tensor) -> HeadEnd | None:
+        """None where a bucket of these parts does not end with rows of one head, or where they are cut inside a row."""
+        path = parts[-1].path + ROWS
+        if (item := packed.get(path)) is None:
+            return None
+        last = list(takewhile(lambda part: part.path == parts[-1].path, reversed(parts)))
+        ends = [part.span or (0, item.rows * item.width) for part in reversed(last)]
+        if any(cut % item.width for span in ends for cut in span):
+            return None
+        spans = tuple((start // item.width, stop // item.width) for start, stop in ends)
+        rows = sum(stop - start for start, stop in spans)
+        return cls(path, buffer[buffer.numel() - rows * item.width :].view(rows, item.width), spans)
 
 
 @dataclass(frozen=True, slots=True)
