@@ -48,8 +48,8 @@ def rank_main(arguments: argparse.Namespace) -> None:
     import torch.distributed as dist
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from sennit.fuse.channel_torch import serial_group
     from sennit.fuse.network_threads import network_first
+    from sennit.fuse.serial_group_torch import serial_group
 
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     pin(rank, count, arguments.cores)

@@ -74,7 +74,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
     import torch.distributed as dist
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from sennit.fuse.channel_torch import serial_group
+    from sennit.fuse.serial_group_torch import serial_group
 
     rank = int(os.environ["RANK"])
     if not arguments.sleep:

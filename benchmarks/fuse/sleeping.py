@@ -47,8 +47,10 @@ def let_kernels_sleep(owner: Any, seconds: Mapping[str, float]) -> None:
         return made, spent
 
     forward, backward = events(found[:count], needs), events(found[count:], {})
-    owner._program.forward = lambda _, settle: _run(*forward, settle)
-    owner._program.backward = lambda _, gradient, product: _run(*backward, lambda path: gradient(path, gradients[path]))
+    owner.program.forward = lambda _, settle: _run(*forward, settle)
+    owner.program.backward = lambda _, gradient, product, rows: _run(
+        *backward, lambda path: gradient(path, gradients[path])
+    )
 
 
 def stand_apart() -> None:

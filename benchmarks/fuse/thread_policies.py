@@ -26,9 +26,9 @@ def rank_main(arguments: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from sennit.fuse.channel_torch import serial_group
     from sennit.fuse.network_threads import Preference, gloo_threads, is_granted, ordinary
     from sennit.fuse.profile_torch import Products, queued, slowest
+    from sennit.fuse.serial_group_torch import serial_group
 
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     pin(rank, count, arguments.cores)

@@ -1,10 +1,10 @@
 """Where a step's time goes: the clock's account beside the real one, strategy by strategy.
 
-    python benchmarks/fuse/where.py [--links namespaces | paced] [--rate 1gbit] [--models gpt conv] [--cores 1] [--batch 5] [--steps 8] [--sleep]
+    python benchmarks/fuse/where.py [--links namespaces | paced] [--rate 1gbit] [--models gpt conv] [--cores 1] [--batch 5] [--steps 8] [--strategies 3] [--sleep]
 
 For some strategies of tuning, ours in the step and across steps, one step of the steady state is taken apart: how long the model's thread computed and how long it waited, how long the channel carried something and how long it had nothing to
 carry. A bucket's end is noted by a callback of its collective. Medians over steps, of the first rank, each beside what the clock says from this machine's measurements. Steps are without updates.
-With `--cores 2` a rank has two cores, so that the network's threads need not share one with the model's. `--ordinary` leaves the network's threads ordinary ones.
+`--strategies 3` takes the three that the clock puts first. With `--cores 2` a rank has two cores, so that the network's threads need not share one with the model's. `--ordinary` leaves the network's threads ordinary ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
     import torch.distributed as dist
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from sennit.fuse.channel_torch import serial_group
+    from sennit.fuse.serial_group_torch import serial_group
 
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if not arguments.sleep:
@@ -80,7 +80,8 @@ def account(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> 
         dist.broadcast_object_list(shared, 0)
         step = StepModel(owner.graph, MeasuredCost(shared[0][0]), shared[0][1], packed=owner.packed)
         slept = shortened(owner, inputs, shared[0][0])
-    told: list[Any] = [[str(trial.strategy) for trial in candidates(step, Grouping(), across_steps=True)]]
+    trials = candidates(step, Grouping(), across_steps=True)[: arguments.strategies]
+    told: list[Any] = [[str(trial.strategy) for trial in trials]]
     dist.broadcast_object_list(told, 0)
     if rank == 0:
         print(
@@ -131,7 +132,7 @@ def measured(owner: Any, inputs: Any, steps: int) -> dict[str, float]:
 
     from sennit.fuse.tune_torch import drop_gradients
 
-    channel = owner._gradients.channel
+    channel = owner.gradients.channel
     waited, issued, done = [0.0], [], []
     plain_wait, plain_issue = channel.wait, channel._issue
 
@@ -184,6 +185,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=5)
     parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--strategies", type=int, help="so many of tuning's, the best by the clock")
     parser.add_argument("--sleep", action="store_true", help="kernels sleep for their measured time")
     parser.add_argument("--ordinary", action="store_true")
     parser.add_argument("--timeout", type=float, default=600.0)

@@ -15,13 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sennit.capture import capture
 from sennit.errors import RunError
-from sennit.fuse.channel_torch import serial_group
 from sennit.fuse.data_parallel_torch import DataParallel
 from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.model import Channel, StepModel
 from sennit.fuse.moves import Limits, fused_greedily
 from sennit.fuse.network_threads import gloo_threads
 from sennit.fuse.profile_torch import MeasuredCost
+from sennit.fuse.serial_group_torch import serial_group
+from sennit.fuse.timeline_torch import _Marks, stretches
 from sennit.fuse.tune_torch import Tuning
 from sennit.ir.strategy import Bucket, Part, Reduce, Strategy, WaitAt
 
@@ -127,6 +128,15 @@ def cut(model: nn.Module) -> Strategy:
         spans = [(first, second), (0, first), (second, count)] if count > 8 else [None]
         buckets += [Bucket((Part(path, span),), WaitAt.NEXT) for span in spans]
     return Strategy("cut", (), tuple(buckets))
+
+
+def head_in_blocks(wait: WaitAt, cuts: tuple[int, ...]) -> Strategy:
+    """The table of `Tied` cut at these elements, the last part first and one beside another gradient; then the rest and the rows that are looked up."""
+    spans = [Part("table.weight", span) for span in itertools.pairwise((0, *cuts, 256))]
+    first, second, *others = spans[::-1]
+    parts = [(first,), (Part("hidden.bias"), second), *((other,) for other in others)]
+    parts += [(Part("hidden.weight"),), (Part("table.weight:rows"),)]
+    return Strategy("blocks", (), tuple(Bucket(some, wait) for some in parts))
 
 
 def snapshot(model: Any) -> State:
@@ -308,12 +318,39 @@ def tables(rank: int, backend: str | None = None) -> dict[str, list[str]]:
             title = f"{kind.__name__} {names} {loop.__name__} {wait.value} {reduce.value}"
             found[title] = same(expected, loop(wrapped, optimizer, rank))
             wrapped.flush()
-            if (kind is Tabled or names) and not wrapped.packed:
+            if (kind is Tabled or names) and not (wrapped.packed and "rows('table.weight" in wrapped.source):
                 found["sent"].append(title)
+    for loop, wait, cuts in itertools.product(
+        (unwatched, accumulated), (WaitAt.STEP, WaitAt.NEXT), ((128, 192), (101,))
+    ):
+        theirs, ours = build(Tied), build(Tied)
+        expected = loop(DistributedDataParallel(theirs), adam(theirs), rank)
+        optimizer = adam(ours)
+        strategy = head_in_blocks(wait, cuts)
+        wrapped = DataParallel(ours, optimizer, sample=batches(rank)[0], strategy=strategy, group=group)
+        found[f"blocks {loop.__name__} {wait.value} {cuts}"] = same(expected, loop(wrapped, optimizer, rank))
+        wrapped.flush()
+        if "product('table.weight', " not in wrapped.source:
+            found["sent"].append(f"blocks {cuts}")
     ours = build(Tied)
     optimizer = adam(ours)
     wrapped = DataParallel(ours, optimizer, sample=batches(rank)[0], group=group, tuning=Tuning(turns=1, steps=1))
     found["tuned"] = same(expected, loop(wrapped, optimizer, rank))
+    return found
+
+
+def marked(rank: int) -> list[tuple[list[tuple[int, int]], int, set[int]]]:
+    """For some models: the stretches of a step, how many operators it has, and where its gradients are made."""
+    torch.set_num_threads(1)
+    found = []
+    for kind in (Normed, Tabled, Tied):
+        model = build(kind)
+        sample = batches(rank)[0]
+        wrapped = DataParallel(model, adam(model), sample=sample, tuning=Tuning(turns=0))
+        with torch.no_grad():
+            lengths = stretches(wrapped, wrapped.signature.flatten(sample), 1, messages=1)
+        assert min(lengths.values()) > 0.0
+        found.append((list(lengths), len(wrapped.graph.ops), set(_Marks(wrapped).made.values())))
     return found
 
 

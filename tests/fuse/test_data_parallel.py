@@ -79,6 +79,16 @@ def test_rows_of_tables_travel_packed_and_end_in_ddps_bits(ranks: GlooRanks, bac
         assert {name: different for name, different in answers.items() if different} == {}
 
 
+def test_a_step_tells_where_it_is(ranks: GlooRanks) -> None:
+    from ddp_cases_for_tests import marked
+
+    for models in ranks.call(marked):
+        for stretches, count, made in models:
+            starts, stops = [start for start, _ in stretches], [stop for _, stop in stretches]
+            assert [*starts, count] == [0, *stops]  # one behind the other, over all operators
+            assert made <= set(stops)
+
+
 def test_frozen_and_unused_parameters(ranks: GlooRanks) -> None:
     from ddp_cases_for_tests import partly
 

@@ -8,10 +8,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from sennit.capture import capture
+from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.looked_up import ROWS, looked_up, parameter_of, rows_apart
 from sennit.fuse.model import Channel, StepModel
 from sennit.fuse.profile_torch import MeasuredCost
-from sennit.ir.graph import Graph, OutputKind
+from sennit.fuse.row_blocks import row_products
+from sennit.ir.graph import Graph, OutputKind, Phase
 from sennit.ir.strategy import Bucket, Part
 
 
@@ -55,7 +57,28 @@ def test_a_table_that_is_the_head_too_has_two_gradients() -> None:
     assert gradients(apart) == ["tokens.weight", "tokens.weight" + ROWS]
     assert parameter_of(gradients(apart)[1]) == "tokens.weight"
     assert looked_up(apart, 2)["tokens.weight" + ROWS].most == 16
-    assert rows_apart(graph, 5) is graph  # more than a quarter
+    assert looked_up(rows_apart(graph, 8), 8)["tokens.weight" + ROWS].most == 64
+    assert rows_apart(graph, 9) is graph  # more than half of the table
+
+
+def test_a_head_does_not_carry_the_rows_that_travel_packed() -> None:
+    graph = rows_apart(captured(is_tied=True), 2)
+    cost = MeasuredCost({op.name: 1e-3 for op in graph.ops})
+    model = StepModel(graph, cost, Channel(0.0, 1e-6), packed=looked_up(graph, 2))
+    table, rows, half = 128 * 4 * 4, 16 * 4 * 4, Part("tokens.weight", (0, 256))
+    assert model.carried(Bucket((Part("tokens.weight"),))) == table - rows
+    assert model.carried(Bucket((half,))) == (table - rows) // 2
+    assert model.carried(Bucket((half,)), cut={"tokens.weight", "tokens.weight" + ROWS}) == table // 2
+    assert model.updated(Bucket((half, Part("tokens.weight" + ROWS)))) == table // 2
+
+
+def test_a_head_is_made_before_the_rest_and_in_blocks_though_the_look_up_adds_to_it() -> None:
+    graph = gradients_first(rows_apart(captured(is_tied=True), 2))
+    product = row_products(graph)["tokens.weight"]
+    names = [op.name for op in graph.ops]
+    others = [op.name for op in graph.ops if op.kind == "aten.mm.default" and op.name != product.product]
+    backward = [name for name in others if graph.ops[names.index(name)].phase is Phase.BACKWARD]
+    assert all(names.index(product.product) < names.index(name) for name in backward)
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

@@ -168,10 +168,14 @@ def test_a_recurrent_step_has_the_gradients_of_autograd() -> None:
         with torch.no_grad():
             program.forward(held, lambda _: None)
             held[program.tangent] = torch.ones(())
-            program.backward(held, cloned(found), taken(found))
+            program.backward(held, cloned(found), taken(found), none_packed)
         assert found.keys() == dict(model.named_parameters()).keys()
         for path, parameter in model.named_parameters():
             assert torch.equal(found[path], parameter.grad), path
+
+
+def none_packed(path: str, source: Tensor, places: Tensor) -> None:
+    raise AssertionError(f"no rows of {path} travel packed")
 
 
 def cloned(found: dict[str, Tensor]) -> Callable[[str, Tensor], None]:

@@ -9,60 +9,25 @@ A part of a gradient lies in its bucket's buffer. `gradient(path)` gives the who
 tensor, so that nothing has to be put together; parts that share a bucket with others are copied.
 
 Of tables (`looked_up.py`) packed rows travel. `begin` starts the exchange of the ranks' indices, and of whether a rank needs the table whole since it adds to a gradient that is there; if one does, the table travels whole behind its bucket, on all ranks.
-Packed rows lie at the end of their bucket, and what is not used of them is not sent.
+Packed rows lie at the end of their bucket, and what is not used of them is not sent. Rows of a head that is a table too lie at the end of theirs, and those that travel packed are left out (`table_rows_torch.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sennit.errors import RunError
-from sennit.fuse.looked_up import ROWS, LookUp, parameter_of
+from sennit.fuse.looked_up import ROWS, LookUp, in_one_piece, parameter_of
 from sennit.fuse.products_torch import RowBlocks
+from sennit.fuse.table_rows_torch import HeadEnd, HeadRows, LeftOut, looked_up_rows, looked_up_table
 from sennit.ir.strategy import Bucket, Reduce
 
-__all__ = ["GradientChannel", "serial_group"]
-
-
-_SERIAL = "sennit_serial_gloo"
-
-
-def serial_group(ranks: Sequence[int] | None = None, device: torch.device | str = "cpu") -> dist.ProcessGroup:
-    """A process group whose collectives on the device run one after another, in the order in which they are issued.
-
-    A gloo group has two threads, and `new_group` passes no options on to it: two buckets would share the link, and one which is needed soon would arrive late because of one which is not. So a backend that is
-    gloo with one thread is registered with torch. NCCL has a stream and sennit's backend a thread for each group: they are in order already."""
-    default = dist.group.WORLD
-    assert default is not None
-    if isinstance(default._get_backend(torch.device(device)), dist.ProcessGroupGloo):
-        if _SERIAL not in dist.Backend.backend_list:
-            dist.Backend.register_backend(_SERIAL, _serial_gloo, devices=["cpu"])
-        group = dist.new_group(ranks, backend=_SERIAL)
-    else:
-        group = dist.new_group(ranks)
-    assert isinstance(group, dist.ProcessGroup)
-    # its thread has a name from its first collective on: who looks for gloo's threads (`network_threads.py`) must not miss it
-    dist.barrier(group)
-    return group
-
-
-def _serial_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
-    default = dist.group.WORLD
-    assert default is not None
-    gloo: Any = dist.ProcessGroupGloo
-    theirs: Any = default._get_backend(torch.device("cpu"))
-    options = gloo._Options()
-    options._threads = 1
-    options._devices = theirs.options._devices  # the interface that gloo uses already
-    options._timeout = timeout
-    return dist.ProcessGroupGloo(store, rank, size, options)
+__all__ = ["GradientChannel"]
 
 
 @dataclass(slots=True)
@@ -76,6 +41,8 @@ class _Slot:
     work: dist.Work | None = None
     used: int = 0  # elements that travel
     tables: list[str] = field(default_factory=list)  # tables that travel whole behind it, this time
+    head: HeadEnd | None = None
+    left_out: LeftOut | None = None  # while it is under way
     share: Tensor | None = None  # this rank's part of a bucket that is reduced to shares
 
 
@@ -111,9 +78,11 @@ class GradientChannel:
         packed: Mapping[str, LookUp] | None = None,
     ) -> None:
         self.shapes, self.group, self.ranks = dict(shapes), group, group.size()
-        whole = {part.path for bucket in buckets for part in bucket.parts if part.span is None}
-        self.packed = {path: item for path, item in (packed or {}).items() if path in whole}
+        self.packed = in_one_piece(packed or {}, buckets)
         self.unions: dict[str, Tensor] = {}  # the rows of each table that travel packed this time
+        self.heads: dict[
+            str, HeadRows | Tensor
+        ] = {}  # rows of the head's gradient, or all of it, until the look-up's come
         self.behind: dict[str, dist.Work | None] = {}  # tables that travel whole
         self._exchange: _Exchange | None = None
         self.places: dict[str, list[tuple[int, int]]] = {}  # path -> (bucket, part), in the order of elements
@@ -141,8 +110,8 @@ class GradientChannel:
                 f"a bucket mixes element types: {bucket.parts[0].path} is {dtype}, {others[0]} is {self.shapes[others[0]][1]}",
                 fix="put parameters of different types in different buckets of the strategy",
             )
-        # packed rows last: fewer of them may be used
-        order = sorted(range(len(sizes)), key=lambda place: bucket.parts[place].path in self.packed)
+        # packed rows last: fewer of them may be used; before them those of a head, of which some are left out
+        order = sorted(range(len(sizes)), key=lambda place: self._turn(bucket.parts[place].path))
         offsets, total = [0] * len(sizes), 0
         for place in order:
             offsets[place], total = total, total + sizes[place]
@@ -159,7 +128,12 @@ class GradientChannel:
             buffer = self.whole[first.path].view(-1)[slice(*first.span)]
         else:
             buffer = torch.zeros(total, dtype=dtype, device=device)
-        return _Slot(bucket, buffer, tuple(offsets), len(bucket.parts), used=total)
+        is_summed = bucket.reduce is Reduce.ALL_REDUCE
+        head = HeadEnd.of([bucket.parts[place] for place in order], self.packed, buffer) if is_summed else None
+        return _Slot(bucket, buffer, tuple(offsets), len(bucket.parts), used=total, head=head)
+
+    def _turn(self, path: str) -> int:
+        return 2 if path in self.packed else 1 if path + ROWS in self.packed else 0
 
     def _carried(self, path: str, span: tuple[int, int] | None) -> int:
         return self.packed[path].elements if path in self.packed else self._elements(path, span)
@@ -219,14 +193,36 @@ class GradientChannel:
         """The rows of the union into their bucket; or the whole table beside it."""
         self._hear()
         (piece,) = self.pieces[path]
-        slot = piece.slot
         if (union := self.unions.get(path)) is None:
             torch.mul(gradient, 1.0 / self.ranks, out=self.whole[path])
-            slot.tables.append(path)
-            used = 0
+            piece.slot.tables.append(path)
+            self._packed(piece, 0)
         else:
-            used = union.numel()
-            torch.index_select(gradient, 0, union, out=piece.view[:used]).mul_(1.0 / self.ranks)
+            torch.index_select(gradient, 0, union, out=piece.view[: union.numel()]).mul_(1.0 / self.ranks)
+            self._packed(piece, union.numel())
+
+    def put_rows(self, path: str, source: Tensor, places: Tensor, before: Tensor | None = None) -> None:
+        """The gradient of a look-up is there, as what it adds up and where. `before` is added to it."""
+        self._hear()
+        (piece,) = self.pieces[path]
+        item, union, head = self.packed[path], self.unions.get(path), self.heads.pop(path, None)
+        if union is None:
+            whole = looked_up_table(item, source, places)
+            assert not isinstance(head, HeadRows)
+            for other in (head, before):
+                whole = whole if other is None else other + whole
+            self._pack(path, whole)
+            return
+        made, view = looked_up_rows(item, source, places, union), piece.view[: union.numel()]
+        if isinstance(head, HeadRows):
+            head.add(made, 1.0 / self.ranks, view)
+        else:
+            torch.mul(made, 1.0 / self.ranks, out=view)
+        self._packed(piece, union.numel())
+
+    def _packed(self, piece: _Piece, used: int) -> None:
+        """So many rows are in their bucket."""
+        slot = piece.slot
         is_last = piece.view.data_ptr() + piece.view.nbytes == slot.buffer.data_ptr() + slot.buffer.nbytes
         if is_last and slot.bucket.reduce is Reduce.ALL_REDUCE:
             slot.used -= (piece.view.shape[0] - max(used, 1)) * piece.view.shape[1]  # no collective of nothing
@@ -270,13 +266,49 @@ class GradientChannel:
             self.in_rows[path] = self._in_rows(path, product)
         pieces, places = self.in_rows[path]
         written = product.written(left, right, places, 1.0 / self.ranks) if places else None
-        if written is None:
+        if path + ROWS in self.packed:
+            self._put_head(path, product, left, right, written)
+        elif written is None:
             for start, block in product(left, right):
                 self.put_part(path, start, block)
-            return
-        for piece, _ in zip(pieces, written, strict=True):
-            piece.slot.missing -= 1
-            self._send()
+        else:
+            for piece, _ in zip(pieces, written, strict=True):
+                piece.slot.missing -= 1
+                self._send()
+
+    def _put_head(
+        self, path: str, product: RowBlocks, left: Tensor, right: Tensor, written: Iterator[tuple[int, int]] | None
+    ) -> None:
+        """The same, with the rows kept that the look-up's are added to. The first block is made before the ranks' indices are asked for: they may still be on their way."""
+        pieces, places = self.in_rows[path]
+        head: HeadRows | None = None
+        made: Iterator[tuple[int, Tensor, _Piece | None]]
+        if written is None:
+            made = ((start // product.width, block, None) for start, block in product(left, right))
+        else:
+            made = ((row, place, piece) for (row, _), place, piece in zip(written, places, pieces, strict=True))
+        for row, block, piece in made:
+            if head is None:
+                kept = self._head(path, 1.0 if written is None else 1.0 / self.ranks)
+                if isinstance(kept, Tensor):
+                    self.put_part(path, 0, torch.mm(left, right, out=kept))
+                    return
+                head = kept
+            head.keep(row, block)
+            if piece is None:
+                self.put_part(path, row * product.width, block)
+            else:
+                piece.slot.missing -= 1
+                self._send()
+
+    def _head(self, path: str, scale: float) -> HeadRows | Tensor:
+        """Where rows of the head's gradient, times `scale`, are kept for the sum with the look-up's; or all of it, if the table travels whole."""
+        self._hear()
+        union, (shape, dtype) = self.unions.get(path + ROWS), self.shapes[path]
+        count = shape[0] if union is None else union.numel()
+        rows = torch.empty((count, *shape[1:]), dtype=dtype)
+        self.heads[path + ROWS] = head = rows if union is None else HeadRows(union, rows, scale)
+        return head
 
     def _in_rows(self, path: str, product: RowBlocks) -> tuple[list[_Piece], list[Tensor]]:
         """For each block of rows its piece, and the place in it, as rows. Nothing where one ends inside a row, or packed rows travel."""
@@ -294,6 +326,11 @@ class GradientChannel:
             self.issued += 1
 
     def _issue(self, slot: _Slot) -> None:
+        if slot.head is not None:
+            self._hear()
+            if (union := self.unions.get(slot.head.path)) is not None:
+                slot.left_out = LeftOut.of(slot.head.region, slot.head.spans, union)
+                slot.used -= (slot.head.region.shape[0] - max(slot.left_out.sent, 1)) * slot.head.region.shape[1]
         match slot.bucket.reduce:
             case Reduce.ALL_REDUCE:
                 slot.work = dist.all_reduce(slot.buffer[: slot.used], group=self.group, async_op=True)
@@ -310,6 +347,9 @@ class GradientChannel:
             return
         slot.work.wait()
         slot.work = None
+        if slot.left_out is not None:
+            slot.left_out.move_back()
+            slot.left_out = None
         if slot.share is not None:
             dist.all_gather(self._shares(slot), slot.share, group=self.group)
             slot.share = None

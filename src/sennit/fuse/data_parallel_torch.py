@@ -28,7 +28,6 @@ The order of collectives is fixed by the strategy. All ranks compare a digest of
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -40,15 +39,16 @@ from torch import Tensor, nn
 
 from sennit.capture.trace import capture_call
 from sennit.errors import RunError
-from sennit.fuse.channel_torch import GradientChannel, serial_group
+from sennit.fuse.channel_torch import GradientChannel
 from sennit.fuse.draws_torch import with_torch_draws
-from sennit.fuse.first_rank_torch import Together, broadcast
+from sennit.fuse.first_rank_torch import Together, agree, broadcast
 from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.gradients_torch import Gradients
 from sennit.fuse.looked_up import ROWS, looked_up, parameter_of, rows_apart
 from sennit.fuse.network_threads import Preference, ordinary
 from sennit.fuse.network_threads import network_first as prefer_network
 from sennit.fuse.program_torch import StepProgram
+from sennit.fuse.serial_group_torch import serial_group
 from sennit.fuse.tune_torch import Trial, Tuning, is_preference_worth, tune
 from sennit.fuse.update_torch import DeferredStep
 from sennit.ir.graph import Output, OutputKind, Role
@@ -113,7 +113,7 @@ class DataParallel(nn.Module):
         self._modes = [(module, module.training) for module in model.modules()]
         self._loss_key, self._results, self._new_buffers = self._outputs()
         self._step: DeferredStep | None = DeferredStep(optimizer) if optimizer is not None else None
-        self._gradients = Gradients(self.trained, self.sent, GradientChannel((), {}, self.device, self.group))
+        self.gradients = Gradients(self.trained, self.sent, GradientChannel((), {}, self.device, self.group))
         self._synchronise = True
         self._sent_buffers: Together | None = None  # the first rank's, on their way
         self._are_loaded = False  # others were loaded since
@@ -131,7 +131,7 @@ class DataParallel(nn.Module):
             )
             strategy = self.tried[0].strategy
         self.use(strategy, compile_kernels=compile_kernels)
-        self._agree()
+        agree(f"{self.graph}\n{self.strategy}", self.group)
         tuning = tuning or Tuning()
         if self.tried and tuning.turns and self.group.size() > 1 and self.preference is not Preference.NONE:
             inputs = self.signature.flatten(arguments, keywords)
@@ -159,12 +159,16 @@ class DataParallel(nn.Module):
                 f"{len(named)} buckets of the strategy name an algorithm ({named[0]!r}), and a process group of torch chooses its own",
                 fix="leave `by` out of the strategy; a described cluster's times are those of its fastest algorithm without it",
             )
-        self._program = StepProgram(
-            self.graph, strategy, self.device, artifacts=self._artifacts if compile_kernels else None
+        self.program = StepProgram(
+            self.graph,
+            strategy,
+            self.device,
+            packed=self.packed,
+            artifacts=self._artifacts if compile_kernels else None,
         )
         shapes = {path: (parameter.shape, parameter.dtype) for path, parameter in self.sent.items()}
         channel = GradientChannel(strategy.buckets, shapes, self.device, self.group, self.packed)
-        self._gradients = Gradients(self.trained, self.sent, channel)
+        self.gradients = Gradients(self.trained, self.sent, channel)
         self._state = list(self._places())
         self.strategy, self._late = strategy, late
         if self._step is not None:
@@ -198,7 +202,7 @@ class DataParallel(nn.Module):
 
     def _places(self) -> Iterator[tuple[str, Mapping[str, Any], str]]:
         """For every parameter and buffer: its name in the graph, and the dictionary and key under which the model holds it, so that one that is replaced is seen."""
-        for item in self._program.inputs:
+        for item in self.program.inputs:
             if item.role is Role.INPUT:
                 continue
             if item.path in self.constants:
@@ -207,18 +211,6 @@ class DataParallel(nn.Module):
             owner, _, key = item.path.rpartition(".")
             module = self.module.get_submodule(owner)
             yield item.value.name, module._parameters if key in module._parameters else module._buffers, key
-
-    def _agree(self) -> None:
-        text = f"{self.graph}\n{self.strategy}"
-        own = hashlib.sha256(text.encode()).hexdigest()
-        found: list[Any] = [None] * self.group.size()
-        dist.all_gather_object(found, own, group=self.group)
-        different = [rank for rank, other in enumerate(found) if other != found[0]]
-        if different:
-            raise RunError(
-                f"ranks {different} have another model or strategy than rank 0; nothing was run",
-                fix="build the same model with the same sample shapes, and pass the same strategy, on every rank",
-            )
 
     def _flush_before_reads(self) -> None:
         """What reads parameters or the optimizer's state from outside sees them complete."""
@@ -255,16 +247,19 @@ class DataParallel(nn.Module):
 
     def run_forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The forward kernels. What is left are the results and what the backward pass reads, by name."""
-        values = {item.value.name: inputs[item.path] for item in self._program.inputs if item.role is Role.INPUT}
-        for name, held, key in self._state:
-            values[name] = held[key].detach()
-        self._program.forward(values, self._settle)
+        values = self.values_of(inputs)
+        self.program.forward(values, self._settle)
         return values
+
+    def values_of(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What a step begins with, by name."""
+        values = {item.value.name: inputs[item.path] for item in self.program.inputs if item.role is Role.INPUT}
+        return values | {name: held[key].detach() for name, held, key in self._state}
 
     def keep_buffers(self, values: Mapping[str, Tensor]) -> None:
         """The new values of buffers, running means for example, are the model's."""
         held = {name: where[key] for name, where, key in self._state}
-        for item in self._program.inputs:
+        for item in self.program.inputs:
             for path, new in self._new_buffers:
                 if item.role is Role.BUFFER and item.path == path:
                     held[item.value.name].copy_(values[new])
@@ -282,14 +277,14 @@ class DataParallel(nn.Module):
         self.flush()  # parameters that the forward pass did not read
         if self._step is not None:
             self._step.forget()
-        values[self._program.tangent] = upstream
-        gradients = self._gradients
+        values[self.program.tangent] = upstream
+        gradients = self.gradients
         if self._synchronise:
             gradients.begin(values)
-            self._program.backward(values, gradients.take, gradients.take_product)
+            self.program.backward(values, gradients.take, gradients.take_product, gradients.take_rows)
             gradients.end()
         else:
-            self._program.backward(values, gradients.keep, gradients.keep_product)
+            self.program.backward(values, gradients.keep, gradients.keep_product, gradients.keep_rows)
         values.clear()
         for number in [number for number in gradients.owed if number not in self._late]:
             gradients.arrive(number)
@@ -299,7 +294,7 @@ class DataParallel(nn.Module):
     def _ask(self) -> None:
         """`optimizer.step()` was called."""
         assert self._step is not None
-        self._step.ask(self._gradients.on_their_way())
+        self._step.ask(self.gradients.on_their_way())
 
     def _before_zero(self) -> None:
         """Gradients on their way that no step was asked for would come back after they were set to zero."""
@@ -308,14 +303,14 @@ class DataParallel(nn.Module):
 
     def _settle(self, number: int) -> None:
         """Wait for a bucket that is on its way, and update what it completes if the step was asked for."""
-        if number in self._gradients.owed:
-            complete = self._gradients.arrive(number)
+        if number in self.gradients.owed:
+            complete = self.gradients.arrive(number)
             if complete and self._step is not None and self._step.is_asked:
                 self._step.update(complete)
 
     def flush(self) -> None:
         """Wait for every gradient that is on its way, and do the updates that were asked for."""
-        for number in list(self._gradients.owed):
+        for number in list(self.gradients.owed):
             with torch.no_grad():
                 self._settle(number)
 
@@ -351,7 +346,7 @@ class DataParallel(nn.Module):
     @property
     def source(self) -> str:
         """What runs in a step, as Python."""
-        return self._program.source
+        return self.program.source
 
     def train(self, mode: bool = True) -> DataParallel:
         if not mode:
@@ -388,7 +383,7 @@ class _Step(torch.autograd.Function):
         ctx.owner, ctx.values = owner, values
         results = tuple(values[output.name].clone() for output in owner._results)
         ctx.mark_non_differentiable(*results)
-        return (values[owner._program.loss].clone(), *results)
+        return (values[owner.program.loss].clone(), *results)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Any, ...]:

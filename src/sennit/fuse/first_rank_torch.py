@@ -1,14 +1,18 @@
-"""Values of the first rank, on all ranks: parameters and buffers at the start, buffers before each forward pass that follows a synchronised one, as under DDP."""
+"""Values of the first rank, on all ranks: parameters and buffers at the start, buffers before each forward pass that follows a synchronised one, as under DDP. And whether all ranks are about to do what the first one does."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Together", "broadcast"]
+from sennit.errors import RunError
+
+__all__ = ["Together", "agree", "broadcast"]
 
 
 def broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
@@ -18,6 +22,18 @@ def broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     for work in works:
         if work is not None:
             work.wait()
+
+
+def agree(text: str, group: dist.ProcessGroup) -> None:
+    """Refuses to go on where a rank has another text than the first one, and names it."""
+    found: list[Any] = [None] * group.size()
+    dist.all_gather_object(found, hashlib.sha256(text.encode()).hexdigest(), group=group)
+    different = [rank for rank, other in enumerate(found) if other != found[0]]
+    if different:
+        raise RunError(
+            f"ranks {different} have another model or strategy than rank 0; nothing was run",
+            fix="build the same model with the same sample shapes, and pass the same strategy, on every rank",
+        )
 
 
 class Together:

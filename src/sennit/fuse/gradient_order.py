@@ -77,8 +77,8 @@ def _tails(graph: Graph, backward: Sequence[Op]) -> set[str]:
     tails: set[str] = set()
     for op in reversed(backward):
         names = [value.name for value in op.results]
-        found = {gradient for name in names for gradient in leads.get(name, ())}
-        found.update(name for name in names if name in gradients)
+        # what is made of a gradient beside it (the rows of a table that is also the head) does not hold it up
+        found = {gradient for name in names for gradient in ({name} if name in gradients else leads.get(name, ()))}
         if len(found) == 1 and not any(name in others for name in names):
             tails.add(op.name)
         some = sorted(found)[:2]

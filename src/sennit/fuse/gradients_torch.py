@@ -2,11 +2,12 @@
 
     gradients = Gradients(trained, sent, channel)
     gradients.begin(values)                  # a backward pass that communicates begins
-    program.backward(values, gradients.take, gradients.take_product)
+    program.backward(values, gradients.take, gradients.take_product, gradients.take_rows)
     gradients.end()                          # all buckets are under way: they are owed
     gradients.arrive(b)                      # bucket b is there: the parameters whose gradients it completes
 
-`take` adds to a gradient that is there already and sends the sum. `keep` does the same for a pass that communicates nothing, and leaves it with the parameter. A product is handed on as its factors (`products_torch.py`).
+`take` adds to a gradient that is there already and sends the sum. `keep` does the same for a pass that communicates nothing, and leaves it with the parameter. A product is handed on as its factors (`products_torch.py`),
+the gradient of a look-up as what it adds up and where (`table_rows_torch.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from sennit.fuse.channel_torch import GradientChannel
 from sennit.fuse.looked_up import ROWS, parameter_of
 from sennit.fuse.products_torch import RowBlocks
+from sennit.fuse.table_rows_torch import looked_up_table
 
 __all__ = ["Gradients"]
 
@@ -30,6 +32,7 @@ class Gradients:
         self, trained: Mapping[str, nn.Parameter], sent: Mapping[str, nn.Parameter], channel: GradientChannel
     ) -> None:
         self.trained, self.sent, self.channel = trained, sent, channel
+        self._heads: dict[str, Tensor] = {}  # that stay on this rank, until the look-up's rows come
         self.owed: dict[int, bool] = {}  # buckets of the last backward pass that were not waited for yet
 
     def begin(self, values: Mapping[str, Tensor]) -> None:
@@ -42,25 +45,32 @@ class Gradients:
 
     def take(self, path: str, gradient: Tensor) -> None:
         """A gradient is there, to be sent."""
+        before = self._before(path)
+        self.channel.put(path, gradient if before is None else before + gradient)
+
+    def _before(self, path: str) -> Tensor | None:
+        """What a gradient is added to."""
         parameter = self.sent[path]
-        if parameter.grad is not None and path + ROWS in self.sent:
+        if path + ROWS in self.sent:
             # it is added to the sum that comes under that name; until then it may lie in the bucket that this part goes to
-            parameter.grad = parameter.grad.clone()
-        elif parameter.grad is not None:
-            gradient = parameter.grad + gradient
-            parameter.grad = None
-        self.channel.put(path, gradient)
+            parameter.grad = None if parameter.grad is None else parameter.grad.clone()
+            return None
+        before, parameter.grad = parameter.grad, None
+        return before
 
     def take_product(self, path: str, product: RowBlocks, left: Tensor, right: Tensor) -> None:
         """A gradient is left @ right, to be sent."""
-        parameter = self.sent[path]
-        before, parameter.grad = parameter.grad, None
+        before = self._before(path)
         if before is None:
             self.channel.put_product(path, product, left, right)
             return
         flat = before.reshape(-1)
         for start, part in product(left, right):
             self.channel.put_part(path, start, flat[start : start + part.numel()].view_as(part) + part)
+
+    def take_rows(self, path: str, source: Tensor, places: Tensor) -> None:
+        """The gradient of a look-up is there, to be sent."""
+        self.channel.put_rows(path, source, places, self._before(path))
 
     def keep(self, path: str, gradient: Tensor) -> None:
         """A gradient is there, and stays on this rank."""
@@ -73,7 +83,16 @@ class Gradients:
         """A gradient is left @ right, and stays on this rank: in one piece, since none of it leaves."""
         parameter = self.sent[path]
         gradient = torch.mm(left, right)
+        if path + ROWS in self.sent:
+            self._heads[path + ROWS] = gradient
+            return
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+    def keep_rows(self, path: str, source: Tensor, places: Tensor) -> None:
+        """The gradient of a look-up is there, and stays on this rank."""
+        gradient = looked_up_table(self.channel.packed[path], source, places)
+        head = self._heads.pop(path, None)
+        self.keep(path, gradient if head is None else head + gradient)
 
     def arrive(self, number: int) -> list[nn.Parameter]:
         """A bucket is there: the gradients that it completes are the parameters' now."""

@@ -10,37 +10,45 @@ In a language model the table of the tokens is made last and needed first: it is
 
     gradient "tokens.weight" %add        becomes        gradient "tokens.weight" %of_head        gradient "tokens.weight:rows" %add
 
-The first leaves early. The rows of the union travel again in the second, as sums of both, and take the place of those of the first: each is the mean of what the ranks have as their own sums, as under DDP. The other rows are the head's alone: what
+The first leaves early, without the rows of the union. These travel in the second, as sums of both: each is the mean of what the ranks have as their own sums, as under DDP. The other rows are the head's alone: what
 is added to them is zero.
 
-`looked_up` finds such gradients in a graph. Whoever enforces them falls back to whole tables where a rank adds to a gradient that is there already (`channel_torch.py`).
+`looked_up` finds such gradients in a graph. Whoever enforces them makes the packed rows at once, without the table (`table_rows_torch.py`), and falls back to whole tables where a rank adds to a gradient that is there already
+(`channel_torch.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Graph, Op, Output, OutputKind, Phase, Ref
+from sennit.ir.strategy import Bucket
 
-__all__ = ["ROWS", "LookUp", "looked_up", "parameter_of", "rows_apart"]
+__all__ = ["ROWS", "LookUp", "in_one_piece", "looked_up", "parameter_of", "rows_apart"]
 
-ROWS = ":rows"  # behind a parameter's path: the rows that travel again
+ROWS = ":rows"  # behind a parameter's path: the rows that a look-up names
 _WHOLE = 2  # packed where it is at most one in so many of the rows
-_AGAIN = 4  # and beside the whole table where it is one in so many
 _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten.clone.default"})
 
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """A gradient of `rows` rows of `width` elements, of which the values `indices`, `count` of them on each rank, name those that are not zero or differ from the head's. `most` rows travel at most."""
+    """A gradient of `rows` rows of `width` elements, of which the values `indices`, `count` of them on each rank, name those that are not zero or differ from the head's. `most` rows travel at most.
+
+    The operator `table` adds the rows of `source` up where `places` says, but for those at `padding`; the operator `total`, if there is one, adds the head's gradient."""
 
     indices: str
     count: int
     rows: int
     width: int
     most: int
+    table: str
+    source: str
+    places: str
+    padding: int
+    total: str | None = None
 
     @property
     def elements(self) -> int:
@@ -65,8 +73,14 @@ def looked_up(graph: Graph, ranks: int) -> dict[str, LookUp]:
         table = _added_table(made, producers) if again else made
         item = _look_up(table, producers, types, ranks) if table is not None else None
         if item is not None and (again or item.most * _WHOLE <= item.rows):
-            found[output.path] = item
+            found[output.path] = replace(item, total=made.name) if again else item
     return found
+
+
+def in_one_piece(packed: Mapping[str, LookUp], buckets: Sequence[Bucket]) -> dict[str, LookUp]:
+    """Those of which packed rows travel with these buckets: one that is cut travels whole."""
+    whole = {part.path for bucket in buckets for part in bucket.parts if part.span is None}
+    return {path: item for path, item in packed.items() if path in whole}
 
 
 def rows_apart(graph: Graph, ranks: int) -> Graph:
@@ -79,7 +93,7 @@ def rows_apart(graph: Graph, ranks: int) -> Graph:
         made = producers.get(output.name)
         table = _added_table(made, producers) if output.kind is OutputKind.GRADIENT and made is not None else None
         item = _look_up(table, producers, types, ranks) if table is not None else None
-        if made is None or table is None or item is None or item.most * _AGAIN > item.rows:
+        if made is None or table is None or item is None or item.most * _WHOLE > item.rows:
             outputs.append(output)
             continue
         (dense,) = [name for name in made.reads if name != table.name]
@@ -104,7 +118,11 @@ def _is_table(op: Op) -> bool:
 
 def _look_up(table: Op, producers: Mapping[str, Op], types: Mapping[str, TensorType], ranks: int) -> LookUp | None:
     match table:
-        case Op(kind="aten.embedding_dense_backward.default", args=(Ref(), Ref(indices), int(), _, False)):
+        case Op(
+            kind="aten.embedding_dense_backward.default",
+            args=(Ref(source), Ref(places), int(), int(padding), False),
+        ):
+            indices = places
             # what the forward pass leaves, not a view that the backward pass makes of it
             while (made := producers.get(indices)) is not None and made.phase is Phase.BACKWARD:
                 if made.kind not in _VIEWS:
@@ -112,6 +130,7 @@ def _look_up(table: Op, producers: Mapping[str, Op], types: Mapping[str, TensorT
                 indices = made.reads[0]
             rows, width = table.results[0].type.shape
             count = types[indices].elements
-            return LookUp(indices, count, rows, width, min(rows, ranks * count))
+            most = min(rows, ranks * count)
+            return LookUp(indices, count, rows, width, most, table.name, source, places, padding)
         case _:
             return None

@@ -7,7 +7,7 @@ sets of numbers, so that they are compared and remembered fast; `strategy` turns
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -16,11 +16,11 @@ from sennit.fuse.channel import Channel
 from sennit.fuse.clock import BucketTime, StepTime, Timing, steady_state
 from sennit.fuse.kernel_cost import Estimate, KernelCost
 from sennit.fuse.known_cost import ManyKernels, Question
-from sennit.fuse.looked_up import LookUp, parameter_of
+from sennit.fuse.looked_up import ROWS, LookUp, parameter_of
 from sennit.fuse.operator_class import Class, classify
 from sennit.fuse.row_blocks import RowProduct, cut_spans, ready_fractions
 from sennit.ir.graph import Graph, Op, OutputKind, Role
-from sennit.ir.strategy import Bucket, Group, Reduce, Strategy, WaitAt
+from sennit.ir.strategy import Bucket, Group, Part, Reduce, Strategy, WaitAt
 from sennit.ir.strategy_check import Kernel
 
 __all__ = ["Channel", "Class", "Grouping", "KernelOrder", "Numbers", "StepModel", "classify"]
@@ -74,12 +74,16 @@ class StepModel:
         }
         self.bytes = {path: size for path, _, size in self.gradients}
         # what the clock and the search count for a gradient that is not cut
-        self.whole_bytes = {
-            path: self.bytes[path] * self.packed[path].elements // self.elements[path]
-            if path in self.packed
-            else self.bytes[path]
-            for path in self.bytes
+        self.whole_bytes = dict(self.bytes)
+        for path, item in self.packed.items():
+            self.whole_bytes[path] = self.bytes[path] * item.elements // self.elements[path]
+        # a head without the rows that travel packed
+        self.head_bytes = {
+            parameter_of(path): self.bytes[path] - self.whole_bytes[path]
+            for path, item in self.packed.items()
+            if item.total is not None
         }
+        self.whole_bytes |= self.head_bytes
         self.single = [frozenset((place,)) for place in range(len(self.ops))]
         self._costs: dict[tuple[Numbers, Numbers], Estimate] = {}
 
@@ -206,20 +210,22 @@ class StepModel:
         timing = KernelOrder(self, order, self.kernel_seconds(order, grouping)).timing(buckets)
         return steady_state(timing, self.channel.sharing)
 
-    def carried(self, bucket: Bucket) -> int:
-        """Bytes of a bucket."""
-        return sum(
-            self.whole_bytes[part.path]
-            if part.span is None
-            else self.bytes[part.path] * (part.span[1] - part.span[0]) // self.elements[part.path]
-            for part in bucket.parts
-        )
+    def carried(self, bucket: Bucket, cut: Collection[str] = ()) -> int:
+        """Bytes of a bucket. `cut` are gradients that travel in pieces: of a table that is one of them, all rows travel, and all rows of a head."""
+        return sum(self._carried(part, is_rows_cut=part.path + ROWS in cut) for part in bucket.parts)
+
+    def _carried(self, part: Part, *, is_rows_cut: bool) -> int:
+        if part.path in self.head_bytes and not is_rows_cut:
+            size = self.head_bytes[part.path]
+        else:
+            size = self.bytes[part.path] if part.path in self.head_bytes or part.span else self.whole_bytes[part.path]
+        return size if part.span is None else size * (part.span[1] - part.span[0]) // self.elements[part.path]
 
     def updated(self, bucket: Bucket) -> int:
         """Bytes of the parameters that it updates. A table is updated whole, and once."""
-        rows = [part.path for part in bucket.parts if part.span is None and part.path in self.packed]
-        packed = sum(self.bytes[path] - self.whole_bytes[path] for path in rows if parameter_of(path) == path)
-        return self.carried(bucket) + packed
+        parts = [part for part in bucket.parts if parameter_of(part.path) == part.path]
+        spans = [(part.path, part.span or (0, self.elements[part.path])) for part in parts]
+        return sum(self.bytes[path] * (stop - start) // self.elements[path] for path, (start, stop) in spans)
 
     def strategy(self, name: str, grouping: Grouping, buckets: Sequence[Bucket]) -> Strategy:
         repeats = grouping.repeats()
@@ -262,9 +268,10 @@ class KernelOrder:
         ]
         bounds: list[float] = sorted({*ready, *also, *(place for place in needed if place), len(self.seconds)})
         segment = {bound: index for index, bound in enumerate(bounds)}
+        cut = frozenset(part.path for bucket in buckets for part in bucket.parts if part.span is not None)
         times: list[BucketTime] = []
         for bucket, end, need in zip(buckets, ready, needed, strict=True):
-            carried = model.carried(bucket)
+            carried = model.carried(bucket, cut)
             gather = 0.0
             if bucket.reduce is Reduce.REDUCE_SCATTER:
                 seconds, gather = channel.halves(carried)

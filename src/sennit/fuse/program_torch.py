@@ -1,6 +1,6 @@
 """The kernels of a strategy as two Python functions, one for each pass.
 
-    def forward(values, settle):                 def backward(values, gradient, product):
+    def forward(values, settle):                 def backward(values, gradient, product, rows):
         settle(4)                                    a0 = values.pop('tangent')
         a0 = values['tokens.weight']                 ...
         a1 = values.pop('tokens')                    a7 = aten_mm_default(a5, a6)
@@ -13,6 +13,10 @@ step; `gradient(path, tensor)` follows the kernel that makes it. A gradient that
 cuts it, in blocks of rows (`products_torch.py`):
 
         product('head.weight', rows_head_weight, a5, a6)
+
+Nor is that of a look-up of which packed rows travel (`looked_up.py`): whoever takes it gets the rows to add up and their places, and adds those of the head where the table is the head too.
+
+        rows('tokens.weight:rows', a9, a1)
 
 Terms of sums that need not be written first are not (`running_sums.py`).
 
@@ -44,7 +48,7 @@ from sennit.fuse.kernel_torch import (
     takes_device,
     wanted_results,
 )
-from sennit.fuse.looked_up import parameter_of
+from sennit.fuse.looked_up import ROWS, LookUp, in_one_piece, parameter_of
 from sennit.fuse.products_torch import ProductSum, RowBlocks, added_at, from_zeros
 from sennit.fuse.row_blocks import RowProduct, blocks, cut_spans, row_products
 from sennit.fuse.running_sums import ProductTerm, SliceStart, SliceTerm, Term, running_sums
@@ -58,6 +62,7 @@ __all__ = ["StepProgram", "first_needs"]
 Settle = Callable[[int], None]
 TakeGradient = Callable[[str, Tensor], None]
 TakeProduct = Callable[[str, RowBlocks, Tensor, Tensor], None]  # path, and left @ right
+TakeRows = Callable[[str, Tensor, Tensor], None]  # path, rows to add up, and their places
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +113,15 @@ class StepProgram:
     """What one strategy runs on one rank."""
 
     def __init__(
-        self, graph: Graph, strategy: Strategy, device: torch.device, *, artifacts: dict[Any, Any] | None = None
+        self,
+        graph: Graph,
+        strategy: Strategy,
+        device: torch.device,
+        *,
+        packed: Mapping[str, LookUp] | None = None,
+        artifacts: dict[Any, Any] | None = None,
     ) -> None:
-        """`artifacts` holds what was compiled, and takes more; with None, operators run as they are."""
+        """Of the gradients in `packed`, rows travel. `artifacts` holds what was compiled, and takes more; with None, operators run as they are."""
         self.graph, self.strategy, self.device = graph, strategy, device
         found = kernels(strategy, graph)
         self._refuse_reordered_draws(found)
@@ -125,11 +136,15 @@ class StepProgram:
         for output in graph.outputs:
             if output.kind is OutputKind.GRADIENT:
                 self._gradients.setdefault(output.name, []).append(output.path)
+        self._paths = {path for paths in self._gradients.values() for path in paths}
         self._namespace: dict[str, Any] = {"torch": torch, "inf": inf, "nan": nan, "device": device}
         self._namespace |= {"added_at": added_at, "from_zeros": from_zeros}
         self._artifacts = artifacts
         needs = first_needs(found[:count], graph, strategy)
-        self._in_rows = self._products_in_rows(found) if device.type == "cpu" else {}
+        # by operator: what whoever takes a gradient makes in its place; None for operators that go into another
+        self._in_rows: dict[str, tuple[str, RowProduct | LookUp] | None] = {}
+        if device.type == "cpu":
+            self._leave_to_taker(found, in_one_piece(packed or {}, strategy.buckets))
         self._returned = {output.name for output in graph.outputs if output.kind is not OutputKind.GRADIENT}
         later = {name for kernel in found[count:] for name in kernel.reads}
         left = frozenset(later | self._returned)
@@ -139,14 +154,15 @@ class StepProgram:
         self.source = "\n\n".join(
             (
                 forward.source("def forward(values, settle):"),
-                backward.source("def backward(values, gradient, product):"),
+                backward.source("def backward(values, gradient, product, rows):"),
             )
         )
         name = f"<sennit.DataParallel of {graph.name}: {strategy.name}>"
         exec(compile(self.source, name, "exec"), self._namespace)
         linecache.cache[name] = (len(self.source), None, self.source.splitlines(keepends=True), name)
         self.forward: Callable[[dict[str, Tensor], Settle], None] = self._namespace["forward"]
-        self.backward: Callable[[dict[str, Tensor], TakeGradient, TakeProduct], None] = self._namespace["backward"]
+        self.backward: Callable[[dict[str, Tensor], TakeGradient, TakeProduct, TakeRows], None]
+        self.backward = self._namespace["backward"]
 
     @staticmethod
     def _refuse_reordered_draws(found: Sequence[Kernel]) -> None:
@@ -161,15 +177,37 @@ class StepProgram:
                 fix="leave operators that draw random numbers out of the strategy's groups",
             )
 
-    def _products_in_rows(self, found: Sequence[Kernel]) -> dict[str, tuple[str, RowProduct] | None]:
-        """By operator: products that make a gradient, with the parameter, and None for the views behind them. A product with a kernel of its own, that is, and a gradient of one parameter."""
-        alone = {kernel.body[0].name for kernel in found if len(kernel.body) == 1}
-        made: dict[str, tuple[str, RowProduct] | None] = {}
-        for path, product in row_products(self.graph).items():
-            if alone.issuperset((product.product, *product.views)):
-                made[product.product] = (path, product)
-                made.update(dict.fromkeys(product.views))
-        return made
+    def _leave_to_taker(self, found: Sequence[Kernel], packed: Mapping[str, LookUp]) -> None:
+        """Products that make a gradient, and look-ups of which packed rows travel. Each with a kernel of its own, that is, and a gradient of one parameter."""
+        alone = frozenset(kernel.body[0].name for kernel in found if len(kernel.body) == 1)
+        products = {
+            path: product
+            for path, product in row_products(self.graph).items()
+            if alone.issuperset((product.product, *product.views))
+        }
+        heads = {parameter_of(path): item for path, item in packed.items() if item.total is not None}
+        for output in self.graph.outputs:
+            path = output.path
+            if (item := packed.get(path)) is not None and item.total is None and self._is_taken(item, path, alone):
+                self._in_rows[item.table] = (path, item)
+            if (product := products.get(path)) is None:
+                continue
+            if (item := heads.get(path)) is not None:  # the sum is made with the look-up's rows, or neither is
+                rows = path + ROWS
+                if not self._is_taken(item, rows, alone):
+                    continue
+                assert item.total is not None
+                self._in_rows |= {item.table: (rows, item), item.total: None}
+            elif path + ROWS in self._paths:  # the sum reads it, and travels whole
+                continue
+            self._in_rows[product.product] = (path, product)
+            self._in_rows.update(dict.fromkeys(product.views))
+
+    def _is_taken(self, item: LookUp, path: str, alone: frozenset[str]) -> bool:
+        """Whether nothing but this gradient comes of a look-up's operators."""
+        names = [item.table] if item.total is None else [item.table, item.total]
+        readers = [op.name for op in self.graph.ops if set(names).intersection(op.reads)]
+        return alone.issuperset(names) and readers == names[1:] and self._gradients.get(names[-1]) == [path]
 
     def _written(
         self,
@@ -239,15 +277,19 @@ class StepProgram:
             del writing.env[name]
         writing.env.update(outer)
 
-    def _write_rows(self, writing: _Pass, what: tuple[str, RowProduct] | None) -> None:
-        if what is None:  # a view behind such a product
-            return
-        path, product = what
-        name = f"rows_{path.replace('.', '_')}"
-        spans = cut_spans(self.strategy.buckets).get(path, [(0, product.rows * product.width)])
-        self._namespace[name] = RowBlocks(blocks(spans, product), product.width)
-        left, right = writing.read(product.left), writing.read(product.right)
-        writing.add(f"product({path!r}, {name}, {left}, {right})", reads=(left, right))
+    def _write_rows(self, writing: _Pass, what: tuple[str, RowProduct | LookUp] | None) -> None:
+        match what:
+            case None:  # a view behind a product, or the sum of a head's gradient and rows
+                return
+            case path, RowProduct() as product:
+                name = f"rows_{path.replace('.', '_')}"
+                spans = cut_spans(self.strategy.buckets).get(path, [(0, product.rows * product.width)])
+                self._namespace[name] = RowBlocks(blocks(spans, product), product.width)
+                left, right = writing.read(product.left), writing.read(product.right)
+                writing.add(f"product({path!r}, {name}, {left}, {right})", reads=(left, right))
+            case path, LookUp() as item:
+                source, places = writing.read(item.source), writing.read(item.places)
+                writing.add(f"rows({path!r}, {source}, {places})", reads=(source, places))
 
     def _write_term(self, writing: _Pass, name: str, term: Term | None) -> None:
         match term:

@@ -5,7 +5,8 @@ the product is computed in blocks of rows, and a bucket leaves with its block:
 
     dw = dy.T @ x          for start, stop in blocks:    dw[start:stop] = dy.T[start:stop] @ x
 
-`row_products` finds the gradients of a graph that are made so: `mm`, then views that give its rows in order. `blocks` turns the spans of a strategy into rows: a span that ends inside a row gets the whole of it in
+`row_products` finds the gradients of a graph that are made so: `mm`, then views that give its rows in order. Nothing else reads them, but for the sum with a look-up's rows in a table that is also the head (`looked_up.py`), which
+whoever takes the product makes too. `blocks` turns the spans of a strategy into rows: a span that ends inside a row gets the whole of it in
 its block. Which element of a row is summed in which order is the library's choice and might depend on how many rows there are; whoever runs blocks compares the bits (`program_torch.py`).
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sennit.fuse.looked_up import parameter_of
 from sennit.ir.graph import Graph, Op, OutputKind, Phase, Ref
 from sennit.ir.strategy import Bucket
 
@@ -45,6 +47,8 @@ def row_products(graph: Graph) -> dict[str, RowProduct]:
             readers[name] = readers.get(name, 0) + 1
     for output in graph.outputs:
         readers[output.name] = readers.get(output.name, 0) + 1
+    for name in _added_to_rows(graph, producers):
+        readers[name] -= 1
     found: dict[str, RowProduct] = {}
     for output in graph.outputs:
         if output.kind is not OutputKind.GRADIENT:
@@ -62,6 +66,20 @@ def row_products(graph: Graph) -> dict[str, RowProduct]:
             case (Ref(left), Ref(right)) if made.phase is Phase.BACKWARD and not made.kwargs:
                 rows, width = types[made.name].shape
                 found[output.path] = RowProduct(made.name, left, right, tuple(reversed(views)), rows, width)
+    return found
+
+
+def _added_to_rows(graph: Graph, producers: Mapping[str, Op]) -> list[str]:
+    """Gradients of heads that are looked up as well, where they are made before the look-up's."""
+    place = {op.name: number for number, op in enumerate(graph.ops)}
+    dense = {output.path: output.name for output in graph.outputs if output.kind is OutputKind.GRADIENT}
+    found: list[str] = []
+    for path, name in dense.items():
+        head = dense.get(parameter_of(path), name)
+        if head != name and head in producers:
+            (table,) = [other for other in producers[name].reads if other != head]
+            if place[producers[head].name] < place[producers[table].name]:
+                found.append(head)
     return found
 
 

@@ -32,9 +32,10 @@ from sennit.fuse.buckets import by_size
 from sennit.fuse.compiled_groups_torch import compiled_groups
 from sennit.fuse.model import Channel, Grouping, StepModel
 from sennit.fuse.network_threads import network_first, ordinary
-from sennit.fuse.profile_torch import measure_channel, measure_operators, slowest
+from sennit.fuse.profile_torch import measure_channel, measure_operators
 from sennit.fuse.row_blocks import row_products
 from sennit.fuse.search import SearchOptions, refine_buckets, solve_buckets
+from sennit.fuse.timeline_torch import MESSAGE, in_stretches, stretches
 from sennit.ir.strategy import Bucket, Part, Strategy
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ __all__ = [
 ]
 
 _MEBI = 1 << 20
-_BESIDE = 4 * _MEBI  # bytes of a message that is carried while the step computes
+_ROUNDS, _ROUNDS_BESIDE = 5, 4
 _LEAST_RATE = 0.25
 
 
@@ -108,63 +109,26 @@ def _named(strategy: Strategy, remark: str) -> Strategy:
 
 
 def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tuning) -> StepModel:
-    """The step as the clock sees it, on this machine and this group. Operators are timed one by one; what the step takes beyond their sum is spread over them."""
+    """The step as the clock sees it, on this machine and this group. Operators are timed one by one, and then as they run in the step (`timeline_torch.py`)."""
     cost = measure_operators(owner.graph, owner.module, {**inputs, **owner.constants})
-    # the slowest rank's: the others wait for it
-    whole, parts = slowest(owner.group, _compute_alone(owner, inputs), owner.device), sum(cost.seconds.values())
-    scaled = {name: seconds * whole / parts for name, seconds in cost.seconds.items()}
+    alone = stretches(owner, inputs, _ROUNDS)
+    names = [op.name for op in owner.graph.ops]
     channel = measure_channel(owner.group, device=owner.device)
     update = _update_per_byte(owner.optimizer, tuning.sample_bytes) if owner.optimizer is not None else 0.0
     in_rows = row_products(owner.graph) if owner.device.type == "cpu" else {}
     if owner.group.size() > 1 and owner.device.type == "cpu":
-        sharing = replace(channel.sharing, compute_rate=_compute_rate(owner, inputs, whole, channel))
+        sharing = replace(channel.sharing, compute_rate=_compute_rate(owner, inputs, sum(alone.values()), channel))
         channel = replace(channel, sharing=sharing)
     measured = replace(channel, update_per_byte=update)
-    return StepModel(owner.graph, replace(cost, seconds=scaled), measured, in_rows, owner.packed)
-
-
-def _compute_alone(owner: DataParallel, inputs: Mapping[str, Tensor]) -> float:
-    """Seconds of a step that communicates nothing, on the wall, while the other ranks do the same: they may share this rank's cores. The least of some, since other work on the machine passes."""
-    one = Bucket(tuple(Part(path) for path in owner.sent))
-    owner.use(Strategy("alone", (), _of_one_type(owner, one)))
-    spent: list[float] = []
-    with owner.no_sync():
-        for _ in range(5):
-            dist.barrier(owner.group)
-            start = time.perf_counter()
-            owner.run_backward(owner.run_forward(inputs), torch.ones((), device=owner.device))
-            if owner.device.type == "cuda":
-                torch.cuda.synchronize(owner.device)
-            spent.append(time.perf_counter() - start)
-            drop_gradients(owner)
-    return min(spent)
+    in_the_step = replace(cost, seconds=in_stretches(cost.seconds, names, alone))
+    return StepModel(owner.graph, in_the_step, measured, in_rows, owner.packed)
 
 
 def _compute_rate(owner: DataParallel, inputs: Mapping[str, Tensor], alone: float, channel: Channel) -> float:
-    """How fast the step computes beside messages that are carried, 1 as alone; the slowest rank's. By the step itself: one whose weights pass through the cache again and again loses more there than one of large products."""
-    buffer = torch.zeros(_BESIDE // 4)
-    count = 1 + math.ceil(2.0 * alone / (channel.latency + channel.per_byte * _BESIDE))
-    spent: list[float] = []
-    with owner.no_sync():
-        for _ in range(4):
-            dist.barrier(owner.group)
-            start = time.perf_counter()
-            works = [dist.all_reduce(buffer, group=owner.group, async_op=True) for _ in range(count)]
-            owner.run_backward(owner.run_forward(inputs), torch.ones(()))
-            spent.append(time.perf_counter() - start)
-            drop_gradients(owner)
-            for work in works:
-                assert work is not None
-                work.wait()
-    beside = slowest(owner.group, median(spent[1:]), owner.device)
-    return min(1.0, max(_LEAST_RATE, alone / beside))
-
-
-def _of_one_type(owner: DataParallel, bucket: Bucket) -> tuple[Bucket, ...]:
-    by_type: dict[torch.dtype, list[Part]] = {}
-    for part in bucket.parts:
-        by_type.setdefault(owner.sent[part.path].dtype, []).append(part)
-    return tuple(replace(bucket, parts=tuple(parts)) for parts in by_type.values())
+    """How fast the step computes beside messages that are carried, 1 as alone. By the step itself: one whose weights pass through the cache again and again loses more there than one of large products."""
+    count = 1 + math.ceil(2.0 * alone / (channel.latency + channel.per_byte * MESSAGE))
+    beside = stretches(owner, inputs, _ROUNDS_BESIDE, count)
+    return min(1.0, max(_LEAST_RATE, alone / sum(beside.values())))
 
 
 def candidates(
