@@ -66,19 +66,22 @@ def drawn_of(text: str) -> Drawn:
 
 @dataclass(frozen=True)
 class Group:
-    """A group, compiled; `kernels` as `Tuned.taken` has them."""
+    """A group, compiled; `kernels` as `Tuned.taken` has them, seconds of compiling, and how often Inductor timed something while it compiled."""
 
     drawn: Drawn
     reads: tuple[str, ...]
     call: Any
     rough: float
     kernels: list[tuple[str, int, str]]
+    compiling: float
+    timings: int
 
 
 class Tuned:
     """The compiled kernels of this process, as Inductor makes them, and what it chose for each."""
 
     def __init__(self) -> None:
+        from torch._inductor.runtime.benchmarking import benchmarker
         from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
         self.kernels: list[Any] = []
@@ -89,6 +92,15 @@ class Tuned:
             self.kernels.append((kernel, len(kernel.configs or ())))
 
         CachingAutotuner.__init__ = made  # type: ignore[method-assign]
+        self.timings = 0
+        sort = type(benchmarker)
+        times = sort.benchmark_gpu
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.timings += 1
+            return times(*args, **kwargs)
+
+        sort.benchmark_gpu = counted  # type: ignore[method-assign]
 
     def taken(self) -> list[tuple[str, int, str]]:
         """(kernel, configurations that were tried, the one that was kept) since the last call."""
@@ -142,8 +154,12 @@ def worker(number: int, texts: list[str], folder: str, barrier: Any) -> None:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor{number}"
     os.environ["TRITON_CACHE_DIR"] = f"{folder}/triton{number}"
     import torch
+    from torch._inductor import config
 
     torch.set_num_threads(1)
+    config.fx_graph_cache = (
+        number % 2 == 0
+    )  # whether keeping what was compiled takes time: the other process of a group is odd
     tuned, lock, groups = Tuned(), f"{folder}/lock", []
     with Path(f"{folder}/{number}.jsonl").open("w") as out, torch.no_grad():
         for text in texts:
@@ -166,11 +182,13 @@ def compiled(drawn: Drawn, lock: str, tuned: Tuned) -> Group:
     module, reads, _ = kernel_module(drawn.kernel, drawn.written)
     with held(lock):
         inputs = inputs_of(reads, drawn, DEVICE)
+    tuned.timings, start = 0, time.perf_counter()
     call = compile_kernel(placed(module, DEVICE), inputs)
+    compiling, timings = time.perf_counter() - start, tuned.timings
     with held(lock):
         call(*inputs)
         rough = rough_seconds(call, inputs)
-    return Group(drawn, reads, call, rough, tuned.taken())
+    return Group(drawn, reads, call, rough, tuned.taken(), compiling, timings)
 
 
 def measure(group: Group, when: str, number: int, lock: str, out: Any) -> None:
@@ -184,6 +202,7 @@ def measure(group: Group, when: str, number: int, lock: str, out: Any) -> None:
                 found[way] = timed(group.call, group.drawn, group.reads, way, group.rough)
             torch.cuda.empty_cache()
         row = {"group": group.drawn.key, "worker": number, "when": when, "turn": turn, "kernels": group.kernels}
+        row |= {"compiling": group.compiling, "timings": group.timings}
         out.write(json.dumps(row | {"times": found}) + "\n")
         out.flush()
         del apart
