@@ -312,6 +312,14 @@ def show_tuned(rows: list[Any]) -> None:
     print(
         f"  {several} groups have a kernel with several configurations, {other} came out otherwise in the other process"
     )
+    timed = {row["group"] for row in rows if row["timings"]}
+    print(f"  {len(timed)} groups had Inductor time something while it compiled")
+    for odd in (0, 1):
+        seconds = [row["compiling"] for row in rows if row["worker"] % 2 == odd]
+        if seconds:
+            print(
+                f"  compiling, cache of graphs {'off' if odd else 'on'}: {statistics.mean(seconds):.2f} s in the mean"
+            )
 
 
 if __name__ == "__main__":
