@@ -1,16 +1,16 @@
-"""Why two labels of one group differ: the same groups, compiled twice and timed in several ways.
+"""Why two labels of one group differ: the same groups, compiled again and again and timed in several ways.
 
-    python benchmarks/fuse/label_noise.py groups.jsonl.gz --again again.jsonl.gz --out noise.jsonl.gz [--count 90 --workers 14]      # measures
+    python benchmarks/fuse/label_noise.py groups.jsonl.gz --again again.jsonl.gz --out noise.jsonl.gz [--count 60 --workers 14]      # measures
     python benchmarks/fuse/label_noise.py --show noise.jsonl.gz                                                                     # the parts of the difference
 
-Half of the groups are those whose two labels differ most. Each is compiled in two processes that share no cache, and each of these is timed
+Half of the groups are those whose two labels differ most. Each is compiled in two processes that share no cache, and is timed there
 
-    by events     a replay of a CUDA graph between two events, the device idle before: the host's launch of the graph is in it
-    behind a spin the same, queued behind a kernel that spins (`fuse/replay_times_torch.py`)
-    in turns      as behind a spin, on copies of the inputs which do not fit the cache together
+    by events       a replay of a CUDA graph between two events, the device idle before: the host's launch of the graph is in it
+    behind a spin   the same, queued behind a kernel that spins (`fuse/replay_times_torch.py`)
+    in turns        as behind a spin, on copies of the inputs which do not fit the cache together
 
-twice with new memory for the inputs, while the other processes compile (busy) and again when they are done (quiet). So the difference of two times of one group has parts: replays, memory, busy or quiet, compilation. Kernels that Inductor
-tuned are written down with what it chose.
+twice with other memory for the inputs, at three times: while the other processes compile and have Inductor tune kernels on the device as it likes to (tuned beside); while they compile, and the device is used under the lock only (busy); and when they are
+done (quiet). So the difference of two times of one group has parts: memory, what else goes on, compilation. Kernels that Inductor tuned are written down with what it chose.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 import numpy as np
+from device_lock import DeviceLock, hold_while_tuning
 from drawn_groups import Drawn
 from gpu_workers import copies
-from label_groups import held, inputs_of, placed
+from label_groups import drawn_of, inputs_of, placed
 
 DEVICE = "cuda"
 WAYS = ("by events", "behind a spin", "in turns")
@@ -54,14 +55,6 @@ def chosen(first: Path, again: Path, count: int) -> list[tuple[str, float]]:
     pairs.sort(key=lambda item: -item[1])
     rest = pairs[count // 2 :]
     return pairs[: count // 2] + rest[:: max(1, len(rest) // (count - count // 2))][: count - count // 2]
-
-
-def drawn_of(text: str) -> Drawn:
-    from sennit.ir.graph import Graph
-    from sennit.ir.strategy_check import Kernel
-
-    graph = Graph.parse(text)
-    return Drawn(text, Kernel(graph.ops), frozenset(output.name for output in graph.outputs), graph.types())
 
 
 @dataclass(frozen=True)
@@ -157,48 +150,57 @@ def worker(number: int, texts: list[str], folder: str, barrier: Any) -> None:
     from torch._inductor import config
 
     torch.set_num_threads(1)
-    config.fx_graph_cache = (
-        number % 2 == 0
-    )  # whether keeping what was compiled takes time: the other process of a group is odd
-    tuned, lock, groups = Tuned(), f"{folder}/lock", []
+    config.fx_graph_cache = config.autotune_local_cache = False  # what is compiled a second time is so from the start
+    tuned, lock = Tuned(), DeviceLock(f"{folder}/lock")
     with Path(f"{folder}/{number}.jsonl").open("w") as out, torch.no_grad():
-        for text in texts:
-            try:
-                group = compiled(drawn_of(text), lock, tuned)
-            except Exception as error:  # the other processes wait for this one
-                out.write(json.dumps({"group": text, "error": f"{type(error).__name__}: {str(error)[:300]}"}) + "\n")
-                continue
-            groups.append(group)
-            measure(group, "busy", number, lock, out)
-        barrier.wait()
+        for when in ("tuned beside", "busy"):
+            groups = []
+            for text in texts:
+                try:
+                    group = compiled(drawn_of(text), lock, tuned, beside=when == "tuned beside")
+                except Exception as error:  # the other processes wait for this one
+                    row = {"group": text, "error": f"{type(error).__name__}: {str(error)[:300]}"}
+                    out.write(json.dumps(row) + "\n")
+                    continue
+                groups.append(group)
+                measure(group, when, number, lock, out)
+            barrier.wait()
+            if when == "tuned beside":
+                hold_while_tuning(lock)
         for group in groups:
             measure(group, "quiet", number, lock, out)
 
 
-def compiled(drawn: Drawn, lock: str, tuned: Tuned) -> Group:
+def compiled(drawn: Drawn, lock: DeviceLock, tuned: Tuned, *, beside: bool) -> Group:
+    from torch._inductor import standalone_compile
+
     from sennit.fuse.kernel_torch import compile_kernel, kernel_module
     from sennit.fuse.replay_times_torch import rough_seconds
 
     module, reads, _ = kernel_module(drawn.kernel, drawn.written)
-    with held(lock):
+    module = placed(module, DEVICE)
+    with lock:
         inputs = inputs_of(reads, drawn, DEVICE)
     tuned.timings, start = 0, time.perf_counter()
-    call = compile_kernel(placed(module, DEVICE), inputs)
+    if beside:
+        call: Any = standalone_compile(module, inputs, dynamic_shapes="from_example_inputs")
+    else:
+        call = compile_kernel(module, inputs)
     compiling, timings = time.perf_counter() - start, tuned.timings
-    with held(lock):
+    with lock:
         call(*inputs)
         rough = rough_seconds(call, inputs)
     return Group(drawn, reads, call, rough, tuned.taken(), compiling, timings)
 
 
-def measure(group: Group, when: str, number: int, lock: str, out: Any) -> None:
+def measure(group: Group, when: str, number: int, lock: DeviceLock, out: Any) -> None:
     import torch
 
     for turn in range(2):
         apart = torch.empty(turn * 37_000_000, dtype=torch.uint8, device=DEVICE)  # so that inputs lie elsewhere
         found = {}
         for way in WAYS:
-            with held(lock):
+            with lock:
                 found[way] = timed(group.call, group.drawn, group.reads, way, group.rough)
             torch.cuda.empty_cache()
         row = {"group": group.drawn.key, "worker": number, "when": when, "turn": turn, "kernels": group.kernels}
@@ -214,7 +216,7 @@ def main() -> None:
     parser.add_argument("--again", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--show", type=Path)
-    parser.add_argument("--count", type=int, default=90)
+    parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--seconds", type=float, default=105.0)
     arguments = parser.parse_args()
@@ -269,7 +271,7 @@ def part_of(one: Timing, two: Timing) -> str | None:
     if one.worker != two.worker:
         return f"compiled twice, {one.when}" if one.when == two.when else None
     if one.when != two.when:
-        return "busy and quiet" if one.turn == two.turn else None
+        return "busy and quiet" if one.turn == two.turn and "tuned beside" not in (one.when, two.when) else None
     return f"other memory, {one.when}"
 
 
@@ -314,12 +316,10 @@ def show_tuned(rows: list[Any]) -> None:
     )
     timed = {row["group"] for row in rows if row["timings"]}
     print(f"  {len(timed)} groups had Inductor time something while it compiled")
-    for odd in (0, 1):
-        seconds = [row["compiling"] for row in rows if row["worker"] % 2 == odd]
+    for when in ("tuned beside", "busy"):
+        seconds = [row["compiling"] for row in rows if row["when"] == when]
         if seconds:
-            print(
-                f"  compiling, cache of graphs {'off' if odd else 'on'}: {statistics.mean(seconds):.2f} s in the mean"
-            )
+            print(f"  compiling, {when}: {statistics.mean(seconds):.2f} s in the mean")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ _FILL, _FULL = 0.1, 200e3  # of a launch more, for a pointwise part that moves s
 _SLOWNESS = {Sort.POINT: 1.0, Sort.ROW: 1.1, Sort.COLUMN: 1.4, Sort.SCATTER: 1.4}
 _CACHE, _CACHE_SPEED = 50e6, 1.8  # bytes, and over memory, where the device does not say
 _TF32 = 0.25
+_SECTORS = 48.0  # bytes of memory that an element takes which is written out of order
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Compiled:
             return Split((), 0.0, 0.0, 0)
         types = self.staged.roofline.types
         parts = parts_of(kernel, written, types)
-        library = self._library(kernel, parts)
+        library = self._library(kernel, written, parts)
         footprint = sum(types[name].bytes for name in kernel.reads) + sum(part.written for part in parts)
         busy = [op for op in kernel.body if not moves_nothing(op)]
         others = [part for part in parts if part.sort is not Sort.LIBRARY]
@@ -64,7 +65,8 @@ class Compiled:
     def _modelled(self, part: Part, footprint: int) -> float:
         launches = part.launches * _GAP[part.sort] + _filled(part)
         moved = _SLOWNESS[part.sort] * (part.read + part.written)
-        return launches * self.staged.roofline.device.launch.value + moved * self._per_byte(footprint)
+        seconds = launches * self.staged.roofline.device.launch.value + moved * self._per_byte(footprint)
+        return seconds + part.reordered * _SECTORS / self._memory()
 
     def _factor(self, part: Part, busy: Sequence[Op]) -> float:
         """What the longest operator of a part took, over what its own parts should take: of a part that is this operator alone, it makes the time the measured one. Pointwise operators that share a part are alike, and its
@@ -81,19 +83,24 @@ class Compiled:
         )
         return seconds / alone.seconds
 
-    def _library(self, kernel: Kernel, parts: Sequence[Part]) -> float:
-        called = {name for part in parts if part.sort is Sort.LIBRARY for name in part.ops}
+    def _library(self, kernel: Kernel, written: frozenset[str], parts: Sequence[Part]) -> float:
+        calls = {name for part in parts if part.sort is Sort.LIBRARY for name in part.ops}
         seconds = 0.0
         for op in kernel.body:
-            if op.name in called:
-                guessed = op.results[0].type.dtype is DType.F32 and self.staged.as_measured(op) is None
+            if op.name in calls:
+                guessed = (
+                    op.results[0].type.dtype is DType.F32 and self.staged.measured_inside(op, kernel, written) is None
+                )
                 factor = _TF32 if guessed and stem(op.kind).startswith("convolution") else 1.0
-                seconds += factor * self.staged.alone(op)
+                seconds += factor * self.staged.inside(op, kernel, written)
         return seconds
 
-    def _per_byte(self, footprint: int) -> float:
+    def _memory(self) -> float:
         device = self.staged.roofline.device
-        memory = device.bandwidth.value * device.bandwidth_efficiency.value
+        return device.bandwidth.value * device.bandwidth_efficiency.value
+
+    def _per_byte(self, footprint: int) -> float:
+        device, memory = self.staged.roofline.device, self._memory()
         cache = device.cache.value if device.cache is not None else _CACHE
         fast = device.cache_bandwidth.value if device.cache_bandwidth is not None else _CACHE_SPEED * memory
         found = min(1.0, max(0.0, (1.25 * cache - footprint) / (0.75 * cache)))

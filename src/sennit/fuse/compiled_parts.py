@@ -15,6 +15,9 @@ same space that read the same value and do not wait for each other are joined to
 A reduction to few results would leave most of the device idle, so Inductor splits it: two launches, with partial results between, and what is pointwise over the whole space behind it is a part of its own. Its rule: no split with
 as many results as programs that fill the device (twice its processors for rows, 64 times for columns), nor of a short reduction (8192 elements for rows, 128 for columns).
 
+**How values lie.** Inductor has a convolution read its values with the channels last. What a pointwise part writes for it is then written in another order than it is read, an element at a time (`Part.reordered`). A reduction over rows is one pass over rows that a
+program keeps only where each value that it reads is one run of memory (`Part.contiguous`): a mask that is broadcast in the middle, or a transposed value, makes it a loop that reads its rows twice.
+
 The backward pass of layer norm also reduces over columns for its weights, and a batch norm whose reduction is split goes over its elements once more: `_beside` adds those parts.
 """
 
@@ -46,7 +49,7 @@ class Sort(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`size` elements in its space, `outer` results of a reduction; `ops` by name, and `stored` those of them whose results it writes to memory."""
+    """`size` elements in its space, `outer` results of a reduction; `ops` by name, and `stored` those of them whose results it writes to memory; `reordered` elements are written with their channels last."""
 
     sort: Sort
     size: int
@@ -56,6 +59,8 @@ class Part:
     written: int
     ops: frozenset[str]
     stored: frozenset[str]
+    reordered: int = 0
+    contiguous: bool = True
 
 
 _ROWS = ("softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "native_layer_norm")
@@ -99,16 +104,30 @@ class _Group:
         self.types = types
         self.base: dict[str, str] = {}  # of what views show
         self.readers: dict[str, list[str]] = {}  # of a value, directly or through views, the operators
+        self.turned: set[str] = set()  # views whose elements lie in another order
+        self.narrow: dict[str, tuple[int, ...]] = {}  # of views that repeat elements, the shape before
+        self.convolved: set[str] = set()
         for op in kernel.body:
             if moves_nothing(op) and op.reads:
-                shown = self.base.get(op.reads[0], op.reads[0])
-                self.base.update((value.name, shown) for value in op.results)
-            else:
-                for name in op.reads:
-                    self.readers.setdefault(self.base.get(name, name), []).append(op.name)
+                self._look_through(op)
+                continue
+            if stem(op.kind) == "convolution":
+                self.convolved.add(op.reads[0])
+            for name in op.reads:
+                self.readers.setdefault(self.base.get(name, name), []).append(op.name)
         self.wanted = {self.base.get(name, name) for name in written}
         self.parts: list[_Open] = []
         self.home: dict[str, _Open] = {}  # of a value
+
+    def _look_through(self, op: Op) -> None:
+        source, names = op.reads[0], [value.name for value in op.results]
+        shown = self.base.get(source, source)
+        self.base.update((name, shown) for name in names)
+        if source in self.turned or stem(op.kind) in ("permute", "transpose", "t"):
+            self.turned.update(names)
+        if stem(op.kind) == "expand" or source in self.narrow:
+            shape = self.narrow.get(source, self.types[source].shape)
+            self.narrow.update((name, shape) for name in names)
 
     # ---- growing ---------------------------------------------------------------------------------------------------------
 
@@ -194,6 +213,17 @@ class _Group:
                 found[base] = max(found.get(base, 0), min(size, made) if picks(op) else size)
         return found
 
+    def _is_contiguous(self, part: _Open) -> bool:
+        for op in part.ops:
+            made, first = op.results[0].type, self.types[op.reads[0]] if op.reads else op.results[0].type
+            space = made.shape if made.elements >= first.elements else first.shape
+            for name in op.reads:
+                if self.home.get(self.base.get(name, name)) is part or picks(op):
+                    continue
+                if name in self.turned or not _is_one_run(self.narrow.get(name, self.types[name].shape), space):
+                    return False
+        return True
+
     def closed(self, part: _Open) -> Part:
         inside = {op.name for op in part.ops}
         stored = [
@@ -202,6 +232,7 @@ class _Group:
             for value in op.results
             if value.name in self.wanted or any(r not in inside for r in self.readers.get(value.name, ()))
         ]
+        made = [value for op in part.ops for value in op.results] if part.sort is Sort.POINT else []
         launches = 2 if part.is_split or part.sort is Sort.SCATTER else 1
         return Part(
             part.sort,
@@ -212,7 +243,17 @@ class _Group:
             sum(size for _, size in stored),
             frozenset(inside),
             frozenset(name for name, _ in stored),
+            sum(value.type.elements for value in made if value.name in self.convolved),
+            self._is_contiguous(part),
         )
+
+
+def _is_one_run(shape: tuple[int, ...], space: tuple[int, ...]) -> bool:
+    """Whether a value that is broadcast to a space is read from its beginning to its end, once or again and again: no dim is broadcast between two that are not."""
+    shape = (1,) * (len(space) - len(shape)) + shape
+    own = [size > 1 for size, whole in zip(shape, space, strict=False) if whole > 1]
+    places = [place for place, mine in enumerate(own) if mine]
+    return not places or places[-1] - places[0] + 1 == len(places)
 
 
 def _alone(op: Op, types: Mapping[str, TensorType]) -> _Open:

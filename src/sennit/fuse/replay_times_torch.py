@@ -57,12 +57,16 @@ def _event() -> Any:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
+def _spin() -> None:
+    torch.cuda._sleep(_SPIN)  # type: ignore[no-untyped-call]
+
+
 def rough_seconds(call: Callable[..., Any], inputs: Sequence[Tensor], calls: int = 4) -> float:
     """Of one call, from a few behind a spin: enough to choose how many make a graph. The first call of a compiled group, which tunes it, is to be made before."""
     call(*inputs)
     torch.cuda.synchronize()
     start, end = _event(), _event()
-    torch.cuda._sleep(_SPIN)
+    _spin()
     start.record()
     for _ in range(calls):
         call(*inputs)
@@ -88,7 +92,7 @@ def replayed(found: Captured, rounds: int = 9) -> Replays:
     found.graph.replay()  # what it reads and writes is mapped and, if it fits, in the cache
     torch.cuda.synchronize()
     before.record()
-    torch.cuda._sleep(_SPIN)
+    _spin()
     events[0].record()
     for event in events[1:]:
         found.graph.replay()
