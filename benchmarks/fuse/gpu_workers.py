@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from device_lock import DeviceLock, hold_while_tuning
+from device_lock import DeviceLock, tune_alone
 from label_groups import placed, timed_on_cpu, timed_on_gpu
 
 from sennit.ir.strategy_check import Kernel
@@ -73,7 +73,7 @@ def worker(jobs: Any, answers: Any, path: str, device: str) -> None:
     torch.set_num_threads(1)
     config.compile_threads = 1
     lock = DeviceLock(path)
-    hold_while_tuning(lock)
+    tune_alone(lock)
     while True:
         job = jobs.get()
         if job is None:

@@ -41,7 +41,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from device_lock import DeviceLock, hold_while_tuning
+from device_lock import DeviceLock, tune_alone
 from drawn_groups import Drawn, drawn_groups, in_turns
 from workloads import root_of, stored_graphs
 
@@ -96,7 +96,7 @@ def worker(jobs: Any, answers: Any, path: str, device: str) -> None:
     config.compile_threads = 1
     config.fx_graph_cache = config.autotune_local_cache = False  # a second label is one from the start
     lock = DeviceLock(path)
-    hold_while_tuning(lock)
+    tune_alone(lock)
     while True:
         drawn = jobs.get()
         try:
@@ -124,11 +124,11 @@ def worker(jobs: Any, answers: Any, path: str, device: str) -> None:
 
 def timed_on_gpu(call: Any, inputs: list[Any], lock: DeviceLock, others: tuple[list[Any], ...] = ()) -> Quartiles:
     """Seconds a call: lower quartile, median, upper quartile. With `others`, further inputs like these, calls take them in turns: what a call reads is then not in the cache from the one before."""
-    from sennit.fuse.replay_times_torch import captured, replayed, rough_seconds
+    from sennit.fuse.replay_times_torch import captured, queued_seconds, replayed
 
     with lock:
         call(*inputs)  # tunes what it launches
-        rough = rough_seconds(call, inputs)
+        rough = queued_seconds(lambda: call(*inputs))
     graph = captured(call, [inputs, *others], rough)
     with lock:
         return replayed(graph).quartiles

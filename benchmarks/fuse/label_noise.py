@@ -34,7 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 import numpy as np
-from device_lock import DeviceLock, hold_while_tuning
+from device_lock import DeviceLock, tune_alone
 from drawn_groups import Drawn
 from gpu_workers import copies
 from label_groups import drawn_of, inputs_of, placed
@@ -166,7 +166,7 @@ def worker(number: int, texts: list[str], folder: str, barrier: Any) -> None:
                 measure(group, when, number, lock, out)
             barrier.wait()
             if when == "tuned beside":
-                hold_while_tuning(lock)
+                tune_alone(lock)
         for group in groups:
             measure(group, "quiet", number, lock, out)
 
@@ -175,7 +175,7 @@ def compiled(drawn: Drawn, lock: DeviceLock, tuned: Tuned, *, beside: bool) -> G
     from torch._inductor import standalone_compile
 
     from sennit.fuse.kernel_torch import compile_kernel, kernel_module
-    from sennit.fuse.replay_times_torch import rough_seconds
+    from sennit.fuse.replay_times_torch import queued_seconds
 
     module, reads, _ = kernel_module(drawn.kernel, drawn.written)
     module = placed(module, DEVICE)
@@ -189,7 +189,7 @@ def compiled(drawn: Drawn, lock: DeviceLock, tuned: Tuned, *, beside: bool) -> G
     compiling, timings = time.perf_counter() - start, tuned.timings
     with lock:
         call(*inputs)
-        rough = rough_seconds(call, inputs)
+        rough = queued_seconds(lambda: call(*inputs))
     return Group(drawn, reads, call, rough, tuned.taken(), compiling, timings)
 
 

@@ -42,7 +42,7 @@ from workloads import root_of
 
 from sennit.cluster import Device, load
 from sennit.cost import OperatorCosts
-from sennit.fuse.boosted_trees import BoostedTrees, flat
+from sennit.fuse.boosted_trees import BoostedTrees, Forests, flat
 from sennit.fuse.estimator_torch import Batch, GraphNetwork, collate, save_networks
 from sennit.fuse.features import GroupFeatures, features_of
 from sennit.fuse.kernel_cost import Roofline, Staged
@@ -253,6 +253,13 @@ def trees(seen: list[Row]) -> BoostedTrees:
     )
 
 
+def forests(seen: list[Row]) -> Forests:
+    """Trees for groups whose operators were measured, and for the others."""
+    measured = [row for row in seen if row.group.measured]
+    guessed = [row for row in seen if not row.group.measured]
+    return Forests(trees(measured or guessed), trees(guessed or measured))
+
+
 @dataclass(frozen=True)
 class Fold:
     """What is held out, by name; `held` are places in the rows."""
@@ -294,7 +301,7 @@ def compare(job: tuple[list[Row], Fold, Any, str]) -> dict[str, Any]:
         "by parts": with_factor(lambda group: group.compiled),
     }
     if importlib.util.find_spec("sklearn") is not None:
-        predicted["boosted trees"] = trees(seen).predict(flat([row.group for row in held]))
+        predicted["boosted trees"] = forests(seen).predict([row.group for row in held])
     spread = np.zeros(len(held))
     if arguments.networks:
         networks = [train(seen, seed, arguments.epochs, device) for seed in range(arguments.networks)]
@@ -391,7 +398,7 @@ def main() -> None:
         work = [(rows, seed, arguments.epochs, device) for seed in range(arguments.networks)]
         with multiprocessing.get_context("spawn").Pool(min(arguments.jobs, arguments.networks)) as pool:
             networks = pool.starmap(train, work)
-        forest = trees(rows) if importlib.util.find_spec("sklearn") is not None else None
+        forest = forests(rows) if importlib.util.find_spec("sklearn") is not None else None
         save_networks(networks, arguments.out, forest)
         size = arguments.out.stat().st_size
         print(f"{arguments.out}: {size / 1e6:.2f} MB, trained in {time.perf_counter() - start:.0f} s", flush=True)

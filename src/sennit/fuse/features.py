@@ -125,7 +125,7 @@ GLOBAL_WIDTH = 20 + 5 * len(Sort)
 
 @dataclass(frozen=True, slots=True)
 class GroupFeatures:
-    """`nodes` [n, NODE_WIDTH], `edges` [e, 2] from producer to reader, `whole` [GLOBAL_WIDTH], and seconds by the roofline, by stages and by parts."""
+    """`nodes` [n, NODE_WIDTH], `edges` [e, 2] from producer to reader, `whole` [GLOBAL_WIDTH], and seconds by the roofline, by stages and by parts; `measured` says that most of its operators were, one by one."""
 
     nodes: NDArray[np.float32]
     edges: NDArray[np.int64]
@@ -133,6 +133,7 @@ class GroupFeatures:
     roofline: float
     staged: float
     compiled: float
+    measured: bool
 
 
 def features_of(kernel: Kernel, written: frozenset[str], staged: Staged) -> GroupFeatures:
@@ -176,6 +177,7 @@ def features_of(kernel: Kernel, written: frozenset[str], staged: Staged) -> Grou
         roofline,
         by_stages,
         split.seconds,
+        2 * sum(staged.measured_inside(op, kernel, written) is not None for op in busy) > len(busy),
     )
 
 

@@ -7,7 +7,7 @@ Many calls are captured as one CUDA graph, and the graph is replayed several tim
     the graph's own beginning        one gap for each replay, so a graph is made long: `_LENGTH` seconds, up to `_MOST` calls.
     what another process does        a context that loads a module takes the device for a moment: a replay in between is longer. The lower quartile of replays is `Replays.seconds`.
 
-`captured` may run beside other processes that measure; `replayed` and `rough_seconds` want the device for themselves.
+`captured` may run beside other processes that measure; `replayed` and `queued_seconds` want the device for themselves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Captured", "Replays", "captured", "replayed", "rough_seconds"]
+__all__ = ["Captured", "Replays", "captured", "queued_seconds", "replayed"]
 
 _LENGTH = 4e-4
 _MOST = 200
@@ -61,22 +61,22 @@ def _spin() -> None:
     torch.cuda._sleep(_SPIN)  # type: ignore[no-untyped-call]
 
 
-def rough_seconds(call: Callable[..., Any], inputs: Sequence[Tensor], calls: int = 4) -> float:
-    """Of one call, from a few behind a spin: enough to choose how many make a graph. The first call of a compiled group, which tunes it, is to be made before."""
-    call(*inputs)
+def queued_seconds(run: Callable[[], Any], calls: int = 4) -> float:
+    """Of one run, from a few behind a spin: the host is done with all of them when the device begins, if they are not many. Without a graph, so where there can be none too."""
+    run()
     torch.cuda.synchronize()
     start, end = _event(), _event()
     _spin()
     start.record()
     for _ in range(calls):
-        call(*inputs)
+        run()
     end.record()
     torch.cuda.synchronize()
     return float(start.elapsed_time(end)) / 1e3 / calls
 
 
 def captured(call: Callable[..., Any], turns: Sequence[Sequence[Tensor]], rough: float) -> Captured:
-    """Calls on the inputs of `turns`, one after the other, as a graph; with one, they find them where the call before left them."""
+    """A graph of calls on the inputs of `turns`, one after the other; `rough` seconds each. With one turn, they find their inputs where the call before left them."""
     calls = max(1, min(_MOST, int(_LENGTH / max(rough, 1e-7))))
     calls = len(turns) * max(1, calls // len(turns)) if calls > len(turns) else calls
     graph: Any = torch.cuda.CUDAGraph()
