@@ -173,13 +173,13 @@ def main() -> None:
 
 
 def known_groups(arguments: Any) -> Iterator[Job]:
-    """The groups of a file: their operators, some of them, and all."""
+    """The groups of a file: their operators, some of them, and all. Read when the first is asked for: workers start meanwhile."""
     rows = [row for row in rows_of(arguments.relabel) if not arguments.only or root_of(row["from"]) in arguments.only]
     # in an order that is the same for every file: what a deadline leaves is drawn from all models
     rows.sort(key=lambda row: hashlib.sha256(row["graph"].encode()).hexdigest())
     groups = [Job(row["from"], drawn_of(row["graph"])) for row in rows]
     again = [Job(job.model, replace(job.drawn, key=f"{job.drawn.key} again"), "again") for job in groups]
-    return chain(lone_operators(groups), again[: arguments.repeats], groups)
+    yield from chain(lone_operators(groups), again[: arguments.repeats], groups)
 
 
 def drawn_of(text: str) -> Drawn:
