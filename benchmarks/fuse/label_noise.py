@@ -304,22 +304,22 @@ def show(path: Path) -> None:
 
 
 def show_tuned(rows: list[Any]) -> None:
-    """Of how many groups Inductor tried several configurations, and of how many it kept another in the other process."""
-    kept: dict[str, set[str]] = defaultdict(set)
-    tried: dict[str, int] = {}
-    for row in rows:
-        kept[row["group"]].add(json.dumps([[name, config] for name, _, config in row["kernels"]]))
-        tried[row["group"]] = max((count for _, count, _ in row["kernels"]), default=0)
-    several, other = sum(count > 1 for count in tried.values()), sum(len(found) > 1 for found in kept.values())
-    print(
-        f"  {several} groups have a kernel with several configurations, {other} came out otherwise in the other process"
-    )
-    timed = {row["group"] for row in rows if row["timings"]}
-    print(f"  {len(timed)} groups had Inductor time something while it compiled")
-    for when in ("tuned beside", "busy"):
-        seconds = [row["compiling"] for row in rows if row["when"] == when]
-        if seconds:
-            print(f"  compiling, {when}: {statistics.mean(seconds):.2f} s in the mean")
+    """What Inductor tuned while others used the device: how often it kept another configuration in the other process, and what that makes of the times. (What is compiled again in a process has its kernels from before, and they are not written down again.)"""
+    beside = [row for row in rows if row["when"] == "tuned beside" and row["turn"] == 0]
+    by_group: dict[str, list[Any]] = defaultdict(list)
+    for row in beside:
+        by_group[row["group"]].append(row)
+    apart: dict[bool, list[float]] = {True: [], False: []}
+    for one, two in (found for found in by_group.values() if len(found) == 2):
+        kept = [[(name, config) for name, _, config in row["kernels"]] for row in (one, two)]
+        seconds = [float(np.median(row["times"]["behind a spin"][0])) for row in (one, two)]
+        apart[kept[0] == kept[1]].append(abs(seconds[0] / seconds[1] - 1))
+    several = sum(any(count > 1 for _, count, _ in found[0]["kernels"]) for found in by_group.values())
+    print(f"  of {len(by_group)} groups, {several} have a kernel with several configurations")
+    for same, errors in apart.items():
+        if errors:
+            spread = f"median {100 * np.median(errors):5.2f} %   p90 {100 * np.quantile(errors, 0.9):5.2f} %"
+            print(f"  {'the same' if same else 'others'} were kept, {len(errors)} groups: {spread}")
 
 
 if __name__ == "__main__":
