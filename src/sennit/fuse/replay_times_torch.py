@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Captured", "Replays", "captured", "queued_seconds", "replayed"]
+__all__ = ["Captured", "Replays", "calls_of", "captured", "queued_seconds", "replayed"]
 
 _LENGTH = 4e-4
 _MOST = 200
@@ -75,10 +75,15 @@ def queued_seconds(run: Callable[[], Any], calls: int = 4) -> float:
     return float(start.elapsed_time(end)) / 1e3 / calls
 
 
+def calls_of(rough: float, turns: int = 1) -> int:
+    """How many calls of so many seconds make a graph: all turns as often, if each has its turn at all."""
+    calls = max(1, min(_MOST, int(_LENGTH / max(rough, 1e-7))))
+    return calls - calls % turns if calls > turns else calls
+
+
 def captured(call: Callable[..., Any], turns: Sequence[Sequence[Tensor]], rough: float) -> Captured:
     """A graph of calls on the inputs of `turns`, one after the other; `rough` seconds each. With one turn, they find their inputs where the call before left them."""
-    calls = max(1, min(_MOST, int(_LENGTH / max(rough, 1e-7))))
-    calls = len(turns) * max(1, calls // len(turns)) if calls > len(turns) else calls
+    calls = calls_of(rough, len(turns))
     graph: Any = torch.cuda.CUDAGraph()
     # other threads and processes may allocate meanwhile
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
