@@ -19,10 +19,8 @@ def test_a_graph_has_calls_for_its_length_and_every_turn_as_often(rough: float, 
     assert calls == 1 or calls * rough <= 4.1e-4
 
 
-def test_the_time_of_a_call_is_the_lower_quartile_of_its_replays() -> None:
-    found = Replays((2.0, 1.0, 1.0, 9.0, 1.2), 2e9)
-    assert found.quartiles == (1.0, 1.2, 2.0)
-    assert found.seconds == 1.0
+def test_one_long_replay_is_not_in_the_median() -> None:
+    assert Replays((2.0, 1.0, 1.0, 9.0, 1.2), 2e9).quartiles == (1.0, 1.2, 2.0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

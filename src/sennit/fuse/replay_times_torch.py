@@ -5,7 +5,7 @@ Many calls are captured as one CUDA graph, and the graph is replayed several tim
     the host's launch of the graph   5 to 30 us, more where other processes want the cores. With an idle device it lies between the first event and the first kernel, and a graph of forty calls of 1 us is
                                      longer by as much. So the device first waits in a kernel that spins, until all replays and events are queued behind it.
     the graph's own beginning        one gap for each replay, so a graph is made long: `_LENGTH` seconds, up to `_MOST` calls.
-    what another process does        a context that loads a module takes the device for a moment: a replay in between is longer. The lower quartile of replays is `Replays.seconds`.
+    what another process does        a context that loads a module takes the device for a moment: a replay in between is longer, and the median of replays is not.
 
 `captured` may run beside other processes that measure; `replayed` and `queued_seconds` want the device for themselves.
 """
@@ -47,10 +47,6 @@ class Replays:
     def quartiles(self) -> tuple[float, float, float]:
         low, middle, high = statistics.quantiles(self.times, n=4, method="inclusive")
         return low, middle, high
-
-    @property
-    def seconds(self) -> float:
-        return self.quartiles[0]
 
 
 def _event() -> Any:
