@@ -162,7 +162,7 @@ def test_a_norm_backward_reduces_over_columns_beside_its_rows() -> None:
     )
     rows, columns = parts(graph)
     assert (rows.sort, rows.outer, rows.ops) == (Sort.ROW, 4096, {"d", "m"})
-    assert (columns.sort, columns.outer, columns.launches) == (Sort.COLUMN, 768, 2)
+    assert (columns.sort, columns.outer, columns.launches) == (Sort.COLUMN, 768, 3)  # partial sums; weights; bias
 
 
 def test_readers_of_one_value_share_a_launch() -> None:

@@ -4,7 +4,7 @@
 
 The gap between two small kernels of a CUDA graph is shorter than a launch from the host: a pointwise kernel over a few elements takes 1.0 us on an H200 where a launch takes 2.5, one that fills the device 1.25, and reductions 1.6 and
 more, because a program has to wait for its own sums. The bandwidth is that of the cache while all that the group touches fits into half of it, and that of memory from one and a quarter times its size on; between the
-two the share that is found in the cache falls linearly. Where operators were measured one by one (`Staged.measured`), a product takes what it took, and a part is longer or shorter by as much as its longest operator was. Convolutions in float32 run in TF32, as torch has them by default, in a fraction of the product's time by the profile.
+two the share that is found in the cache falls linearly. Where operators were measured one by one (`Staged.measured`), a product takes what it took, and a part is longer or shorter by as much as its reduction was. Convolutions in float32 run in TF32, as torch has them by default, in a fraction of the product's time by the profile.
 
 The constants were read off the groups that were measured on an H200 (`benchmarks/fuse/data`), in parts of its launch and bandwidth; what they miss is for the network to learn.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from sennit.fuse.compiled_parts import Part, Sort, parts_of
 from sennit.fuse.kernel_cost import Estimate, Staged
-from sennit.fuse.operator_class import moves_nothing, stem
+from sennit.fuse.operator_class import Class, classify, moves_nothing, stem
 from sennit.ir.dtype import DType
 from sennit.ir.graph import Op
 from sennit.ir.strategy_check import Kernel
@@ -69,19 +69,18 @@ class Compiled:
         return seconds + part.reordered * _SECTORS / self._memory()
 
     def _factor(self, part: Part, busy: Sequence[Op]) -> float:
-        """What the longest operator of a part took, over what its own parts should take: of a part that is this operator alone, it makes the time the measured one. Pointwise operators that share a part are alike, and its
-        traffic decides."""
+        """What a reduction of a part took, over what its own parts should take: of a part that is this operator alone, it makes the time the measured one. Of several reductions, the one that did best: some are slow by themselves only (`all`). Pointwise operators
+        that share a part are alike, and its traffic decides."""
         inside = [op for op in busy if op.name in part.ops] if self.staged.measured else []
-        if part.sort is Sort.POINT and len(inside) > 1:
-            return 1.0
-        known = [(seconds, op) for op in inside if (seconds := self.staged.as_measured(op)) is not None]
-        if not known:
-            return 1.0
-        seconds, op = max(known, key=lambda item: item[0])
-        alone = Compiled(self.staged.with_measured({})).split(
-            Kernel((op,)), frozenset(value.name for value in op.results)
-        )
-        return seconds / alone.seconds
+        if len(inside) > 1:
+            inside = [op for op in inside if classify(op, self.staged.roofline.types) is Class.REDUCTION]
+        plain = Compiled(self.staged.with_measured({}))
+        factors = [
+            seconds / plain.split(Kernel((op,)), frozenset(value.name for value in op.results)).seconds
+            for op in inside
+            if (seconds := self.staged.as_measured(op)) is not None
+        ]
+        return min(factors, default=1.0)
 
     def _library(self, kernel: Kernel, written: frozenset[str], parts: Sequence[Part]) -> float:
         calls = {name for part in parts if part.sort is Sort.LIBRARY for name in part.ops}

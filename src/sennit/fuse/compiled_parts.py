@@ -23,12 +23,12 @@ The backward pass of layer norm also reduces over columns for its weights, and a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import prod
 
-from sennit.fuse.operator_class import Class, classify, moves_nothing, picks, stem
+from sennit.fuse.operator_class import Class, classify, is_elementwise, moves_nothing, picks, stem
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Op
 from sennit.ir.strategy_check import Kernel
@@ -96,7 +96,8 @@ def parts_of(kernel: Kernel, written: frozenset[str], types: Mapping[str, Tensor
             group.add(op)
     group.join_siblings()
     found = [group.closed(part) for part in group.parts]
-    return (*found, *(part for op in kernel.body for part in _beside(op, types)))
+    fused = {name for op in kernel.body if is_elementwise(op, types) for name in op.reads}
+    return (*found, *(part for op in kernel.body for part in _beside(op, types, fused)))
 
 
 class _Group:
@@ -106,13 +107,14 @@ class _Group:
         self.readers: dict[str, list[str]] = {}  # of a value, directly or through views, the operators
         self.turned: set[str] = set()  # views whose elements lie in another order
         self.narrow: dict[str, tuple[int, ...]] = {}  # of views that repeat elements, the shape before
-        self.convolved: set[str] = set()
+        self.convolved: dict[str, int] = {}  # what convolutions read, with the copies that lay out it and weights anew
         for op in kernel.body:
             if moves_nothing(op) and op.reads:
                 self._look_through(op)
                 continue
             if stem(op.kind) == "convolution":
-                self.convolved.add(op.reads[0])
+                weights = self.types[op.reads[1]].shape
+                self.convolved[op.reads[0]] = 1 + (max(weights[2:], default=1) > 1)
             for name in op.reads:
                 self.readers.setdefault(self.base.get(name, name), []).append(op.name)
         self.wanted = {self.base.get(name, name) for name in written}
@@ -145,7 +147,7 @@ class _Group:
             for other in self.parts[: self.parts.index(part)] if part in self.parts else ():
                 alike = (other.sort, other.size, other.outer) == (part.sort, part.size, part.outer)
                 free = part.sort in (Sort.POINT, Sort.ROW, Sort.COLUMN)
-                if alike and free and self._reads(other).keys() & self._reads(part).keys():
+                if alike and free and self._elements(other) & self._elements(part):
                     if self._is_before(other, part) or self._is_before(part, other):
                         continue
                     self._merge(other, part)
@@ -157,11 +159,19 @@ class _Group:
         if one in (Sort.SCATTER, Sort.LIBRARY) or two is Sort.LIBRARY:
             return False
         if one is Sort.POINT:
-            inlined = self._is_only_for(first, second)
-            return inlined or (two is not Sort.SCATTER and first.size == second.size)
+            if self._is_only_for(first, second):
+                return True
+            return two is not Sort.SCATTER and not second.is_split and first.size in (second.size, second.outer)
+        if self._is_looked_up(first, second):
+            return False
         if two is Sort.POINT:
             return second.size == first.outer or (second.size == first.size and not first.is_split)
         return one is two and (first.size, first.outer) == (second.size, second.outer)
+
+    def _is_looked_up(self, first: _Open, second: _Open) -> bool:
+        """Whether something in the second takes elements of what the first makes from wherever indices say: all of it has to be there before."""
+        tables = (op.reads[0] for op in second.ops if op.reads and stem(op.kind) in ("gather", "index", "embedding"))
+        return any(self.home.get(self.base.get(name, name)) is first for name in tables)
 
     def _merge(self, first: _Open, second: _Open) -> None:
         if first.sort is not Sort.POINT and second.sort is Sort.POINT:
@@ -224,6 +234,15 @@ class _Group:
                     return False
         return True
 
+    def _elements(self, part: _Open) -> set[str]:
+        """What it reads from outside: a value, or where it looks at some of its elements only, that view. Two parts that read other elements have nothing in common."""
+        found = set()
+        for name in (name for op in part.ops for name in op.reads):
+            base = self.base.get(name, name)
+            if self.home.get(base) is not part:
+                found.add(base if self.types[name].elements == self.types[base].elements else name)
+        return found
+
     def closed(self, part: _Open) -> Part:
         inside = {op.name for op in part.ops}
         stored = [
@@ -234,6 +253,9 @@ class _Group:
         ]
         made = [value for op in part.ops for value in op.results] if part.sort is Sort.POINT else []
         launches = 2 if part.is_split or part.sort is Sort.SCATTER else 1
+        if part.is_split:
+            launches += sum(_sums(op, part.outer) - 1 for op in part.ops if stem(op.kind).endswith("norm_backward"))
+        launches += sum(self.convolved.get(value.name, 0) for value in made)
         return Part(
             part.sort,
             part.size,
@@ -278,8 +300,13 @@ def _alone(op: Op, types: Mapping[str, TensorType]) -> _Open:
     return _Open(Sort.ROW if is_row else Sort.COLUMN, first.elements, outer)
 
 
-def _beside(op: Op, types: Mapping[str, TensorType]) -> tuple[Part, ...]:
-    """What an operator does over its elements in a part of its own."""
+def _sums(op: Op, outer: int) -> int:
+    """The results of a split reduction are brought together one by one: of weights and bias, two launches."""
+    return max(1, sum(value.type.elements == outer for value in op.results))
+
+
+def _beside(op: Op, types: Mapping[str, TensorType], fused: Set[str]) -> tuple[Part, ...]:
+    """What an operator does over its elements in a part of its own; none if something pointwise reads it and does that too."""
     name = stem(op.kind).strip("_")
     if not op.reads or not (name == "native_layer_norm_backward" or name.startswith("native_batch_norm")):
         return ()
@@ -289,9 +316,9 @@ def _beside(op: Op, types: Mapping[str, TensorType]) -> tuple[Part, ...]:
     if name == "native_layer_norm_backward":
         outer = full.shape[-1] if full.shape else 1
         written = sum(value.type.bytes for value in op.results if value.type.elements == outer)
-        launches = 2 if _is_split(Sort.COLUMN, full.elements, outer) else 1
+        launches = 1 + _sums(op, outer) if _is_split(Sort.COLUMN, full.elements, outer) else 1
         return (Part(Sort.COLUMN, full.elements, outer, launches, read, written, mine, frozenset()),)
     outer = full.shape[1] if len(full.shape) > 1 else 1
-    if not _is_split(Sort.ROW, full.elements, outer):
+    if not _is_split(Sort.ROW, full.elements, outer) or op.results[0].name in fused:
         return ()
     return (Part(Sort.POINT, full.elements, full.elements, 1, read, 0, mine, frozenset()),)
