@@ -4,7 +4,7 @@
 
 The gap between two small kernels of a CUDA graph is shorter than a launch from the host: a pointwise kernel over a few elements takes 1.0 us on an H200 where a launch takes 2.5, one that fills the device 1.25, and reductions 1.6 and
 more, because a program has to wait for its own sums. The bandwidth is that of the cache while all that the group touches fits into half of it, and that of memory from one and a quarter times its size on; between the
-two the share that is found in the cache falls linearly. Where operators were measured one by one (`Staged.measured`), a product takes what it took, and a part is longer or shorter by as much as its reduction was. Convolutions in float32 run in TF32, as torch has them by default, in a fraction of the product's time by the profile.
+two the share that is found in the cache falls linearly. Where operators were measured one by one (`Staged.measured`), a product takes what it took, and a part is longer or shorter by as much as its reduction was, or the pointwise operator in it that is most like it (`_factor`). Convolutions in float32 run in TF32, as torch has them by default, in a fraction of the product's time by the profile.
 
 The constants were read off the groups that were measured on an H200 (`benchmarks/fuse/data`), in parts of its launch and bandwidth; what they miss is for the network to learn.
 """
@@ -69,18 +69,31 @@ class Compiled:
         return seconds + part.reordered * _SECTORS / self._memory()
 
     def _factor(self, part: Part, busy: Sequence[Op]) -> float:
-        """What a reduction of a part took, over what its own parts should take: of a part that is this operator alone, it makes the time the measured one. Of several reductions, the one that did best: some are slow by themselves only (`all`). Pointwise operators
-        that share a part are alike, and its traffic decides."""
+        """What one operator of a part took, over what its own parts should take: of a part that is this operator alone, it makes the time the measured one. In a reduction it is the reduction; of several, the one that did best, since some are slow by themselves
+        only (`all`). Among pointwise operators over all elements of the part it is the one that moves most nearly what the part does, unless the part does not fit the cache: then its traffic decides."""
         inside = [op for op in busy if op.name in part.ops] if self.staged.measured else []
-        if len(inside) > 1:
+        moved = part.read + part.written
+        if len(inside) > 1 and part.sort is not Sort.POINT:
             inside = [op for op in inside if classify(op, self.staged.roofline.types) is Class.REDUCTION]
-        plain = Compiled(self.staged.with_measured({}))
-        factors = [
-            seconds / plain.split(Kernel((op,)), frozenset(value.name for value in op.results)).seconds
-            for op in inside
-            if (seconds := self.staged.as_measured(op)) is not None
-        ]
-        return min(factors, default=1.0)
+        elif len(inside) > 1:
+            inside = [op for op in inside if op.results[0].type.elements == part.size and moved <= self._cache()]
+        found = [ratio for op in inside if (ratio := self._ratio(op)) is not None]
+        if part.sort is Sort.POINT and found:
+            return min(found, key=lambda item: abs(item[0] - moved))[1]
+        return min((factor for _, factor in found), default=1.0)
+
+    def _ratio(self, op: Op) -> tuple[float, float] | None:
+        """Bytes that an operator moves by itself, and its measured time over the modelled one."""
+        ratios = self.staged.ratios
+        if op.name not in ratios:
+            seconds = self.staged.as_measured(op)
+            if seconds is None:
+                ratios[op.name] = None
+            else:
+                results = frozenset(value.name for value in op.results)
+                alone = Compiled(self.staged.with_measured({})).split(Kernel((op,)), results)
+                ratios[op.name] = (float(sum(it.read + it.written for it in alone.parts)), seconds / alone.seconds)
+        return ratios[op.name]
 
     def _library(self, kernel: Kernel, written: frozenset[str], parts: Sequence[Part]) -> float:
         calls = {name for part in parts if part.sort is Sort.LIBRARY for name in part.ops}
@@ -98,9 +111,13 @@ class Compiled:
         device = self.staged.roofline.device
         return device.bandwidth.value * device.bandwidth_efficiency.value
 
+    def _cache(self) -> float:
+        cache = self.staged.roofline.device.cache
+        return cache.value if cache is not None else _CACHE
+
     def _per_byte(self, footprint: int) -> float:
         device, memory = self.staged.roofline.device, self._memory()
-        cache = device.cache.value if device.cache is not None else _CACHE
+        cache = self._cache()
         fast = device.cache_bandwidth.value if device.cache_bandwidth is not None else _CACHE_SPEED * memory
         found = min(1.0, max(0.0, (1.25 * cache - footprint) / (0.75 * cache)))
         return found / fast + (1.0 - found) / memory

@@ -106,6 +106,7 @@ class Staged:
     measured: Mapping[str, float] = field(default_factory=dict)
     known: dict[str, float] = field(default_factory=dict)  # seconds of single operators, by name
     found: dict[tuple[str, ...], float | None] = field(default_factory=dict)  # what was measured, by names
+    ratios: dict[str, tuple[float, float] | None] = field(default_factory=dict)  # for `compiled_cost.py`, by name
 
     @classmethod
     def of(cls, graph: Graph, device: Device) -> Staged:
