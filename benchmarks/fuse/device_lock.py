@@ -3,7 +3,7 @@
 A lock on a file, which the system releases if its holder dies.
 
 Inductor times things too: products with and without padding while it compiles, kernels that have several configurations (most have two or more) when they are first called. Whatever another process measures at that moment takes up to twice its time. And what it
-chooses then is not always what is fastest: of 36 groups that were compiled in two processes, 9 came out otherwise in the other, and were 4.5 % apart in the median and 21 % at p90; those with the same configurations 0.4 % and 2.1 % (`label_noise.py`). `tune_alone` has it
+chooses then is not always what is fastest: of 36 groups that were compiled in two processes, 9 came out otherwise in the other, and were 4.5 % apart in the median and 21 % at p90; those with the same configurations 0.5 % and 2.0 % (`label_noise.py`). `tune_alone` has it
 take the lock, and gives it times from behind a spin (`fuse/replay_times_torch.py`)."""
 
 from __future__ import annotations
