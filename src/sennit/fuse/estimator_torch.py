@@ -36,6 +36,7 @@ from sennit.ir.strategy_check import Kernel
 __all__ = ["Batch", "GraphNetwork", "LearnedCost", "NetworkConfig", "collate", "save_networks"]
 
 _TOGETHER = 256
+_FAR = 4.0  # deviations
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,9 @@ class GraphNetwork(nn.Module):
         count = len(batch.whole)
         total = _sum_by(h, batch.owner, count) / math.sqrt(8.0)
         most = _most_by(h, batch.owner, count)
-        found = self.leave(torch.cat([total, most, self.level(batch.whole)], dim=-1))
+        # what training hardly had (a convolution behind something pointwise) is many deviations off, and may not carry the answer away
+        level = self.level(batch.whole).clamp(-_FAR, _FAR)
+        found = self.leave(torch.cat([total, most, level], dim=-1))
         mean, spread = self.say(found).unbind(-1)
         return mean, spread.clamp(-8.0, 3.0)
 
