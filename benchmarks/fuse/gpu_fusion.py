@@ -38,6 +38,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
+from device_lock import DeviceLock, tune_alone
 from gpu_kernels import launched, table
 from gpu_subject import Chain, Player, Subject, replayed, without_draws
 from gpu_workers import Job, Pool
@@ -230,6 +231,7 @@ def main() -> None:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"  # shared with the workers
         lock = f"{folder}/lock"
         pool = Pool(arguments.workers, arguments.device, lock)
+        tune_alone(DeviceLock(lock))  # what is compiled here, Inductor's default too
         try:
             graphs = {name: graph for name, graph in stored_graphs(arguments.graphs) if name in arguments.only}
             for name in arguments.only:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from label_groups import held, placed, timed_on_cpu, timed_on_gpu
+from device_lock import DeviceLock, tune_alone
+from label_groups import placed, timed_on_cpu, timed_on_gpu
 
 from sennit.ir.strategy_check import Kernel
 
@@ -63,7 +64,7 @@ def copies(inputs: Sequence[Any], touched: int = 150_000_000) -> tuple[list[Any]
     return tuple([copy(value) for value in inputs] for _ in range(count))
 
 
-def worker(jobs: Any, answers: Any, lock: str, device: str) -> None:
+def worker(jobs: Any, answers: Any, path: str, device: str) -> None:
     import torch
     from torch._inductor import config
 
@@ -71,21 +72,24 @@ def worker(jobs: Any, answers: Any, lock: str, device: str) -> None:
 
     torch.set_num_threads(1)
     config.compile_threads = 1
+    lock = DeviceLock(path)
+    tune_alone(lock)
     while True:
         job = jobs.get()
         if job is None:
             return
         try:
             module = placed(kernel_module(job.kernel, job.written)[0], device)
-            with held(lock):
+            with lock:
                 inputs = [made(layout, device) for layout in job.inputs]
             call = compile_kernel(module, inputs) if is_compiled(job.kernel, device) else module.forward
             seconds = 0.0
             if job.timed:
-                with held(lock), torch.no_grad():
-                    call(*inputs)
+                with torch.no_grad():
                     if device == "cuda":
-                        found = timed_on_gpu(call, inputs, others=copies(inputs))
+                        with lock:
+                            others = copies(inputs)
+                        found = timed_on_gpu(call, inputs, lock, others)
                     else:
                         found = timed_on_cpu(call, inputs)
                     seconds = found[1]
@@ -93,7 +97,7 @@ def worker(jobs: Any, answers: Any, lock: str, device: str) -> None:
         except Exception as error:
             answers.put((job.key, None, f"{type(error).__name__}: {str(error)[:300]}"))
         finally:
-            inputs, call = [], None
+            inputs, others, call = [], (), None
             if device == "cuda":
                 torch.cuda.empty_cache()
 

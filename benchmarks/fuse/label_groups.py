@@ -1,28 +1,28 @@
 """Times of fused groups on a GPU: the data that the estimator of `fuse/` is trained on.
 
-    python benchmarks/fuse/label_groups.py --graphs FOLDER --out groups.jsonl.gz --seconds 420 --workers 12
+    python benchmarks/fuse/label_groups.py --graphs FOLDER --out FOLDER --seconds 420 --workers 14       # new groups
 
-Captured training steps of several model families are read from a folder (`workloads.py` writes them). Groups are drawn from them in turn (`drawn_groups.py`), compiled by Inductor, each by
-itself, and timed with CUDA events: the median over replays of a CUDA graph of many launches, so that the host does not count. Workers compile in parallel. What runs on the GPU (tuning of
-the compiled kernels, timing) holds a lock on a file, which the system releases if its holder dies; a worker whose GPU context is lost is replaced.
+Captured training steps of several model families are read from a folder (`workloads.py` writes them). Groups are drawn from them in turn (`drawn_groups.py`), compiled by Inductor, each by itself, and timed: replays of a CUDA graph of many
+calls, queued behind a kernel that spins, so that the host does not count (`fuse/replay_times_torch.py`). Workers compile in parallel. What runs on the GPU, also what Inductor times while it compiles, holds a lock (`device_lock.py`); a worker
+whose GPU context is lost is replaced.
 
-A line of the output is one group: the graph it came from, the group as a graph in text form, the median and quartiles of seconds, the kernels that Inductor wrote for it (library calls not counted), seconds of
-compiling. What was timed before the deadline is complete and readable. With `--device cpu` the same runs on the cores of the machine.
+    python benchmarks/fuse/label_groups.py --relabel groups.jsonl.gz --out FOLDER --repeats 500          # the groups of a file, and what they are made of
 
-    python benchmarks/fuse/label_groups.py --again groups.jsonl.gz --every 10 --out again.jsonl.gz
+labels, in this order, into files of the folder
 
-compiles and times groups of a file once more: how far two labels of one group are apart bounds what any estimator can reach.
+    operators.jsonl.gz   the products of the groups as a compiler calls them there (`kernel_cost.called`), and every other operator compiled by itself: what `sennit profile` knows of a model before any of its groups is measured
+    again.jsonl.gz       so many groups: how far this label and the one in `groups.jsonl.gz` are apart bounds what any estimator can show. Nothing that was compiled or tuned is kept, so the second time is from the start
+    groups.jsonl.gz      the groups, those first that are in `again.jsonl.gz`
 
-    python benchmarks/fuse/label_groups.py --operators groups.jsonl.gz --out operators.jsonl.gz
-
-times each operator of the groups of a file by itself, as torch runs it and compiled ("compiled" says which; `--known` names a file of such labels that are not made again). It is what `sennit profile` knows of a model before any group is measured.
+A line is one label: the graph that the group came from, the group as a graph in text form, seconds, the quartiles of its replays, the kernels that Inductor wrote for it (library calls not counted), seconds of compiling. What was timed before the
+deadline is complete and readable. With `--device cpu` the same runs on the cores of the machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import gzip
+import hashlib
 import json
 import multiprocessing
 import os
@@ -33,25 +33,28 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
+from device_lock import DeviceLock, tune_alone
 from drawn_groups import Drawn, drawn_groups, in_turns
 from workloads import root_of, stored_graphs
 
 Quartiles = tuple[float, float, float]
-Job = tuple[str, Drawn, bool]  # the model, the group, whether it is compiled
 
 
-@contextmanager
-def held(path: str) -> Iterator[None]:
-    with Path(path).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+@dataclass(frozen=True)
+class Job:
+    """A group of a model, and the file that its label goes to."""
+
+    model: str
+    drawn: Drawn
+    file: str = "groups"
 
 
 def inputs_of(reads: tuple[str, ...], drawn: Drawn, device: str) -> list[Any]:
@@ -82,7 +85,7 @@ def placed(module: Any, device: str) -> Any:
     return module
 
 
-def worker(jobs: Any, answers: Any, lock: str, device: str) -> None:
+def worker(jobs: Any, answers: Any, path: str, device: str) -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     import torch
     from torch._inductor import config, metrics
@@ -91,20 +94,21 @@ def worker(jobs: Any, answers: Any, lock: str, device: str) -> None:
 
     torch.set_num_threads(1)
     config.compile_threads = 1
+    config.fx_graph_cache = config.autotune_local_cache = False  # a second label is one from the start
+    lock = DeviceLock(path)
+    tune_alone(lock)
     while True:
-        drawn, compiled = jobs.get()
+        drawn = jobs.get()
         try:
             module, reads, _ = kernel_module(drawn.kernel, drawn.written)
-            with held(lock):
+            with lock:
                 inputs = inputs_of(reads, drawn, device)
             start, before = time.perf_counter(), metrics.generated_kernel_count
-            module = placed(module, device)
-            call = compile_kernel(module, inputs) if compiled else module.forward
+            call = compile_kernel(placed(module, device), inputs)
             kernels = metrics.generated_kernel_count - before
             compiling = time.perf_counter() - start
-            with held(lock), torch.no_grad():
-                call(*inputs)  # tunes what it launches
-                seconds = timed_on_gpu(call, inputs) if device == "cuda" else timed_on_cpu(call, inputs)
+            with torch.no_grad():
+                seconds = timed_on_gpu(call, inputs, lock) if device == "cuda" else timed_on_cpu(call, inputs)
             answers.put((drawn.key, seconds, (compiling, kernels), None))
         except Exception as error:
             answers.put((drawn.key, None, (0.0, 0), f"{type(error).__name__}: {str(error)[:300]}"))
@@ -118,34 +122,16 @@ def worker(jobs: Any, answers: Any, lock: str, device: str) -> None:
                 torch.cuda.empty_cache()
 
 
-def timed_on_gpu(call: Any, inputs: list[Any], rounds: int = 9, others: tuple[list[Any], ...] = ()) -> Quartiles:
+def timed_on_gpu(call: Any, inputs: list[Any], lock: DeviceLock, others: tuple[list[Any], ...] = ()) -> Quartiles:
     """Seconds a call: lower quartile, median, upper quartile. With `others`, further inputs like these, calls take them in turns: what a call reads is then not in the cache from the one before."""
-    import torch
+    from sennit.fuse.replay_times_torch import captured, queued_seconds, replayed
 
-    for _ in range(3):
-        call(*inputs)
-    torch.cuda.synchronize()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    call(*inputs)
-    end.record()
-    torch.cuda.synchronize()
-    launches = max(3, min(100, int(2.0 / max(start.elapsed_time(end), 0.01))))
-    turns = [inputs, *others]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):  # the host's part of a call is longer than small kernels are
-        for turn in range(launches):
-            call(*turns[turn % len(turns)])
-    graph.replay()
-    found: list[float] = []
-    for _ in range(rounds):
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(start.elapsed_time(end) / launches / 1e3)
-    low, median, high = statistics.quantiles(found, n=4)
-    return low, median, high
+    with lock:
+        call(*inputs)  # tunes what it launches
+        rough = queued_seconds(lambda: call(*inputs))
+    graph = captured(call, [inputs, *others], rough)
+    with lock:
+        return replayed(graph).quartiles
 
 
 def timed_on_cpu(call: Any, inputs: list[Any], rounds: int = 7) -> Quartiles:
@@ -165,73 +151,63 @@ def timed_on_cpu(call: Any, inputs: list[Any], rounds: int = 7) -> Quartiles:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--graphs", type=Path)
-    parser.add_argument("--again", type=Path, help="label groups of this file once more")
-    parser.add_argument("--operators", type=Path, help="label the operators of the groups of this file")
-    parser.add_argument("--known", type=Path, help="labels of operators that are there")
-    parser.add_argument("--every", type=int, default=10, help="of those, one in so many")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--graphs", type=Path, help="captured steps to draw new groups from")
+    parser.add_argument("--relabel", type=Path, help="label the groups of this file, and their operators")
+    parser.add_argument("--repeats", type=int, default=500, help="of those, so many twice")
+    parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--seconds", type=float, default=420.0)
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--only", nargs="*", help="models, as gpt2 or vit; all by default")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     arguments = parser.parse_args()
+    if (arguments.graphs is None) == (arguments.relabel is None):
+        parser.error("one of --graphs and --relabel")
     deadline = time.monotonic() + arguments.seconds
-
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    jobs = known_groups(arguments) if arguments.graphs is None else new_groups(arguments)
     with tempfile.NamedTemporaryFile() as lock:
-        groups: Iterator[Job]
-        if arguments.again is not None:
-            groups = ((name, drawn, True) for name, drawn in labelled(arguments.again, arguments.every))
-        elif arguments.operators is not None:
-            groups = lone_operators(arguments.operators, arguments.known)
-        else:
-            groups = ((name, drawn, True) for name, drawn in new_groups(arguments))
-        counts, reasons = label(groups, arguments, deadline, lock.name)
+        counts, reasons = label(jobs, arguments, deadline, lock.name)
     print(f"{counts['timed']} groups timed, {counts['failed']} failed, {counts['replaced']} workers replaced")
     for reason, count in reasons.most_common(8):
         print(f"  {count} x {reason}")
 
 
-def labelled(path: Path, every: int) -> Iterator[tuple[str, Drawn]]:
-    """Every so many-th group of a file of labels."""
+def known_groups(arguments: Any) -> Iterator[Job]:
+    """The groups of a file: their operators, some of them, and all. Read when the first is asked for: workers start meanwhile."""
+    rows = [row for row in rows_of(arguments.relabel) if not arguments.only or root_of(row["from"]) in arguments.only]
+    # in an order that is the same for every file: what a deadline leaves is drawn from all models
+    rows.sort(key=lambda row: hashlib.sha256(row["graph"].encode()).hexdigest())
+    groups = [Job(row["from"], drawn_of(row["graph"])) for row in rows]
+    again = [Job(job.model, replace(job.drawn, key=f"{job.drawn.key} again"), "again") for job in groups]
+    yield from chain(lone_operators(groups), again[: arguments.repeats], groups)
+
+
+def drawn_of(text: str) -> Drawn:
     from sennit.ir.graph import Graph
     from sennit.ir.strategy_check import Kernel
 
-    with gzip.open(path, "rt") as lines:
-        for place, line in enumerate(lines):
-            # a copy is laid out in order now; the first labels were made when it was not
-            if place % every == 0 or "aten.clone" in line:
-                row = json.loads(line)
-                graph = Graph.parse(row["graph"])
-                written = frozenset(output.name for output in graph.outputs)
-                yield row["from"], Drawn(str(place), Kernel(graph.ops), written, graph.types())
+    graph = Graph.parse(text)
+    return Drawn(text, Kernel(graph.ops), frozenset(output.name for output in graph.outputs), graph.types())
 
 
-def lone_operators(path: Path, labelled: Path | None) -> Iterator[Job]:
-    """Every operator of the groups of a file once as it is, then once compiled, but for what has a label."""
-    from sennit.fuse.operator_class import moves_nothing
+def lone_operators(groups: list[Job]) -> Iterator[Job]:
+    """Every operator of the groups once, products as they are called, and first."""
+    from sennit.fuse.kernel_cost import called
+    from sennit.fuse.operator_class import PRODUCTS, moves_nothing, stem
     from sennit.fuse.signature import signature
-    from sennit.ir.graph import Graph
     from sennit.ir.strategy_check import Kernel
 
-    found: dict[str, tuple[str, Drawn]] = {}
-    known: set[tuple[str, bool]] = set()
-    for row in rows_of(labelled) if labelled is not None else ():
-        graph = Graph.parse(row["graph"])
-        written = frozenset(output.name for output in graph.outputs)
-        known.add((signature(Kernel(graph.ops), written, graph.types()), row.get("compiled", True)))
-    for row in rows_of(path):
-        graph = Graph.parse(row["graph"])
-        types = graph.types()
-        for op in graph.ops:
-            kernel, written = Kernel((op,)), frozenset(value.name for value in op.results)
-            if moves_nothing(op) or (key := signature(kernel, written, types)) in found:
+    found: dict[str, Job] = {}
+    for job in groups:
+        kernel, written, types = job.drawn.kernel, job.drawn.written, job.drawn.types
+        for op in kernel.body:
+            if moves_nothing(op):
                 continue
-            found[key] = (row["from"], Drawn(key, kernel, written, types))
-    for compiled in (False, True):
-        for key, (name, drawn) in found.items():
-            if (key, compiled) not in known:
-                yield name, replace(drawn, key=f"{key} {compiled}"), compiled
+            alone = called(op, kernel, written, types) if stem(op.kind) in PRODUCTS else Kernel((op,))
+            results = frozenset(value.name for value in op.results)
+            key = signature(alone, results, types)
+            found.setdefault(key, Job(job.model, Drawn(key, alone, results, types), "operators"))
+    yield from sorted(found.values(), key=lambda job: stem(job.drawn.kernel.body[-1].kind) not in PRODUCTS)
 
 
 def rows_of(path: Path) -> Iterator[Any]:
@@ -239,7 +215,7 @@ def rows_of(path: Path) -> Iterator[Any]:
         yield from map(json.loads, lines)
 
 
-def new_groups(arguments: Any) -> Iterator[tuple[str, Drawn]]:
+def new_groups(arguments: Any) -> Iterator[Job]:
     """New groups of the graphs of a folder."""
     found = {
         name: graph
@@ -249,7 +225,8 @@ def new_groups(arguments: Any) -> Iterator[tuple[str, Drawn]]:
     if not found:
         raise SystemExit(f"{arguments.graphs} has no captures; make them with benchmarks/fuse/workloads.py")
     print(f"{len(found)} graphs: {', '.join(found)}", flush=True)
-    return in_turns({name: drawn_groups(graph, seed) for seed, (name, graph) in enumerate(found.items())})
+    drawn = in_turns({name: drawn_groups(graph, seed) for seed, (name, graph) in enumerate(found.items())})
+    return (Job(name, group) for name, group in drawn)
 
 
 def label(groups: Iterator[Job], arguments: Any, deadline: float, lock: str) -> tuple[Any, Any]:
@@ -266,14 +243,15 @@ def label(groups: Iterator[Job], arguments: Any, deadline: float, lock: str) -> 
     reasons: Counter[str] = Counter()
     out_of: dict[str, Job] = {}
     more = True
-    with gzip.open(arguments.out, "wt") as out:
+    files: dict[str, Any] = {}
+    with ExitStack() as opened:
         while (more or out_of) and time.monotonic() < deadline:
             while more and len(out_of) < 4 * arguments.workers:
                 if (job := next(groups, None)) is None:
                     more = False
                     break
-                out_of[job[1].key] = job
-                jobs.put(job[1:])
+                out_of[job.drawn.key] = job
+                jobs.put(job.drawn)
             for place, process in enumerate(workers):
                 if not process.is_alive():
                     counts["replaced"] += 1
@@ -282,7 +260,7 @@ def label(groups: Iterator[Job], arguments: Any, deadline: float, lock: str) -> 
                 key, seconds, (compiling, kernels), error = answers.get(timeout=1.0)
             except queue.Empty:
                 continue
-            name, drawn, compiled = out_of.pop(key)
+            done = out_of.pop(key)
             if seconds is None:
                 counts["failed"] += 1
                 reasons[error] += 1
@@ -290,14 +268,17 @@ def label(groups: Iterator[Job], arguments: Any, deadline: float, lock: str) -> 
             counts["timed"] += 1
             low, median, high = seconds
             row = {
-                "from": name,
+                "from": done.model,
                 "seconds": median,
                 "quartiles": [low, high],
                 "kernels": kernels,
                 "compiling": round(compiling, 3),
-                "graph": drawn.text(),
-            } | ({} if compiled else {"compiled": False})
-            out.write(json.dumps(row) + "\n")
+                "graph": done.drawn.text(),
+            }
+            if done.file not in files:
+                path = arguments.out / f"{done.file}.jsonl.gz"
+                files[done.file] = opened.enter_context(gzip.open(path, "wt"))
+            files[done.file].write(json.dumps(row) + "\n")
             if counts["timed"] % 500 == 0:
                 print(f"{counts['timed']} timed, {counts['failed']} failed", flush=True)
     for process in workers:

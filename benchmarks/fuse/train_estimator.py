@@ -42,10 +42,11 @@ from workloads import root_of
 
 from sennit.cluster import Device, load
 from sennit.cost import OperatorCosts
-from sennit.fuse.boosted_trees import BoostedTrees, flat
+from sennit.fuse.boosted_trees import BoostedTrees, Forests, flat
 from sennit.fuse.estimator_torch import Batch, GraphNetwork, collate, save_networks
 from sennit.fuse.features import GroupFeatures, features_of
 from sennit.fuse.kernel_cost import Roofline, Staged
+from sennit.fuse.operator_class import moves_nothing
 from sennit.fuse.signature import signature
 from sennit.ir.graph import Graph
 from sennit.ir.strategy_check import Kernel
@@ -55,10 +56,11 @@ KNOWN = {False: "no operator of it measured", True: "its operators measured one 
 
 @dataclass(frozen=True)
 class Row:
-    """`target` is log(seconds / seconds by parts), what the network predicts; `text` the group; `known` says that its operators were measured."""
+    """`target` is log(seconds / seconds by parts), what the network predicts; `text` the group; `known` says that its operators were measured, `several` that it has more than one that computes."""
 
     model: str
     known: bool
+    several: bool
     text: str
     group: GroupFeatures
     seconds: float
@@ -95,13 +97,12 @@ def row_of(job: tuple[str, str, Path | None]) -> Row | None:
         return None
     graph = Graph.parse(found["graph"])
     written = frozenset(output.name for output in graph.outputs)
-    if "kernels" not in found and any(op.kind == "aten.clone.default" and op.name in written for op in graph.ops):
-        return None  # labelled when a copy kept the order of what it copied
     device, costs = described(cluster)
     staged = Staged(Roofline.of(graph, device), costs, lone_operators(operators))
     group = features_of(Kernel(graph.ops), written, staged)
     target = math.log(found["seconds"] / group.compiled) if group.compiled > 0 else 0.0
-    return Row(root_of(found["from"]), operators is not None, found["graph"], group, found["seconds"], target)
+    several = sum(not moves_nothing(op) for op in graph.ops) > 1
+    return Row(root_of(found["from"]), operators is not None, several, found["graph"], group, found["seconds"], target)
 
 
 def lines_of(path: Path) -> dict[str, str]:
@@ -128,16 +129,20 @@ def read(paths: list[Path], operators: Path | None, cluster: str, limit: int | N
     return rows
 
 
+SIZES = ("below 3 us", "3 to 10 us", "above 10 us")
+
+
 def size_class(seconds: float) -> str:
-    return "below 3 us" if seconds < 3e-6 else "3 to 10 us" if seconds < 1e-5 else "above 10 us"
+    return SIZES[(seconds >= 3e-6) + (seconds >= 1e-5)]
 
 
 def show_by_size(lines: list[dict[str, Any]], name: str) -> None:
-    """Errors of one estimator by how long groups take, and their share of all seconds."""
+    """Errors of one estimator by how long groups take, and their share of all seconds; and of groups that are more than one operator, which none of the measurements is of."""
     for known in sorted({item["known"] for item in lines}):
         mine = [item for item in lines if item["known"] is known]
-        for size in sorted({size_class(item["seconds"]) for item in mine}):
-            those = [item for item in mine if size_class(item["seconds"]) == size]
+        classes = {size: [item for item in mine if size_class(item["seconds"]) == size] for size in SIZES}
+        classes["several operators"] = [item for item in mine if item["several"]]
+        for size, those in classes.items():
             share = sum(item["seconds"] for item in those) / sum(item["seconds"] for item in mine)
             print(f" {name}, {KNOWN[known]}, {size}, {len(those)} groups, {100 * share:.1f} % of the time")
             print(line("", np.array([abs(item[name] / item["seconds"] - 1) for item in those])), flush=True)
@@ -149,8 +154,6 @@ def noise(first: Path, again: Path) -> None:
     pairs = [(json.loads(one[key]), json.loads(two[key])) for key in two if key in one]
     by_size: dict[str, list[float]] = {}
     for before, after in pairs:
-        if "aten.clone" in before["graph"]:  # laid out otherwise since
-            continue
         off = abs(before["seconds"] / after["seconds"] - 1)
         size = size_class(after["seconds"])
         by_size.setdefault(size, []).append(off)
@@ -253,6 +256,13 @@ def trees(seen: list[Row]) -> BoostedTrees:
     )
 
 
+def forests(seen: list[Row]) -> Forests:
+    """Trees for groups whose operators were measured, and for the others."""
+    measured = [row for row in seen if row.group.measured]
+    guessed = [row for row in seen if not row.group.measured]
+    return Forests(trees(measured or guessed), trees(guessed or measured))
+
+
 @dataclass(frozen=True)
 class Fold:
     """What is held out, by name; `held` are places in the rows."""
@@ -294,7 +304,7 @@ def compare(job: tuple[list[Row], Fold, Any, str]) -> dict[str, Any]:
         "by parts": with_factor(lambda group: group.compiled),
     }
     if importlib.util.find_spec("sklearn") is not None:
-        predicted["boosted trees"] = trees(seen).predict(flat([row.group for row in held]))
+        predicted["boosted trees"] = forests(seen).predict([row.group for row in held])
     spread = np.zeros(len(held))
     if arguments.networks:
         networks = [train(seen, seed, arguments.epochs, device) for seed in range(arguments.networks)]
@@ -309,7 +319,7 @@ def compare(job: tuple[list[Row], Fold, Any, str]) -> dict[str, Any]:
             sure = spread[mine] <= np.quantile(spread[mine], 0.8)
             errors[known]["its surest 80 %"] = errors[known]["graph network"][sure]
     lines = [
-        {"model": row.model, "known": row.known, "seconds": row.seconds, "group": row.text}
+        {"model": row.model, "known": row.known, "several": row.several, "seconds": row.seconds, "group": row.text}
         | {name: float(row.group.compiled * math.exp(values[n])) for name, values in predicted.items()}
         for n, row in enumerate(held)
     ]
@@ -348,8 +358,10 @@ def comparisons(rows: list[Row], arguments: Any, device: str) -> None:
         for (of, name), parts in pooled.items():
             if of is known:
                 print(line(name, np.concatenate(parts)))
-    if lines and "trees and network" in lines[0]:
-        show_by_size(lines, "trees and network")
+    for name in ("trees and network", "boosted trees"):
+        if lines and name in lines[0]:
+            show_by_size(lines, name)
+            break
     if arguments.split == "models":
         print("  the target is a median of 4 % and a p90 of 8 % on models that were not seen")
     else:
@@ -391,7 +403,7 @@ def main() -> None:
         work = [(rows, seed, arguments.epochs, device) for seed in range(arguments.networks)]
         with multiprocessing.get_context("spawn").Pool(min(arguments.jobs, arguments.networks)) as pool:
             networks = pool.starmap(train, work)
-        forest = trees(rows) if importlib.util.find_spec("sklearn") is not None else None
+        forest = forests(rows) if importlib.util.find_spec("sklearn") is not None else None
         save_networks(networks, arguments.out, forest)
         size = arguments.out.stat().st_size
         print(f"{arguments.out}: {size / 1e6:.2f} MB, trained in {time.perf_counter() - start:.0f} s", flush=True)

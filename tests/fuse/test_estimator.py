@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sennit.cluster import load
 from sennit.errors import RunError
-from sennit.fuse.boosted_trees import BoostedTrees
+from sennit.fuse.boosted_trees import BoostedTrees, Forests
 from sennit.fuse.compiled_cost import Compiled
 from sennit.fuse.costs_torch import choose_cost
 from sennit.fuse.estimator_torch import GraphNetwork, LearnedCost, NetworkConfig, save_networks
@@ -129,7 +129,8 @@ def stump(feature: int, threshold: float, low: float, high: float) -> BoostedTre
 def test_trees_count_half_and_their_disagreement_widens_the_deviation(group, staged, learned, tmp_path: Path) -> None:
     question = (Kernel(group.ops), frozenset(["gelu"]))
     alone = learned.estimate(*question)
-    trees = stump(0, 1e9, 0.35, 7.0)  # every group goes to the left
+    other = stump(0, 1e9, 5.0, 5.0)
+    trees = Forests(other, stump(0, 1e9, 0.35, 7.0))  # every group goes to the left; none was measured
     both = LearnedCost(staged, learned.networks, trees).estimate(*question)
     assert both.seconds == pytest.approx(alone.seconds * math.exp(0.5 * 0.6), rel=1e-5)
     assert both.deviation == pytest.approx(math.hypot(alone.deviation, 0.3), rel=1e-5)

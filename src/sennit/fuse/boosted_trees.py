@@ -3,7 +3,8 @@
 A tree is a run of nodes. An inner node compares one feature with a threshold and goes on to the left where it is at most that, else to the right; a leaf has a value. The prediction is a constant and the sum of one leaf of
 each tree. All trees and all rows walk at the same time, one level a step, so that a few hundred groups take some milliseconds.
 
-`flat` is what the trees of the estimator see of a group (`features.py`): the features of the whole, and the sums and the maxima over its nodes.
+`flat` is what the trees of the estimator see of a group (`features.py`): the features of the whole, and the sums and the maxima over its nodes. Groups whose operators were measured one by one have trees of their own (`Forests`): what is left to correct there is smaller
+and of another sort than where times come from a profile.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from sennit.fuse.features import GroupFeatures
 
-__all__ = ["BoostedTrees", "flat"]
+__all__ = ["BoostedTrees", "Forests", "flat"]
 
 
 def flat(groups: Sequence[GroupFeatures]) -> NDArray[np.float32]:
@@ -47,3 +48,19 @@ class BoostedTrees:
                 return total
             goes_left = rows[every, np.maximum(feature, 0)] <= self.threshold[at]
             at = np.where(inner, np.where(goes_left, self.left[at], self.right[at]), at)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forests:
+    """Trees for groups most of whose operators were measured, and for all others."""
+
+    measured: BoostedTrees
+    guessed: BoostedTrees
+
+    def predict(self, groups: Sequence[GroupFeatures]) -> NDArray[np.float64]:
+        rows, is_measured = flat(groups), np.array([group.measured for group in groups], dtype=bool)
+        found = np.zeros(len(rows))
+        for trees, mine in ((self.measured, is_measured), (self.guessed, ~is_measured)):
+            if mine.any():
+                found[mine] = trees.predict(rows[mine])
+        return found

@@ -15,17 +15,20 @@ same space that read the same value and do not wait for each other are joined to
 A reduction to few results would leave most of the device idle, so Inductor splits it: two launches, with partial results between, and what is pointwise over the whole space behind it is a part of its own. Its rule: no split with
 as many results as programs that fill the device (twice its processors for rows, 64 times for columns), nor of a short reduction (8192 elements for rows, 128 for columns).
 
+**How values lie.** Inductor has a convolution read its values with the channels last. What a pointwise part writes for it is then written in another order than it is read, an element at a time (`Part.reordered`). A reduction over rows is one pass over rows that a
+program keeps only where each value that it reads is one run of memory (`Part.contiguous`): a mask that is broadcast in the middle, or a transposed value, makes it a loop that reads its rows twice.
+
 The backward pass of layer norm also reduces over columns for its weights, and a batch norm whose reduction is split goes over its elements once more: `_beside` adds those parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import prod
 
-from sennit.fuse.operator_class import Class, classify, moves_nothing, picks, stem
+from sennit.fuse.operator_class import Class, classify, is_elementwise, moves_nothing, picks, stem
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Op
 from sennit.ir.strategy_check import Kernel
@@ -46,7 +49,7 @@ class Sort(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`size` elements in its space, `outer` results of a reduction; `ops` by name, and `stored` those of them whose results it writes to memory."""
+    """`size` elements in its space, `outer` results of a reduction; `ops` by name, and `stored` those of them whose results it writes to memory; `reordered` elements are written with their channels last."""
 
     sort: Sort
     size: int
@@ -56,6 +59,8 @@ class Part:
     written: int
     ops: frozenset[str]
     stored: frozenset[str]
+    reordered: int = 0
+    contiguous: bool = True
 
 
 _ROWS = ("softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "native_layer_norm")
@@ -91,7 +96,8 @@ def parts_of(kernel: Kernel, written: frozenset[str], types: Mapping[str, Tensor
             group.add(op)
     group.join_siblings()
     found = [group.closed(part) for part in group.parts]
-    return (*found, *(part for op in kernel.body for part in _beside(op, types)))
+    fused = {name for op in kernel.body if is_elementwise(op, types) for name in op.reads}
+    return (*found, *(part for op in kernel.body for part in _beside(op, types, fused)))
 
 
 class _Group:
@@ -99,16 +105,31 @@ class _Group:
         self.types = types
         self.base: dict[str, str] = {}  # of what views show
         self.readers: dict[str, list[str]] = {}  # of a value, directly or through views, the operators
+        self.turned: set[str] = set()  # views whose elements lie in another order
+        self.narrow: dict[str, tuple[int, ...]] = {}  # of views that repeat elements, the shape before
+        self.convolved: dict[str, int] = {}  # what convolutions read, with the copies that lay out it and weights anew
         for op in kernel.body:
             if moves_nothing(op) and op.reads:
-                shown = self.base.get(op.reads[0], op.reads[0])
-                self.base.update((value.name, shown) for value in op.results)
-            else:
-                for name in op.reads:
-                    self.readers.setdefault(self.base.get(name, name), []).append(op.name)
+                self._look_through(op)
+                continue
+            if stem(op.kind) == "convolution":
+                weights = self.types[op.reads[1]].shape
+                self.convolved[op.reads[0]] = 1 + (max(weights[2:], default=1) > 1)
+            for name in op.reads:
+                self.readers.setdefault(self.base.get(name, name), []).append(op.name)
         self.wanted = {self.base.get(name, name) for name in written}
         self.parts: list[_Open] = []
         self.home: dict[str, _Open] = {}  # of a value
+
+    def _look_through(self, op: Op) -> None:
+        source, names = op.reads[0], [value.name for value in op.results]
+        shown = self.base.get(source, source)
+        self.base.update((name, shown) for name in names)
+        if source in self.turned or stem(op.kind) in ("permute", "transpose", "t"):
+            self.turned.update(names)
+        if stem(op.kind) == "expand" or source in self.narrow:
+            shape = self.narrow.get(source, self.types[source].shape)
+            self.narrow.update((name, shape) for name in names)
 
     # ---- growing ---------------------------------------------------------------------------------------------------------
 
@@ -126,7 +147,7 @@ class _Group:
             for other in self.parts[: self.parts.index(part)] if part in self.parts else ():
                 alike = (other.sort, other.size, other.outer) == (part.sort, part.size, part.outer)
                 free = part.sort in (Sort.POINT, Sort.ROW, Sort.COLUMN)
-                if alike and free and self._reads(other).keys() & self._reads(part).keys():
+                if alike and free and self._elements(other) & self._elements(part):
                     if self._is_before(other, part) or self._is_before(part, other):
                         continue
                     self._merge(other, part)
@@ -138,11 +159,19 @@ class _Group:
         if one in (Sort.SCATTER, Sort.LIBRARY) or two is Sort.LIBRARY:
             return False
         if one is Sort.POINT:
-            inlined = self._is_only_for(first, second)
-            return inlined or (two is not Sort.SCATTER and first.size == second.size)
+            if self._is_only_for(first, second):
+                return True
+            return two is not Sort.SCATTER and not second.is_split and first.size in (second.size, second.outer)
+        if self._is_looked_up(first, second):
+            return False
         if two is Sort.POINT:
             return second.size == first.outer or (second.size == first.size and not first.is_split)
         return one is two and (first.size, first.outer) == (second.size, second.outer)
+
+    def _is_looked_up(self, first: _Open, second: _Open) -> bool:
+        """Whether something in the second takes elements of what the first makes from wherever indices say: all of it has to be there before."""
+        tables = (op.reads[0] for op in second.ops if op.reads and stem(op.kind) in ("gather", "index", "embedding"))
+        return any(self.home.get(self.base.get(name, name)) is first for name in tables)
 
     def _merge(self, first: _Open, second: _Open) -> None:
         if first.sort is not Sort.POINT and second.sort is Sort.POINT:
@@ -194,6 +223,26 @@ class _Group:
                 found[base] = max(found.get(base, 0), min(size, made) if picks(op) else size)
         return found
 
+    def _is_contiguous(self, part: _Open) -> bool:
+        for op in part.ops:
+            made, first = op.results[0].type, self.types[op.reads[0]] if op.reads else op.results[0].type
+            space = made.shape if made.elements >= first.elements else first.shape
+            for name in op.reads:
+                if self.home.get(self.base.get(name, name)) is part or picks(op):
+                    continue
+                if name in self.turned or not _is_one_run(self.narrow.get(name, self.types[name].shape), space):
+                    return False
+        return True
+
+    def _elements(self, part: _Open) -> set[str]:
+        """What it reads from outside: a value, or where it looks at some of its elements only, that view. Two parts that read other elements have nothing in common."""
+        found = set()
+        for name in (name for op in part.ops for name in op.reads):
+            base = self.base.get(name, name)
+            if self.home.get(base) is not part:
+                found.add(base if self.types[name].elements == self.types[base].elements else name)
+        return found
+
     def closed(self, part: _Open) -> Part:
         inside = {op.name for op in part.ops}
         stored = [
@@ -202,7 +251,11 @@ class _Group:
             for value in op.results
             if value.name in self.wanted or any(r not in inside for r in self.readers.get(value.name, ()))
         ]
+        made = [value for op in part.ops for value in op.results] if part.sort is Sort.POINT else []
         launches = 2 if part.is_split or part.sort is Sort.SCATTER else 1
+        if part.is_split:
+            launches += sum(_sums(op, part.outer) - 1 for op in part.ops if stem(op.kind).endswith("norm_backward"))
+        launches += sum(self.convolved.get(value.name, 0) for value in made)
         return Part(
             part.sort,
             part.size,
@@ -212,7 +265,17 @@ class _Group:
             sum(size for _, size in stored),
             frozenset(inside),
             frozenset(name for name, _ in stored),
+            sum(value.type.elements for value in made if value.name in self.convolved),
+            self._is_contiguous(part),
         )
+
+
+def _is_one_run(shape: tuple[int, ...], space: tuple[int, ...]) -> bool:
+    """Whether a value that is broadcast to a space is read from its beginning to its end, once or again and again: no dim is broadcast between two that are not."""
+    shape = (1,) * (len(space) - len(shape)) + shape
+    own = [size > 1 for size, whole in zip(shape, space, strict=False) if whole > 1]
+    places = [place for place, mine in enumerate(own) if mine]
+    return not places or places[-1] - places[0] + 1 == len(places)
 
 
 def _alone(op: Op, types: Mapping[str, TensorType]) -> _Open:
@@ -237,8 +300,13 @@ def _alone(op: Op, types: Mapping[str, TensorType]) -> _Open:
     return _Open(Sort.ROW if is_row else Sort.COLUMN, first.elements, outer)
 
 
-def _beside(op: Op, types: Mapping[str, TensorType]) -> tuple[Part, ...]:
-    """What an operator does over its elements in a part of its own."""
+def _sums(op: Op, outer: int) -> int:
+    """The results of a split reduction are brought together one by one: of weights and bias, two launches."""
+    return max(1, sum(value.type.elements == outer for value in op.results))
+
+
+def _beside(op: Op, types: Mapping[str, TensorType], fused: Set[str]) -> tuple[Part, ...]:
+    """What an operator does over its elements in a part of its own; none if something pointwise reads it and does that too."""
     name = stem(op.kind).strip("_")
     if not op.reads or not (name == "native_layer_norm_backward" or name.startswith("native_batch_norm")):
         return ()
@@ -248,9 +316,9 @@ def _beside(op: Op, types: Mapping[str, TensorType]) -> tuple[Part, ...]:
     if name == "native_layer_norm_backward":
         outer = full.shape[-1] if full.shape else 1
         written = sum(value.type.bytes for value in op.results if value.type.elements == outer)
-        launches = 2 if _is_split(Sort.COLUMN, full.elements, outer) else 1
+        launches = 1 + _sums(op, outer) if _is_split(Sort.COLUMN, full.elements, outer) else 1
         return (Part(Sort.COLUMN, full.elements, outer, launches, read, written, mine, frozenset()),)
     outer = full.shape[1] if len(full.shape) > 1 else 1
-    if not _is_split(Sort.ROW, full.elements, outer):
+    if not _is_split(Sort.ROW, full.elements, outer) or op.results[0].name in fused:
         return ()
     return (Part(Sort.POINT, full.elements, full.elements, 1, read, 0, mine, frozenset()),)

@@ -28,7 +28,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from sennit.errors import RunError
-from sennit.fuse.boosted_trees import BoostedTrees, flat
+from sennit.fuse.boosted_trees import BoostedTrees, Forests
 from sennit.fuse.features import GLOBAL_WIDTH, NODE_WIDTH, GroupFeatures, features_of
 from sennit.fuse.kernel_cost import Estimate, Staged
 from sennit.ir.strategy_check import Kernel
@@ -36,6 +36,7 @@ from sennit.ir.strategy_check import Kernel
 __all__ = ["Batch", "GraphNetwork", "LearnedCost", "NetworkConfig", "collate", "save_networks"]
 
 _TOGETHER = 256
+_FAR = 4.0  # deviations
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,9 @@ class GraphNetwork(nn.Module):
         count = len(batch.whole)
         total = _sum_by(h, batch.owner, count) / math.sqrt(8.0)
         most = _most_by(h, batch.owner, count)
-        found = self.leave(torch.cat([total, most, self.level(batch.whole)], dim=-1))
+        # what training hardly had (a convolution behind something pointwise) is many deviations off, and may not carry the answer away
+        level = self.level(batch.whole).clamp(-_FAR, _FAR)
+        found = self.leave(torch.cat([total, most, level], dim=-1))
         mean, spread = self.say(found).unbind(-1)
         return mean, spread.clamp(-8.0, 3.0)
 
@@ -152,7 +155,7 @@ class GraphNetwork(nn.Module):
 class LearnedCost:
     """Kernels of a graph by trained networks; `KernelCost` for the search."""
 
-    def __init__(self, staged: Staged, networks: Sequence[GraphNetwork], trees: BoostedTrees | None = None) -> None:
+    def __init__(self, staged: Staged, networks: Sequence[GraphNetwork], trees: Forests | None = None) -> None:
         self.staged, self.networks, self.trees = staged, tuple(network.eval() for network in networks), trees
 
     @classmethod
@@ -171,7 +174,7 @@ class LearnedCost:
             network.load_state_dict(weights)
             networks.append(network)
         parts = found.get("trees")
-        trees = None if parts is None else BoostedTrees(parts["constant"], **_read_trees(parts))
+        trees = None if parts is None else Forests(*(_read_trees(parts[name]) for name in _FORESTS))
         return cls(staged, networks, trees)
 
     def estimate(self, kernel: Kernel, written: frozenset[str]) -> Estimate:
@@ -190,7 +193,7 @@ class LearnedCost:
             noise = torch.stack([spread.exp() for _, spread in found]).mean(0) + means.var(0, unbiased=False)
             mean = means.mean(0)
             if self.trees is not None:
-                other = torch.from_numpy(self.trees.predict(flat([groups[place] for place in places]))).float()
+                other = torch.from_numpy(self.trees.predict([groups[place] for place in places])).float()
                 noise = noise + (0.5 * (mean - other)) ** 2
                 mean = 0.5 * (mean + other)
             for place, middle, variance in zip(places, mean.tolist(), noise.tolist(), strict=True):
@@ -198,7 +201,7 @@ class LearnedCost:
         return answers
 
 
-def save_networks(networks: Sequence[GraphNetwork], path: Path, trees: BoostedTrees | None = None) -> None:
+def save_networks(networks: Sequence[GraphNetwork], path: Path, trees: Forests | None = None) -> None:
     """Weights in half precision, and the trees' numbers in what they need: an estimate's error is far above their rounding."""
     torch.save(
         {
@@ -206,12 +209,13 @@ def save_networks(networks: Sequence[GraphNetwork], path: Path, trees: BoostedTr
             "node_width": NODE_WIDTH,
             "global_width": GLOBAL_WIDTH,
             "networks": [{name: value.half().cpu() for name, value in net.state_dict().items()} for net in networks],
-            "trees": None if trees is None else _write_trees(trees),
+            "trees": None if trees is None else {name: _write_trees(getattr(trees, name)) for name in _FORESTS},
         },
         path,
     )
 
 
+_FORESTS = ("measured", "guessed")
 _TREES = {
     "roots": torch.int32,
     "feature": torch.int16,
@@ -227,8 +231,9 @@ def _write_trees(trees: BoostedTrees) -> dict[str, Tensor | float]:
     return {"constant": trees.constant, **arrays}
 
 
-def _read_trees(parts: Mapping[str, Tensor]) -> dict[str, Any]:
-    return {
+def _read_trees(parts: Mapping[str, Any]) -> BoostedTrees:
+    arrays = {
         name: (parts[name].double() if kind.is_floating_point else parts[name].long()).numpy()
         for name, kind in _TREES.items()
     }
+    return BoostedTrees(parts["constant"], **arrays)

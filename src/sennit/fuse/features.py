@@ -11,7 +11,7 @@ A group becomes a small graph. Each operator is a node, and so is each value tha
     log2 of the next power of two over what it reduces over              what a program over whole rows wastes
     log2 of the elements and the bytes of the part that it is in         what it is compiled with (`compiled_parts.py`)
     flags: its own time was measured; float32, half precision, integer; a view, a view with another innermost dim, a reduction, one over the innermost dim, a product; written for others, broadcast; the sort of its
-    part, and whether that part writes its result to memory
+    part, whether that part writes its result to memory, and whether it reads something that is not one run of memory
 
 and the group as a whole the logarithms of its time by the roofline, by stages, unfused (`kernel_cost.py`), of the longest operator of each part and by parts (`compiled_cost.py`), of its bytes, counts of operators, inputs, outputs and reductions, and for
 each sort of part its launches, bytes, elements, the longest reduction and the most results. The estimator predicts the logarithm of time over time by parts, so sizes that were never seen change what is predicted little.
@@ -118,14 +118,14 @@ KINDS = (
     "slice",
 )
 _SIZES = 16
-_FLAGS = 17
+_FLAGS = 18
 NODE_WIDTH = len(KINDS) + _SIZES + _FLAGS
-GLOBAL_WIDTH = 18 + 5 * len(Sort)
+GLOBAL_WIDTH = 20 + 5 * len(Sort)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFeatures:
-    """`nodes` [n, NODE_WIDTH], `edges` [e, 2] from producer to reader, `whole` [GLOBAL_WIDTH], and seconds by the roofline, by stages and by parts."""
+    """`nodes` [n, NODE_WIDTH], `edges` [e, 2] from producer to reader, `whole` [GLOBAL_WIDTH], and seconds by the roofline, by stages and by parts; `measured` says that most of its operators were, one by one."""
 
     nodes: NDArray[np.float32]
     edges: NDArray[np.int64]
@@ -133,6 +133,7 @@ class GroupFeatures:
     roofline: float
     staged: float
     compiled: float
+    measured: bool
 
 
 def features_of(kernel: Kernel, written: frozenset[str], staged: Staged) -> GroupFeatures:
@@ -149,7 +150,7 @@ def features_of(kernel: Kernel, written: frozenset[str], staged: Staged) -> Grou
         here = len(rows)
         edges += [(number[name], here) for name in dict.fromkeys(op.reads)]
         number.update((value.name, here) for value in op.results)
-        rows.append(_operator(op, types, written, staged, part_of.get(op.name)))
+        rows.append(_operator(op, kernel, written, staged, part_of.get(op.name)))
     roofline = staged.roofline.estimate(kernel, written).seconds
     by_stages = staged.estimate(kernel, written).seconds
     busy = [op for op in kernel.body if not moves_nothing(op)]
@@ -157,8 +158,8 @@ def features_of(kernel: Kernel, written: frozenset[str], staged: Staged) -> Grou
     whole = [
         _log(roofline * 1e9),
         _log(by_stages * 1e9),
-        _log(sum(staged.alone(op) for op in busy) * 1e9),
-        _log(_longest(busy, split, staged) * 1e9),
+        _log(sum(staged.inside(op, kernel, written) for op in busy) * 1e9),
+        _log(_longest(kernel, written, split, staged) * 1e9),
         _size(traffic(kernel, written, types)),
         _size(sum(types[name].bytes for name in kernel.reads)),
         log2(1 + len(busy)),
@@ -176,12 +177,14 @@ def features_of(kernel: Kernel, written: frozenset[str], staged: Staged) -> Grou
         roofline,
         by_stages,
         split.seconds,
+        2 * sum(staged.measured_inside(op, kernel, written) is not None for op in busy) > len(busy),
     )
 
 
-def _longest(busy: list[Op], split: Split, staged: Staged) -> float:
+def _longest(kernel: Kernel, written: frozenset[str], split: Split, staged: Staged) -> float:
     """Seconds of the longest operator of each part, added up."""
-    return sum(max((staged.alone(op) for op in busy if op.name in part.ops), default=0.0) for part in split.parts)
+    seconds = {op.name: staged.inside(op, kernel, written) for op in kernel.body}
+    return sum(max((seconds[name] for name in part.ops), default=0.0) for part in split.parts)
 
 
 def _of_parts(split: Split) -> list[float]:
@@ -193,6 +196,8 @@ def _of_parts(split: Split) -> list[float]:
         _size(split.footprint),
         log2(1 + moved / max(1, split.footprint)),
         log2(1 + sum(part.launches for part in split.parts)),
+        _size(sum(part.reordered for part in split.parts)),
+        _size(sum(part.read + part.written for part in split.parts if not part.contiguous)),
     ]
     for sort in Sort:
         mine = [part for part in split.parts if part.sort is sort]
@@ -236,8 +241,9 @@ def _input(kind: TensorType) -> NDArray[np.float32]:
 
 
 def _operator(
-    op: Op, types: Mapping[str, TensorType], written: frozenset[str], staged: Staged, part: Part | None
+    op: Op, kernel: Kernel, written: frozenset[str], staged: Staged, part: Part | None
 ) -> NDArray[np.float32]:
+    types = staged.roofline.types
     result, kind = op.results[0].type, classify(op, types)
     read = sum(types[value].bytes for value in set(op.reads))
     made = sum(value.type.bytes for value in op.results)
@@ -250,14 +256,14 @@ def _operator(
     sizes = [
         *(_size(read), _size(made), _size(result.elements), log2(1 + inner), log2(reduced)),
         *sides,
-        _log(staged.alone(op) * 1e9),
+        _log(staged.inside(op, kernel, written) * 1e9),
         *whole,
         ceil(log2(reduced)) - log2(reduced),
         _size(part.size) if part is not None else 0.0,
         _size(part.read + part.written) if part is not None else 0.0,
     ]
     flags = [
-        staged.as_measured(op) is not None,
+        staged.measured_inside(op, kernel, written) is not None,
         *_types(result.dtype),
         kind is Class.VIEW,
         stem(op.kind) == "permute" and bool(first) and op.args[1][-1] != len(first) - 1,  # type: ignore[index]
@@ -268,6 +274,7 @@ def _operator(
         any(types[value].elements < result.elements for value in op.reads),
         *(part is not None and part.sort is sort for sort in Sort),
         part is not None and op.name in part.stored,
+        part is not None and not part.contiguous,
     ]
     name = stem(op.kind)
     shown = "view" if kind is Class.VIEW and name not in KINDS else name

@@ -14,19 +14,20 @@ measured profiles and the learned estimator give the same type.
 
 with the product, or an operator that is alone, by the device's measured profile where it has one. What views of one value show of it counts once; of a table that is looked up in, what is found.
 
-Operators that were measured one by one (`Staged.measured`, by signature) take the time that they took: that is known of a model before any of its groups is.
+Operators that were measured one by one (`Staged.measured`, by signature) take the time that they took: that is known of a model before any of its groups is. A product of a transposed value takes another time than one of values that lie plainly, and Inductor adds the
+bias of a product that only pointwise operators read with them. So a product is asked for as a compiler calls it in the group (`called`): with the views in front of it, without such a bias; and by itself only where that was not measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sennit.cluster import Device
 from sennit.cost import OperatorCosts
 from sennit.cost.operator import operator_cost
-from sennit.fuse.operator_class import Class, classify, moves_nothing, picks
+from sennit.fuse.operator_class import PRODUCTS, Class, classify, is_elementwise, moves_nothing, picks, stem
 from sennit.fuse.signature import signature
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Graph, Op
@@ -35,7 +36,7 @@ from sennit.ir.mesh import Mesh
 from sennit.ir.program import Buffer, Compute
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["Estimate", "KernelCost", "Roofline", "Staged", "as_step", "traffic"]
+__all__ = ["Estimate", "KernelCost", "Roofline", "Staged", "as_step", "called", "traffic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,8 @@ class Staged:
     costs: OperatorCosts
     measured: Mapping[str, float] = field(default_factory=dict)
     known: dict[str, float] = field(default_factory=dict)  # seconds of single operators, by name
-    found: dict[str, float | None] = field(default_factory=dict)  # of them what was measured, by name
+    found: dict[tuple[str, ...], float | None] = field(default_factory=dict)  # what was measured, by names
+    ratios: dict[str, tuple[float, float] | None] = field(default_factory=dict)  # for `compiled_cost.py`, by name
 
     @classmethod
     def of(cls, graph: Graph, device: Device) -> Staged:
@@ -123,7 +125,7 @@ class Staged:
             [op for op in body if op not in products and op.name in before],
             [op for op in body if op not in products and op.name not in before],
         ]
-        seconds = sum(self.alone(op) for op in products)
+        seconds = sum(self.inside(op, kernel, written) for op in products)
         return Estimate(seconds + sum(self._stage(stage, kernel, written) for stage in stages if stage))
 
     def alone(self, op: Op) -> float:
@@ -135,14 +137,29 @@ class Staged:
             self.known[op.name] = self._by_profile(op) if seconds is None else seconds
         return self.known[op.name]
 
+    def inside(self, op: Op, kernel: Kernel, written: frozenset[str]) -> float:
+        """Seconds of one operator of a kernel: a product as a compiler calls it there."""
+        seconds = self.measured_inside(op, kernel, written)
+        return self.alone(op) if seconds is None else seconds
+
+    def measured_inside(self, op: Op, kernel: Kernel, written: frozenset[str]) -> float | None:
+        """The same, where it was measured; as the operator is, where only that was."""
+        if not self.measured or moves_nothing(op):
+            return None
+        seconds = self._measured(called(op, kernel, written, self.roofline.types)) if _is_product(op) else None
+        return self.as_measured(op) if seconds is None else seconds
+
     def as_measured(self, op: Op) -> float | None:
         """Seconds of one operator, where it was measured."""
-        if not self.measured:
-            return None
-        if op.name not in self.found:
-            results = frozenset(value.name for value in op.results)
-            self.found[op.name] = self.measured.get(signature(Kernel((op,)), results, self.roofline.types))
-        return self.found[op.name]
+        return self._measured(Kernel((op,))) if self.measured else None
+
+    def _measured(self, kernel: Kernel) -> float | None:
+        """By the last operator's results."""
+        key = (kernel.body[-1].kind, *(op.name for op in kernel.body))
+        if key not in self.found:
+            results = frozenset(value.name for value in kernel.body[-1].results)
+            self.found[key] = self.measured.get(signature(kernel, results, self.roofline.types))
+        return self.found[key]
 
     def with_measured(self, measured: Mapping[str, float]) -> Staged:
         """The same, with other operators measured."""
@@ -177,6 +194,35 @@ class Staged:
         moved = sum(shown.values()) + sum(types[name].bytes for name in made & wanted)
         device = self.roofline.device
         return moved / (device.bandwidth.value * device.bandwidth_efficiency.value) + device.launch.value
+
+
+def called(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> Kernel:
+    """A product of a kernel as a compiler calls it: with the views of the kernel that its operands are, and without its bias where only pointwise operators of the kernel read it."""
+    has_bias = stem(op.kind) == "addmm" and len(op.args) == 3 and not op.kwargs
+    if has_bias and _is_only_for_pointwise(op, kernel, written, types):
+        op = replace(op, kind="aten.mm.default", args=op.args[1:])
+    needed, found = set(op.reads), [op]
+    for other in reversed(kernel.body):
+        if moves_nothing(other) and any(value.name in needed for value in other.results):
+            needed.update(other.reads)
+            found.append(other)
+    return Kernel(tuple(reversed(found)))
+
+
+def _is_product(op: Op) -> bool:
+    return stem(op.kind) in PRODUCTS
+
+
+def _is_only_for_pointwise(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> bool:
+    shown = {value.name for value in op.results}  # it, and views of it
+    for other in kernel.body:
+        if shown.isdisjoint(other.reads):
+            continue
+        if moves_nothing(other):
+            shown.update(value.name for value in other.results)
+        elif not is_elementwise(other, types):
+            return False
+    return shown.isdisjoint(written)
 
 
 def _ancestors(kernel: Kernel, products: list[Op]) -> set[str]:

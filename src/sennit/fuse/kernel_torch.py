@@ -214,11 +214,12 @@ def is_worth_compiling(kernel: Kernel, *, lone: bool = False) -> bool:
 
 
 def compile_kernel(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-    """The module compiled by Inductor alone, for inputs of these shapes."""
+    """The module compiled by Inductor alone, for inputs of these shapes. It is tuned when it is first called: left to itself, Inductor makes values of all its sizes while it compiles and tunes on them, with whatever else the device does then."""
     from torch._inductor import standalone_compile
 
+    options = {"config_patches": {"triton.autotune_at_compile_time": False}}
     artifact: Callable[..., Sequence[Tensor]] = standalone_compile(
-        module, list(inputs), dynamic_shapes="from_example_inputs"
+        module, list(inputs), dynamic_shapes="from_example_inputs", options=options
     )
     return artifact
 

@@ -1,6 +1,6 @@
 """Groups of a step, compiled by Inductor one by one and timed on the device at hand: what `measured_search.py` asks for.
 
-Inputs are small random numbers that lie plainly in memory, as those that the estimator was trained on. On a GPU many calls are one CUDA graph, so that the host does not count; on a CPU the time is that of
+Inputs are small random numbers that lie plainly in memory, as those that the estimator was trained on. On a GPU many calls are one CUDA graph, so that the host does not count (`replay_times_torch.py`); on a CPU the time is that of
 the thread, so that other processes do not. A group that the compiler refuses is named in the log and has no time.
 """
 
@@ -20,6 +20,7 @@ from sennit.cost.database import MeasuredKernel
 from sennit.errors import PlanError
 from sennit.fuse.kernel_torch import compile_kernel, is_worth_compiling, kernel_module, sample_inputs
 from sennit.fuse.known_cost import Question
+from sennit.fuse.replay_times_torch import captured, queued_seconds, replayed
 from sennit.fuse.signature import signature
 from sennit.ir.graph import Graph
 
@@ -77,7 +78,7 @@ def call_times(call: Callable[..., Any], inputs: Sequence[Tensor], device: torch
     """Seconds a call, of so many calls at a time that the clock's own cost does not count."""
     call(*inputs)
     if device.type == "cuda":
-        return _on_gpu(call, inputs, device, rounds)
+        return list(replayed(captured(call, [inputs], queued_seconds(lambda: call(*inputs))), rounds).times)
     start = time.thread_time()
     call(*inputs)
     calls = max(1, min(1000, int(2e-3 / max(time.thread_time() - start, 1e-7))))
@@ -88,24 +89,3 @@ def call_times(call: Callable[..., Any], inputs: Sequence[Tensor], device: torch
             call(*inputs)
         found.append((time.thread_time() - start) / calls)
     return found
-
-
-def _on_gpu(call: Callable[..., Any], inputs: Sequence[Tensor], device: torch.device, rounds: int) -> list[float]:
-    event: Any = torch.cuda.Event
-    start, end = event(enable_timing=True), event(enable_timing=True)
-
-    def between(run: Callable[[], Any]) -> float:
-        start.record()
-        run()
-        end.record()
-        torch.cuda.synchronize(device)
-        return float(start.elapsed_time(end)) / 1e3
-
-    call(*inputs)
-    calls = max(3, min(100, int(2e-3 / max(between(lambda: call(*inputs)), 1e-5))))
-    graph: Any = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call(*inputs)
-    graph.replay()
-    return [between(graph.replay) / calls for _ in range(rounds)]

@@ -2,7 +2,8 @@
 
 A step runs kernel by kernel on the model's own values, so that inputs lie in memory as they do in training. A structure that occurs in many layers is measured once, where it first
 occurs, `rounds` times: by events on a GPU, by the CPU time of the thread on a CPU, where what else runs on the machine does not count. With `compiled`, groups of greedy fusion are also compiled
-by Inductor, one by one, and measured; a group that Inductor refuses is left out and named.
+by Inductor, one by one, and measured; a group that Inductor refuses is left out and named. On a GPU so are single operators, and products as a compiler calls them (`kernel_cost.called`): what the estimator of groups knows most from. These are timed as
+replays of a CUDA graph, since a compiled step is one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,11 +19,13 @@ from torch import Tensor
 
 from sennit.capture.element_types import torch_dtype
 from sennit.cost.database import MeasuredKernel, Place
-from sennit.fuse.kernel_cost import Estimate
+from sennit.fuse.kernel_cost import Estimate, called
 from sennit.fuse.kernel_torch import compile_kernel, is_worth_compiling, kernel_module
 from sennit.fuse.known_cost import Question
+from sennit.fuse.measure_groups_torch import call_times
 from sennit.fuse.model import Channel, StepModel
 from sennit.fuse.moves import Limits, fused_greedily
+from sennit.fuse.operator_class import PRODUCTS, moves_nothing, stem
 from sennit.fuse.signature import signature
 from sennit.ir.graph import Graph, Role
 from sennit.ir.operators import is_view
@@ -64,9 +67,25 @@ def measure_step(
     for place in range(len(graph.ops)):
         wanted.setdefault(place, []).append((model.question(frozenset((place,))), False))
     if compiled:
+        if device.type == "cuda":
+            for place, question in _as_called(graph):
+                wanted[place].append((question, True))
         for group in fused_greedily(model, Limits()).groups:
             wanted[max(group)].append((model.question(group), True))
     return _Walk(graph, state, device, rounds, say).measure(wanted)
+
+
+def _as_called(graph: Graph) -> Iterator[tuple[int, Question]]:
+    """Every operator that computes, by place; products with the views in front of them, with and without the bias that pointwise readers would add."""
+    whole, types = Kernel(graph.ops), graph.types()
+    for place, op in enumerate(graph.ops):
+        if moves_nothing(op):
+            continue
+        results = frozenset(value.name for value in op.results)
+        yield place, (Kernel((op,)), results)
+        if stem(op.kind) in PRODUCTS:
+            yield place, (called(op, whole, results, types), results)
+            yield place, (called(op, whole, frozenset(), types), results)
 
 
 class _Walk:
@@ -109,22 +128,26 @@ class _Walk:
         inputs = [self.values[name] for name in reads]
         if not compiled:
             self.values.update(zip(writes, module.forward(*inputs), strict=True))
-        if all(is_view(op.kind) for op in kernel.body) or (compiled and not is_worth_compiling(kernel)):
+        lone = self.device.type == "cuda"
+        if all(is_view(op.kind) for op in kernel.body):
+            return
+        if compiled and not (
+            is_worth_compiling(kernel, lone=lone) or (lone and stem(kernel.body[-1].kind) in PRODUCTS)
+        ):
             return
         strides = tuple(tuple(value.stride()) for value in inputs)
         plain = all(value.is_contiguous() for value in inputs)
         key = (signature(kernel, written, self.types), () if plain else strides, compiled)
         if key in self.found:
             return
-        call: Any = module.forward
         if compiled:
             try:
-                call = compile_kernel(module, inputs)
-                call(*inputs)
+                times = call_times(compile_kernel(module, inputs), inputs, self.device, self.rounds)
             except Exception as error:  # what a compiler cannot do is no fault of the profile
                 logging.getLogger(__name__).warning("a group of %d operators is left out: %s", len(kernel.body), error)
                 return
-        times = self._times(call, inputs)
+        else:
+            times = self._times(module.forward, inputs)
         low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
         self.found[key] = MeasuredKernel(
             key[0], (min(times), low, middle, high, max(times)), len(times), key[1], compiled

@@ -18,7 +18,7 @@ from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Op
 from sennit.ir.operators import is_view
 
-__all__ = ["PRODUCTS", "Class", "classify", "moves_nothing", "picks", "stem"]
+__all__ = ["PRODUCTS", "Class", "classify", "is_elementwise", "moves_nothing", "picks", "stem"]
 
 
 class Class(Enum):
@@ -108,6 +108,11 @@ def picks(op: Op) -> bool:
         "full_like",
         "zeros_like",
     )
+
+
+def is_elementwise(op: Op, types: Mapping[str, TensorType]) -> bool:
+    """Pointwise, and no copy from one place to another or look-up."""
+    return classify(op, types) is Class.POINTWISE and stem(op.kind) not in _PICKS
 
 
 def classify(op: Op, types: Mapping[str, TensorType]) -> Class:
