@@ -129,8 +129,13 @@ def test_an_interrupted_parent_ends_the_child() -> None:
         os.kill(os.getppid(), signal.SIGINT)
         time.sleep(600)
 
-    with pytest.raises(KeyboardInterrupt):
-        in_child(interrupt, "interrupt")
+    # a shell that starts this in the background has interrupts ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            in_child(interrupt, "interrupt")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_child_dies_with_its_parent() -> None:
