@@ -4,7 +4,7 @@
 
 The candidates of tuning (buckets as ready are DDP's), and random strategies: gradients, some of them cut, in buckets of random sizes between a gradient and a third of all bytes, in the order in which they are made, in an order by need, or in a random one that ranks can still follow; waits in the step, in the next, or mixed.
 
-1. Each is simulated on this machine's measurements (`measured_model`) and run for some steps without updates. Printed: median and p95 of |simulated - measured| / measured, and Kendall's tau between the two, over all pairs and over those that were measured 2 % apart or more.
+1. Each is simulated on this machine's measurements (`measured_model`) and run for some steps without updates. Printed: median and p95 of |simulated - measured| / measured, and Kendall's tau between the two, over all pairs and over those that were measured 2 % apart or more; and, as what the machine allows, the same between every second step and those between.
    With `--sleep` kernels sleep for their measured time (`sleeping.py`): what is compared is the network and the order of things, on a machine that does other work too.
 2. Each trains three steps of SGD with momentum from the same start. Printed: how many end in DDP's parameters to the last bit.
 """
@@ -169,6 +169,7 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
                 "simulated": still.step_time(Grouping(), strategy.buckets).seconds,
                 "measured": statistics.median(times),
                 "least": min(times),
+                "halves": [statistics.median(times[::2]), statistics.median(times[1::2])],
                 "equal": state is None or all(torch.equal(state[key], expected[key]) for key in expected),
             }
         )
@@ -177,12 +178,16 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
 
 def kendall(found: list[dict[str, Any]], apart: float = 0.0) -> float:
     """Kendall's tau between simulated and measured, over pairs whose measured times differ by this fraction at least."""
-    pairs = [
-        (one["simulated"] - other["simulated"]) * (one["measured"] - other["measured"])
-        for one, other in itertools.combinations(found, 2)
-        if abs(one["measured"] - other["measured"]) >= apart * min(one["measured"], other["measured"])
+    return agreement([(item["simulated"], item["measured"]) for item in found], apart)
+
+
+def agreement(pairs: list[tuple[float, float]], apart: float = 0.0) -> float:
+    signs = [
+        (one[0] - other[0]) * (one[1] - other[1])
+        for one, other in itertools.combinations(pairs, 2)
+        if abs(one[1] - other[1]) >= apart * min(one[1], other[1])
     ]
-    return (sum(pair > 0 for pair in pairs) - sum(pair < 0 for pair in pairs)) / max(1, len(pairs))
+    return (sum(sign > 0 for sign in signs) - sum(sign < 0 for sign in signs)) / max(1, len(signs))
 
 
 def report(found: list[dict[str, Any]], *, bits: bool) -> None:
@@ -199,6 +204,12 @@ def report(found: list[dict[str, Any]], *, bits: bool) -> None:
     print(
         f"  Kendall's tau {tau:.2f} (target {TARGETS['tau']}), {kendall(found, APART):.2f} over pairs that were measured {APART:.0%} apart or more"
     )
+    halves = [(item["halves"][0], item["halves"][1]) for item in found if "halves" in item]
+    if halves:
+        off = sorted(abs(one - other) / other for one, other in halves)
+        print(
+            f"  what no clock can beat, medians of every second step against those between: {statistics.median(off):.1%} apart, p95 {off[int(0.95 * (len(off) - 1))]:.1%}, tau {agreement(halves):.2f}"
+        )
     if bits:
         print(f"  equal to DDP after three steps: {sum(item['equal'] for item in found)} of {len(found)} (target all)")
     sys.stdout.flush()
