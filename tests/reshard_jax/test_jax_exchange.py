@@ -138,6 +138,15 @@ def test_when_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "exchange" not in kinds(large)
 
 
+def test_an_xla_with_another_interface(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(*given: object, **named: object) -> None:
+        raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: the API version is incompatible")
+
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
+    assert not register()
+    assert "collectives serve" in caplog.text
+
+
 def test_only_cpu_devices_of_this_process() -> None:
     class Device:
         platform, process_index = "gpu", 0

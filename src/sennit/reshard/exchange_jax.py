@@ -12,6 +12,7 @@ buffer than the one that is read.
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,18 +32,24 @@ lax, ffi, Array = untyped.lax, untyped.ffi, untyped.ShapeDtypeStruct
 
 __all__ = ["MOST_DEVICES", "exchange", "may_exchange", "register"]
 
+_logger = logging.getLogger(__name__)
+
 MOST_DEVICES = 64  # of `pull_core.c`
 TARGETS = ("sennit_where", "sennit_take", "sennit_keep")
 
 
 def register() -> bool:
-    """Tells XLA of the core; False where the install had no compiler. The same again changes nothing."""
+    """Tells XLA of the core; False where the install had no compiler, or where this XLA has another interface. The same again changes nothing."""
     found = sorted(Path(__file__).parent.glob("_pull_core*.so"))
     if not found:
         return False
     library = ctypes.CDLL(str(found[0]))
-    for name in TARGETS:
-        ffi.register_ffi_target(name, ffi.pycapsule(getattr(library, name)), platform="cpu")
+    try:
+        for name in TARGETS:
+            ffi.register_ffi_target(name, ffi.pycapsule(getattr(library, name)), platform="cpu")
+    except jax.errors.JaxRuntimeError as refused:
+        _logger.warning("XLA does not take the core that exchanges pieces, so collectives serve: %s", refused)
+        return False
     return True
 
 

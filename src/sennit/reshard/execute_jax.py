@@ -81,6 +81,7 @@ class Resharder:
         return found
 
     def _make(self, source: NamedSharding, target: NamedSharding, shape: tuple[int, ...], dtype: Any) -> Function:
+        self._direct = self._direct and register()
         forward, mesh = _forward(source, target, shape, dtype, self._direct, self._cost)
         if 0 in shape:
             # what jit makes of an array without elements has pieces of the wrong shape (jax 0.10)
@@ -106,7 +107,7 @@ def steps_between(
 ) -> tuple[Step, ...] | None:
     """What a resharding does, on the refined mesh of the source; None where it is XLA's own."""
     layouts = _layouts(source, target, shape)
-    way = None if layouts is None else _way(layouts, source, jax.numpy.dtype(dtype), direct, cost)
+    way = None if layouts is None else _way(layouts, source, jax.numpy.dtype(dtype), direct and register(), cost)
     return way if way is None else tuple(step for phase in way for step in phase.steps)
 
 
@@ -114,7 +115,7 @@ def _way(
     layouts: tuple[Layout, Layout], sharding: NamedSharding, dtype: Any, direct: bool, cost: TouchCost
 ) -> tuple[Phase, ...] | None:
     """The phases; one exchange where it can be had and costs less."""
-    exchanges = direct and may_exchange(sharding.mesh.devices.ravel().tolist(), dtype) and register()
+    exchanges = direct and may_exchange(sharding.mesh.devices.ravel().tolist(), dtype)
     return choose(*layouts, dtype.itemsize, cost, exchanges=exchanges)
 
 
