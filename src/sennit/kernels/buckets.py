@@ -24,6 +24,7 @@ from sennit.ir.layout import Pending, Reduction
 from sennit.ir.mesh import Mesh
 from sennit.ir.operators import is_view
 from sennit.ir.program import Buffer, Collective, CollectiveKind, Compute, Free, Lane, defines, reads
+from sennit.kernels.lane_code import is_inside
 
 __all__ = ["MOST_BYTES", "Bucket", "bucket_bytes", "bucket_count", "buckets"]
 
@@ -95,8 +96,12 @@ def _kind_of(step: Collective, source: Buffer, lane: Lane) -> _Kind | None:
     """What collectives must have in common to be one; None where a group has members in other lanes, or pieces of several sizes."""
     (axis,) = step.axes
     mesh, entry = source.layout.mesh.in_space(), source.layout.entry(axis)
-    inside = all(set(mesh.group(device, step.axes)) <= set(lane.devices) for device in lane.devices)
-    if not inside or not source.layout.is_even or not step.result.layout.is_even or not isinstance(entry, Pending):
+    if (
+        not is_inside(step, lane)
+        or not source.layout.is_even
+        or not step.result.layout.is_even
+        or not isinstance(entry, Pending)
+    ):
         return None
     return _Kind(step.kind, axis, entry.op, source.dtype, mesh)
 

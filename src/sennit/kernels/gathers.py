@@ -27,6 +27,7 @@ from sennit.ir.graph import Role
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Buffer, Collective, CollectiveKind, Lane, Step
 from sennit.kernels.buckets import bucket_bytes
+from sennit.kernels.lane_code import is_inside
 
 __all__ = ["Gathers", "gathers", "message_count", "with_gathers_ahead"]
 
@@ -126,10 +127,7 @@ def with_gathers_ahead(steps: list[Step], found: Mapping[str, Gathers]) -> list[
 def _counts(step: Collective, given: Mapping[str, Buffer], lane: Lane) -> bool:
     if step.kind is not CollectiveKind.ALL_GATHER or step.source not in given or len(step.axes) != 1:
         return False
-    source = given[step.source]
-    mesh = source.layout.mesh.in_space()
-    inside = all(set(mesh.group(device, step.axes)) <= set(lane.devices) for device in lane.devices)
-    return inside and source.layout.is_even and step.result.layout.is_even
+    return is_inside(step, lane) and given[step.source].layout.is_even and step.result.layout.is_even
 
 
 def _kind(step: Collective, given: Mapping[str, Buffer]) -> tuple[tuple[str, ...], DType, Mesh]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sennit.ir.dtype import DType
-from sennit.ir.program import Compute, Free, Lane, Step, defines, reads
+from sennit.ir.program import Collective, Compute, Free, Lane, Step, defines, reads
 
-__all__ = ["LaneCode", "with_frees"]
+__all__ = ["LaneCode", "is_inside", "with_frees"]
 
 
 class LaneCode:
@@ -52,6 +52,12 @@ class LaneCode:
 
     def dtype(self, name: str) -> DType:
         return self.buffers[name].dtype
+
+
+def is_inside(step: Collective, lane: Lane) -> bool:
+    """Whether all members of a collective's groups are devices of the lane: they run one text, and so agree on what goes together and when."""
+    mesh = step.result.layout.mesh.in_space()
+    return all(set(mesh.group(device, step.axes)) <= set(lane.devices) for device in lane.devices)
 
 
 def with_frees(steps: list[Step], freed: set[str]) -> list[Step]:

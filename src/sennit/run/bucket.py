@@ -35,7 +35,7 @@ class Bucket:
         self.flat: Tensor | None = None
         self.handle: Handle | None = None
 
-    def add(self, x: Tensor) -> Handle:
+    def add(self, x: Tensor) -> _Part:
         """Put a part into its place: a tensor, or its pieces, stacked on dim 0."""
         assert self.left, "more parts than were announced"
         shape = x.shape if self.pieces is None else x.shape[1:]
@@ -59,6 +59,9 @@ class Bucket:
             self.flat = self.handle.wait()
         return self.flat
 
+    def let_go(self) -> None:
+        self.flat = self.handle = None
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
@@ -71,52 +74,30 @@ class _Part:
 
 
 class GatherRun:
-    """`start` begins the gather of the flat pieces, which gives [members, elements]; `join` puts the pieces of one tensor together."""
+    """Filled as a bucket is; `start` begins the gather of the flat pieces, which gives [members, elements]. `join` puts the pieces of one tensor together."""
 
     def __init__(
-        self,
-        parts: int,
-        elements: int,
-        start: Callable[[Tensor], Handle],
-        join: Callable[[Tensor, int, int], Tensor],
+        self, parts: int, elements: int, start: Callable[[Tensor], Handle], join: Callable[[Tensor, int, int], Tensor]
     ) -> None:
-        self.left, self.elements, self.start, self.join = parts, elements, start, join
-        self.unread = parts
-        self.filled = 0
-        self.flat: Tensor | None = None
-        self.handle: Handle | None = None
+        self.bucket, self.join, self.unread = Bucket(parts, elements, None, start), join, parts
 
     def add(self, x: Tensor, dim: int, inner: int) -> Handle:
-        assert self.left, "more parts than were announced"
-        if self.flat is None:
-            self.flat = x.new_empty(self.elements)
-        self.flat.narrow(0, self.filled, x.numel()).view(x.shape).copy_(x)
-        part = _Gathered(self, self.filled, x.shape, dim, inner)
-        self.filled += x.numel()
-        self.left -= 1
-        if not self.left:
-            assert self.filled == self.elements, "other sizes than were announced"
-            self.handle, self.flat = self.start(self.flat), None
-        return part
+        return _Gathered(self, self.bucket.add(x), dim, inner)
 
-    def read(self, part: _Gathered) -> Tensor:
-        if self.handle is not None:
-            assert not self.left, "read before the last part was added"
-            self.flat, self.handle = self.handle.wait(), None
-        assert self.flat is not None
-        pieces = self.flat.narrow(1, part.start, prod(part.shape)).view(-1, *part.shape)
-        whole = self.join(pieces, part.dim, part.inner)
+    def read(self, gathered: _Gathered) -> Tensor:
+        part = gathered.part
+        pieces = self.bucket.result().narrow(1, part.start, prod(part.shape)).view(-1, *part.shape)
+        whole = self.join(pieces, gathered.dim, gathered.inner)
         self.unread -= 1
         if not self.unread:
-            self.flat = None
+            self.bucket.let_go()
         return whole
 
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
     run: GatherRun
-    start: int
-    shape: torch.Size
+    part: _Part
     dim: int
     inner: int
 

@@ -25,7 +25,7 @@ from sennit.ir.graph import Role
 from sennit.ir.operators import is_view
 from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Receive, Step, defines, reads
 from sennit.kernels.gathers import gathers, with_gathers_ahead
-from sennit.kernels.lane_code import with_frees
+from sennit.kernels.lane_code import is_inside, with_frees
 
 __all__ = ["Ordered", "ordered"]
 
@@ -75,7 +75,7 @@ def _early(lane: Lane, steps: list[Step]) -> set[int]:
             continue
         if isinstance(step, Compute):
             maker |= {buffer.name: number for buffer in step.results}
-        elif isinstance(step, Collective) and _is_inside(step, lane):
+        elif isinstance(step, Collective) and is_inside(step, lane):
             chain = _leading_to(step, steps, maker) - found
             new = sum(_bytes(buffer, lane) for at in (*chain, number) for buffer in defines(steps[at]))
             if maker.keys() & set(reads(step)) and size + new <= _SMALL:
@@ -93,11 +93,6 @@ def _leading_to(step: Step, steps: list[Step], maker: dict[str, int]) -> set[int
             found.add(number)
             new += [maker[name] for name in reads(steps[number]) if name in maker]
     return found
-
-
-def _is_inside(step: Collective, lane: Lane) -> bool:
-    mesh = step.result.layout.mesh.in_space()
-    return all(set(mesh.group(device, step.axes)) <= set(lane.devices) for device in lane.devices)
 
 
 # ---- ahead -------------------------------------------------------------------------------------------------------------
