@@ -32,6 +32,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "own_core.h"
+
 enum { MOST = 64, ROUNDS = 11, AREA = 16 << 20, TILE = 384 << 10 };
 typedef struct { _Atomic uint64_t value; char rest[56]; } Word;
 typedef struct {
@@ -258,25 +260,10 @@ static void measure(int pattern, size_t bytes, const char *name, Way *stage, con
     meet();
 }
 
-static char *array_of(size_t bytes)
-{
-    char *found = aligned_alloc(2 << 20, bytes);
-    madvise(found, bytes, MADV_HUGEPAGE);
-    memset(found, 1, bytes);
-    return found;
-}
-
 static void run(void)
 {
-    cpu_set_t allowed, one;
-    sched_getaffinity(0, sizeof allowed, &allowed);
-    CPU_ZERO(&one);
-    int cores = CPU_COUNT(&allowed), mine = rank * (cores > ranks ? cores / ranks : 1) % cores;
-    for (int core = 0, seen = 0; core < CPU_SETSIZE; core++)
-        if (CPU_ISSET(core, &allowed) && seen++ == mine)
-            CPU_SET(core, &one);
-    sched_setaffinity(0, sizeof one, &one);
-    own = array_of(AREA), other = array_of(AREA);
+    take_core(rank, ranks);
+    own = array_of(AREA, 1), other = array_of(AREA, 1);
     shared->array[rank] = own, shared->process[rank] = getpid();
     memset(area(rank), 0, 4 << 20);
     size_t sizes[] = {64 << 10, 512 << 10, 4 << 20, 16 << 20};

@@ -26,6 +26,8 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "own_core.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define PAUSE() _mm_pause()
@@ -175,25 +177,10 @@ static void pull(int peer)
         printf("# process_vm_readv is not allowed\n");
 }
 
-static char *array_of(size_t bytes)
-{
-    char *found = aligned_alloc(2 << 20, bytes);
-    madvise(found, bytes, MADV_HUGEPAGE); /* as numpy does */
-    memset(found, 0, bytes);
-    return found;
-}
-
 static void run(void)
 {
-    cpu_set_t allowed, one;
-    sched_getaffinity(0, sizeof allowed, &allowed);
-    CPU_ZERO(&one);
-    int cores = CPU_COUNT(&allowed), mine = rank * (cores > ranks ? cores / ranks : 1) % cores; /* the first of its share */
-    for (int core = 0, seen = 0; core < CPU_SETSIZE; core++)
-        if (CPU_ISSET(core, &allowed) && seen++ == mine)
-            CPU_SET(core, &one);
-    sched_setaffinity(0, sizeof one, &one);
-    own = array_of(4 * ARRAY), other = array_of(ARRAY);
+    take_core(rank, ranks);
+    own = array_of(4 * ARRAY, 0), other = array_of(ARRAY, 0);
     shared->array[rank] = own, shared->process[rank] = getpid();
     memset(tile_of(rank, 0), 0, SLOTS * 2 * TILE);
     int next = (rank + 1) % ranks;
