@@ -3,7 +3,7 @@
     1. measure every operator of the step and the step without communication, the group's collectives alone and beside computing, and the optimizer's update
     2. where kernels are compiled: time groups compiled and as they are, and keep what is faster (`compiled_groups_torch.py`); the best strategies without groups are tried beside those with them
     3. search by the clock, with several bucket sizes: some of the strategies that come out wait across steps, some do not
-    4. run them for some steps each, in turns; after every turn the slower half goes; the least median of the slowest rank wins
+    4. run them for some steps each, in turns; after every turn the slower half goes, and those that are left are visited more often; what is slower, the steps of the slowest rank and the clock say together (`trial_choice.py`)
     5. run the winner with the network's threads before the model's and without; what is faster stays
 
 The clock knows what it was told. What it was not told decides between strategies that it puts close together: how the threads of the network share a core with the model's, what else runs on
@@ -36,6 +36,7 @@ from sennit.fuse.profile_torch import measure_channel, measure_operators
 from sennit.fuse.row_blocks import row_products
 from sennit.fuse.search import SearchOptions, refine_buckets, solve_buckets
 from sennit.fuse.timeline_torch import MESSAGE, in_stretches, stretches
+from sennit.fuse.trial_choice import weighed
 from sennit.ir.strategy import Bucket, Part, Strategy
 
 if TYPE_CHECKING:
@@ -53,8 +54,9 @@ __all__ = [
 ]
 
 _MEBI = 1 << 20
-_ROUNDS, _ROUNDS_BESIDE = 5, 4
+_ROUNDS, _ROUNDS_BESIDE = 7, 7
 _LEAST_RATE = 0.25
+_VISITS = 3  # of a strategy in one turn, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +171,17 @@ def candidates(
 def _run(
     owner: DataParallel, inputs: Mapping[str, Tensor], trials: list[Trial], tuning: Tuning, compile_kernels: bool
 ) -> list[Trial]:
-    """The trials with measured times, those that lasted longest first, the fastest of them first."""
+    """The trials with measured times, those that lasted longest first, the best of them first."""
     times: dict[int, list[float]] = defaultdict(list)
     left = list(range(len(trials)))
     lasted: list[int] = []
     for turn in range(tuning.turns):
-        for number in left:
-            owner.use(trials[number].strategy, compile_kernels=compile_kernels)
-            times[number] += timed_steps(owner, inputs, tuning.steps)
-        ranked = sorted(left, key=lambda number: median(times[number]))
+        for _ in range(min(_VISITS, len(trials) // len(left))):
+            for number in left:
+                owner.use(trials[number].strategy, compile_kernels=compile_kernels)
+                times[number] += timed_steps(owner, inputs, tuning.steps)
+        seconds = weighed([item.simulated for item in trials], [times[number] for number in range(len(trials))])
+        ranked = sorted(left, key=seconds.__getitem__)
         keep = max(2, len(ranked) // 2) if turn + 1 < tuning.turns else len(ranked)
         left, lasted = ranked[:keep], ranked[keep:] + lasted
     return [replace(trials[number], measured=median(times[number])) for number in (*left, *lasted)]
