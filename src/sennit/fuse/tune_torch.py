@@ -28,16 +28,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sennit.fuse.annealed_buckets import Annealing, annealed
+from sennit.fuse.bucket_search import Buckets, judged, refined, solved
 from sennit.fuse.buckets import by_size
 from sennit.fuse.compiled_groups_torch import compiled_groups
-from sennit.fuse.model import Channel, Grouping, StepModel
+from sennit.fuse.model import Channel, Grouping, KernelOrder, StepModel
 from sennit.fuse.network_threads import network_first, ordinary
 from sennit.fuse.profile_torch import measure_channel, measure_operators
 from sennit.fuse.row_blocks import row_products
-from sennit.fuse.search import SearchOptions, refine_buckets, solve_buckets
+from sennit.fuse.search_options import SearchOptions
 from sennit.fuse.timeline_torch import MESSAGE, in_stretches, stretches
 from sennit.fuse.trial_choice import weighed
-from sennit.ir.strategy import Bucket, Part, Strategy
+from sennit.ir.strategy import Bucket, Part, Strategy, WaitAt
 
 if TYPE_CHECKING:
     from sennit.fuse.data_parallel_torch import DataParallel
@@ -56,15 +58,17 @@ __all__ = [
 _MEBI = 1 << 20
 _ROUNDS, _ROUNDS_BESIDE = 7, 7
 _LEAST_RATE = 0.25
+_FILLING = 2  # steps until the channel has as much to carry as in those that follow
 _VISITS = 3  # of a strategy in one turn, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How long to look: `turns` of `steps` steps for each strategy, of which `sizes` (bytes of a bucket) gives two each. With no turns the clock's word is taken."""
+    """How long to look: `turns` of `steps` steps for each of the `most` strategies that the clock has first, of which `sizes` (bytes of a bucket) gives two each. With no turns the clock's word is taken."""
 
-    turns: int = 4
+    turns: int = 3
     steps: int = 3
+    most: int = 6
     sizes: tuple[int, ...] = (_MEBI, 2 * _MEBI, 4 * _MEBI, 8 * _MEBI)
     sample_bytes: int = 16 * _MEBI  # parameters whose update is timed, at most
     compilations: int = 48  # structures of groups that are compiled and timed, at most
@@ -95,11 +99,11 @@ def tune(
         found: list[Any] = [None]
         if owner.group.rank() == 0:
             trials = candidates(model, grouping, across_steps=across_steps, sizes=tuning.sizes)
+            trials = _worth_running(trials, tuning.most) if tuning.turns else trials
             if grouping.groups:  # the best without compiled kernels as well: what compiling is worth, a step says
                 plain = candidates(model, Grouping(), across_steps=across_steps, sizes=tuning.sizes)
-                trials += [
-                    replace(item, strategy=_named(item.strategy, "no groups")) for item in plain[: len(plain) // 2]
-                ]
+                plain = _worth_running(plain, tuning.most // 2)
+                trials += [replace(item, strategy=_named(item.strategy, "no groups")) for item in plain]
             found = [[(str(item.strategy), item.simulated) for item in trials]]
         dist.broadcast_object_list(found, dist.get_global_rank(owner.group, 0), group=owner.group)
         trials = [Trial(Strategy.parse(text), simulated) for text, simulated in found[0]]
@@ -140,21 +144,23 @@ def candidates(
     order = model.order(grouping)
     assert order is not None
     seconds = model.kernel_seconds(order, grouping)
-    found: dict[tuple[Bucket, ...], str] = {}
+    kernels = KernelOrder(model, order, seconds)
+    found: dict[Buckets, str] = {}
     for across in (True, False) if across_steps else (False,):
         where = "across steps" if across else "in the step"
+        solved_here: dict[Buckets, str] = {}
         for size in sizes:
-            options = SearchOptions(across_steps=across, sizes=(size,))
-            buckets, _ = solve_buckets(model, order, seconds, options)
-            found.setdefault(buckets, f"{size / _MEBI:g} MiB, {where}")
+            buckets, _ = solved(kernels, SearchOptions(across_steps=across, sizes=(size,)))
+            solved_here.setdefault(buckets, f"{size / _MEBI:g} MiB, {where}")
         if across:  # gradients that stay in one piece: products take their time whole
             for size in sizes[::2]:
-                options = SearchOptions(across_steps=True, splits=False, sizes=(size,))
-                buckets, _ = solve_buckets(model, order, seconds, options)
-                found.setdefault(buckets, f"{size / _MEBI:g} MiB, whole, {where}")
-        best = min(found, key=lambda buckets: model.step_time(grouping, buckets).seconds)
-        refined, _ = refine_buckets(model, order, seconds, best, across_steps=across)
-        found.setdefault(refined, f"searched, {where}")
+                buckets, _ = solved(kernels, SearchOptions(across_steps=True, splits=False, sizes=(size,)))
+                solved_here.setdefault(buckets, f"{size / _MEBI:g} MiB, whole, {where}")
+        # changes that every backend enforces alike
+        options = SearchOptions(across_steps=across, reduce_scatter=False)
+        best, _ = refined(kernels, min(solved_here, key=lambda buckets: judged(kernels, buckets)), options)
+        best = annealed(kernels, best, options, Annealing()) if across else best
+        found = {**solved_here, best: f"searched, {where}", **found}
     gradients = model.arrivals(order, seconds)
     for size in sizes:
         ends = by_size(gradients, size)
@@ -166,6 +172,12 @@ def candidates(
         for buckets, name in found.items()
     ]
     return sorted(trials, key=lambda trial: trial.simulated)
+
+
+def _worth_running(trials: Sequence[Trial], most: int) -> list[Trial]:
+    """The first ones, and the first that waits for nothing in the next step: what the clock does not know may be one or the other's loss alone."""
+    in_step = [trial for trial in trials if all(bucket.wait is WaitAt.STEP for bucket in trial.strategy.buckets)]
+    return [*trials[:most], *(trial for trial in in_step[:1] if trial not in trials[:most])]
 
 
 def _run(
@@ -199,10 +211,10 @@ def is_preference_worth(owner: DataParallel, inputs: Mapping[str, Tensor], tunin
 
 
 def timed_steps(owner: DataParallel, inputs: Mapping[str, Tensor], count: int) -> list[float]:
-    """Seconds of steady steps without updates, the slowest rank's. The first step only fills the pipeline."""
+    """Seconds of steady steps without updates, the slowest rank's. The first two are not: nothing is waited for in the first, and the channel has less to carry before the second than before those that follow."""
     dist.barrier(owner.group)
     spent: list[float] = []
-    for _ in range(count + 1):
+    for _ in range(_FILLING + count):
         start = time.perf_counter()
         values = owner.run_forward(inputs)
         drop_gradients(owner)  # no optimizer takes those that have just arrived
@@ -210,7 +222,7 @@ def timed_steps(owner: DataParallel, inputs: Mapping[str, Tensor], count: int) -
         spent.append(time.perf_counter() - start)
     owner.flush()
     drop_gradients(owner)
-    seconds = torch.tensor(spent[1:], dtype=torch.float64, device=owner.device)
+    seconds = torch.tensor(spent[_FILLING:], dtype=torch.float64, device=owner.device)
     dist.all_reduce(seconds, dist.ReduceOp.MAX, group=owner.group)
     found: list[float] = seconds.tolist()
     return found
