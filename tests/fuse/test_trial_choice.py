@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sennit.fuse.trial_choice import weighed
+from sennit.fuse.trial_choice import is_clearly_faster, weighed
 
 SECONDS = st.lists(st.floats(0.1, 0.5), min_size=2, max_size=9)
 
@@ -50,3 +50,10 @@ def test_the_choice_of_few_noisy_steps_is_better_than_the_least_median() -> None
         for way, seconds in by.items():
             lost[way] += true[min(range(8), key=seconds.__getitem__)] / true[0] - 1
     assert lost["weighed"] < 0.9 * lost["median"]
+
+
+def test_one_way_replaces_the_other_only_if_it_wins_every_turn() -> None:
+    assert is_clearly_faster([0.70, 0.71, 0.69], [0.76, 0.75, 0.77])
+    assert not is_clearly_faster([0.30, 0.26, 0.28], [0.29, 0.40, 0.41])  # two turns were disturbed
+    assert not is_clearly_faster([0.298, 0.299, 0.297], [0.300, 0.300, 0.300])  # by less than steps scatter
+    assert not is_clearly_faster([], [])

@@ -12,7 +12,7 @@ Annealing draws changes at random and takes one that loses with a probability th
 |---|---|
 | join, cut, wait | as in `bucket_search.py` |
 | move | a bucket to any other place in the order |
-| part | a gradient, or a piece of one, into another bucket |
+| part | a gradient, or a piece of one, into another bucket; of 64 KiB or more, since where a small one travels makes no difference to the clock, and a real one is late sooner the further it is from its neighbours |
 
 The best buckets seen are returned: never worse than those given. The draws are of a seed, so the same question has the same answer, unless a deadline ends it.
 """
@@ -28,11 +28,12 @@ from random import Random
 from sennit.fuse.bucket_search import Buckets, judged_twice, merged, pieces
 from sennit.fuse.model import KernelOrder
 from sennit.fuse.search_options import SearchOptions
-from sennit.ir.strategy import Part, WaitAt
+from sennit.ir.strategy import Bucket, Part, WaitAt
 
 __all__ = ["Annealing", "annealed"]
 
 _DRAWS_OF_ONE_CHANGE = 20
+_LEAST_PART = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,8 @@ class _Change:
             return None
         taken = self.draw.randrange(len(buckets[at].parts))
         part = buckets[at].parts[taken]
+        if self.model.carried(Bucket((part,))) < _LEAST_PART:
+            return None
         rest = buckets[at].parts[:taken] + buckets[at].parts[taken + 1 :]
         more = merged(self.model, tuple(sorted((*buckets[to].parts, part), key=self._place)))
         changed = {at: replace(buckets[at], parts=rest), to: replace(buckets[to], parts=more)}

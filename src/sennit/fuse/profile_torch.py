@@ -83,7 +83,7 @@ def now(device: torch.device) -> float:
 
 
 def measure_channel(
-    group: dist.ProcessGroup, *, rounds: int = 9, device: torch.device | str = "cpu", beside_computing: bool = True
+    group: dist.ProcessGroup, *, rounds: int = 6, device: torch.device | str = "cpu", beside_computing: bool = True
 ) -> Channel:
     """What an all-reduce of the group takes: alone, behind another, and, on a CPU, beside computing."""
     if group.size() == 1:

@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from math import sqrt
 from statistics import median
 
-__all__ = ["LEAST", "weighed"]
+__all__ = ["CLEARLY", "LEAST", "is_clearly_faster", "weighed"]
 
 LEAST = 0.01
+CLEARLY = 0.02
 _NORMAL = 1.4826  # a normal deviation over the median distance from the median
 _MEDIAN = 1.25  # the deviation of a median over that of a mean
 
@@ -42,6 +43,12 @@ def weighed(simulated: Sequence[float], steps: Sequence[Sequence[float]]) -> lis
         share = by_clock**2 / (by_clock**2 + uncertain**2)
         found.append(share * one + (1.0 - share) * bias * told)
     return found
+
+
+def is_clearly_faster(turns: Sequence[float], others: Sequence[float]) -> bool:
+    """Whether it was faster in every turn, and by `CLEARLY` in the median of turns."""
+    ratios = [one / other for one, other in zip(turns, others, strict=True)]
+    return bool(ratios) and max(ratios) < 1.0 and median(ratios) < 1.0 - CLEARLY
 
 
 def _spread(ratios: Sequence[float]) -> float:
