@@ -1,4 +1,4 @@
-"""Training loops that are run under DDP and under `DataParallel` on gloo ranks, and whether both end in the same bits. An importable module, since ranks are processes."""
+"""Training loops that are run under DDP and under `DataParallel` on the ranks at hand, and whether both end in the same bits. An importable module, since ranks are processes."""
 
 from __future__ import annotations
 
@@ -103,13 +103,18 @@ def rows_of(images: Tensor) -> Tensor:
 
 
 def batches(rank: int, count: int = 3) -> list[tuple[Tensor, Tensor]]:
-    made = torch.Generator().manual_seed(7 + rank)
-    return [(torch.randn(4, 2, 6, 6, generator=made), torch.randint(3, (4,), generator=made)) for _ in range(count)]
+    made, device = torch.Generator().manual_seed(7 + rank), here()
+    drawn = [(torch.randn(4, 2, 6, 6, generator=made), torch.randint(3, (4,), generator=made)) for _ in range(count)]
+    return [(images.to(device), labels.to(device)) for images, labels in drawn]
+
+
+def here() -> torch.device:
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
 
 def build(kind: type[nn.Module]) -> nn.Module:
     torch.manual_seed(0)
-    return kind()
+    return kind().to(here())
 
 
 def spread(paths: list[str], wait: WaitAt, reduce: Reduce = Reduce.ALL_REDUCE) -> Strategy:
@@ -200,7 +205,7 @@ def clipped(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> list[Sta
 
 def scaled(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> list[State]:
     """A loss scaler: one step is left out, because its gradients overflow."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaler = torch.amp.GradScaler(here().type, init_scale=2.0**10)
     for number, (images, labels) in enumerate(batches(rank, 4)):
         loss = model(images * (1e38 if number == 1 else 1.0), labels)
         scaler.scale(loss).backward()
@@ -269,13 +274,13 @@ def as_ddp(rank: int, backend: str | None = None) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, (kind, loop) in LOOPS.items():
         theirs = build(kind)
-        theirs.register_buffer("untouched", torch.ones(2))
+        theirs.register_buffer("untouched", torch.ones(2, device=here()))
         ddp = DistributedDataParallel(theirs)
         torch.manual_seed(100 + rank)
         expected = loop(ddp, adam(theirs), rank)
         for strategy in strategies(kind):
             ours = build(kind)
-            ours.register_buffer("untouched", torch.ones(2))
+            ours.register_buffer("untouched", torch.ones(2, device=here()))
             optimizer = adam(ours)
             wrapped = DataParallel(ours, optimizer, sample=batches(rank)[0], strategy=strategy, group=group)
             torch.manual_seed(100 + rank)

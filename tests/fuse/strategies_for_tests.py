@@ -1,4 +1,4 @@
-"""Work that gloo ranks run for the tests of `DataParallel`: an importable module, since ranks are processes."""
+"""Work that ranks run for the tests of `DataParallel`: an importable module, since ranks are processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
@@ -27,15 +28,21 @@ STEPS = 3
 
 def build() -> GPT:
     torch.manual_seed(0)
-    return GPT(CONFIG)
+    return GPT(CONFIG).to(here())
 
 
 def batches(rank: int, count: int = STEPS) -> list[tuple[Tensor, Tensor]]:
-    return [random_batch(CONFIG, 4, seed=10 * step + rank) for step in range(count)]
+    drawn = [random_batch(CONFIG, 4, seed=10 * step + rank) for step in range(count)]
+    return [(tokens.to(here()), targets.to(here())) for tokens, targets in drawn]
+
+
+def here() -> torch.device:
+    """Where the ranks compute; outside of a group, as when strategies are made, the CPU."""
+    return torch.device("cuda" if dist.is_initialized() and dist.get_backend() == "nccl" else "cpu")
 
 
 def step_model() -> StepModel:
-    graph = gradients_first(capture(build(), random_batch(CONFIG, 4)))
+    graph = gradients_first(capture(build(), batches(0)[0]))
     return StepModel(graph, Roofline.of(graph, load("dgx-a100").device), Channel(5e-6, 1e-9))
 
 
@@ -173,7 +180,7 @@ def misuse(rank: int) -> list[str]:
             said.append(error.what)
 
     attempt(loss.backward)
-    attempt(lambda: wrapped(*random_batch(CONFIG, 2)))
+    attempt(lambda: wrapped(*(item.to(here()) for item in random_batch(CONFIG, 2))))
     attempt(lambda: optimizer.step(lambda: 0.0))  # type: ignore[arg-type]
     wrapped.flush()
     return said

@@ -11,7 +11,6 @@ A stretch takes the median of its rounds: the sum of the least of a hundred of t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from statistics import median
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sennit.fuse.looked_up import parameter_of
+from sennit.fuse.moments_torch import wall
 from sennit.fuse.row_blocks import row_products
 from sennit.ir.graph import OutputKind
 from sennit.ir.strategy import Bucket, Part, Strategy, WaitAt
@@ -108,9 +108,7 @@ class _Marks:
         noted: dict[int, float] = {}
 
         def note(place: int) -> None:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            noted[place] = time.perf_counter()
+            noted[place] = wall(device)
 
         def noting(take: Callable[..., None]) -> Callable[..., None]:
             def taken(path: str, *what: Any) -> None:
