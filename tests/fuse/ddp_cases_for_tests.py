@@ -268,8 +268,13 @@ def same(first: list[State], second: list[State]) -> list[str]:
 
 
 def as_ddp(rank: int, backend: str | None = None) -> dict[str, list[str]]:
-    """By loop and kind of wait, what is not DDP's to the last bit."""
+    """By loop and kind of wait, what is not DDP's to the last bit. Without cuDNN: eager torch has it compute batch norm, which a graph calls torch's own kernel for."""
     torch.set_num_threads(1)
+    with torch.backends.cudnn.flags(enabled=False):
+        return _as_ddp(rank, backend)
+
+
+def _as_ddp(rank: int, backend: str | None) -> dict[str, list[str]]:
     group = dist.new_group(backend=backend) if backend else None
     found: dict[str, list[str]] = {}
     for name, (kind, loop) in LOOPS.items():

@@ -22,7 +22,7 @@ from sennit.kernels import fuse_attention
 from sennit.plan import data_parallel, lower, pipeline, propagate, tensor_parallel
 from sennit.plan.recompute import recompute
 from sennit.plan.zoo import zero
-from sennit.run.attention import CudaAttention
+from sennit.kernels.attention_calls_torch import CudaAttention
 from sennit.run.threads import run_in_process
 
 MASKS = ("none", "causal", "keys", "rows", "heads", "band", "by position", "trained", "of three dims")

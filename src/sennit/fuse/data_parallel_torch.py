@@ -54,6 +54,7 @@ from sennit.fuse.update_torch import DeferredStep
 from sennit.ir.graph import Output, OutputKind, Role
 from sennit.ir.strategy import Strategy, WaitAt
 from sennit.ir.strategy_check import check_strategy
+from sennit.kernels.graph_attention import with_fused_attention
 
 __all__ = ["DataParallel"]
 
@@ -72,12 +73,14 @@ class DataParallel(nn.Module):
         compile_kernels: bool = False,
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
+        fused_attention: bool = True,
         group: dist.ProcessGroup | None = None,
         network_first: bool = True,
         tuning: Tuning | None = None,
     ) -> None:
         """`sample` is a batch like those to come: arguments, or keywords by name. Without a strategy, this machine and this group are measured and one is searched
-        for, with waits in the next step unless `across_steps` is false or there is no optimizer; `tuning` says how long to look. `group` must run its collectives in the order in
+        for, with waits in the next step unless `across_steps` is false or there is no optimizer; `tuning` says how long to look. `fused_attention` runs `F.scaled_dot_product_attention` as one kernel, as eager
+        torch does; without it the mathematical form runs, as under `sdpa_kernel(SDPBackend.MATH)`. `group` must run its collectives in the order in
         which they are issued (`serial_group`). `network_first` lets gloo's threads run before those that compute (`network_threads.py`)."""
         super().__init__()
         if not dist.is_initialized():
@@ -97,6 +100,8 @@ class DataParallel(nn.Module):
         captured = capture_call(model, arguments, keywords)
         self.signature, self.constants = captured.signature, dict(captured.constants)
         drawn = with_torch_draws(captured.graph, self.device)
+        if fused_attention:
+            drawn = with_fused_attention(drawn, self.device.type)
         ranks = self.group.size() if self.device.type == "cpu" else 1  # how many rows there are is known to the host
         # a strategy that was written for tables in one piece keeps them so
         names = () if strategy is None else [part.path for bucket in strategy.buckets for part in bucket.parts]

@@ -119,9 +119,9 @@ def classify(op: Op, types: Mapping[str, TensorType]) -> Class:
     if moves_nothing(op):
         return Class.VIEW
     name = stem(op.kind)
-    if not name or name in _OPAQUE:
+    if not name or name in _OPAQUE or name.startswith("_scaled_dot_product"):
         return Class.OTHER
-    if name in PRODUCTS or name.startswith("_scaled_dot_product"):
+    if name in PRODUCTS:
         return Class.PRODUCT
     if name in _REDUCTIONS:
         return Class.REDUCTION
