@@ -349,6 +349,29 @@ def tables(rank: int, backend: str | None = None) -> dict[str, list[str]]:
     return found
 
 
+def narrow(rank: int) -> list[str]:
+    """What is not DDP's to the last bit of a model in bfloat16, by a strategy that is measured for."""
+    torch.set_num_threads(1)
+    states = []
+    for wrap in (lambda model, _: DistributedDataParallel(model), tuned):
+        model = build(Dropped).to(torch.bfloat16)
+        optimizer = adam(model)
+        wrapped = wrap(model, optimizer)
+        torch.manual_seed(100 + rank)
+        for images, labels in batches(rank):
+            wrapped(images.to(torch.bfloat16), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        states.append([snapshot(wrapped)])
+    return same(*states)
+
+
+def tuned(model: nn.Module, optimizer: torch.optim.Optimizer) -> DataParallel:
+    images, labels = batches(0)[0]
+    tuning = Tuning(turns=1, steps=1, sizes=(1 << 20,))
+    return DataParallel(model, optimizer, sample=(images.to(torch.bfloat16), labels), tuning=tuning)
+
+
 def marked(rank: int) -> list[tuple[list[tuple[int, int]], int, set[int]]]:
     """For some models: the stretches of a step, how many operators it has, and where its gradients are made."""
     torch.set_num_threads(1)

@@ -55,6 +55,12 @@ def test_loops_that_people_write_end_in_ddps_bits(ranks: NcclRanks) -> None:
         assert {name: different for name, different in answers.items() if different} == {}
 
 
+def test_a_model_in_bfloat16_ends_in_ddps_bits(ranks: NcclRanks) -> None:
+    from ddp_cases_for_tests import narrow
+
+    assert [different for answer in ranks.call(narrow) for different in answer] == []
+
+
 def test_compiled_groups_train_as_ddp_does_within_rounding(ranks: NcclRanks) -> None:
     from ddp_cases_for_tests import compiled
 

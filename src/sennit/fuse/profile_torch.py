@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from sennit.capture.element_types import torch_dtype
 from sennit.fuse.clock import Sharing
 from sennit.fuse.kernel_cost import Estimate
 from sennit.fuse.kernel_torch import call_of, results_of
@@ -61,8 +62,10 @@ def measure_operators(graph: Graph, model: nn.Module, sample: Mapping[str, Tenso
     for _ in range(rounds + 1):
         values: dict[str, Tensor] = {}
         for item in graph.inputs:
-            is_tangent = item.role is Role.TANGENT
-            values[item.value.name] = torch.ones((), device=device) if is_tangent else state[item.path].detach()
+            if item.role is Role.TANGENT:
+                values[item.value.name] = torch.ones((), dtype=torch_dtype(item.value.type.dtype), device=device)
+            else:
+                values[item.value.name] = state[item.path].detach()
         for place, op in enumerate(graph.ops):
             target, args, kwargs = call_of(op, values, device)
             start = now(device)

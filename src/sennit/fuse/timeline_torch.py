@@ -120,7 +120,7 @@ class _Marks:
         values = owner.values_of(inputs)
         note(0)
         self.program.forward(values, lambda number: note(self.used[number]))
-        values[self.program.tangent] = torch.ones((), device=device)
+        values[self.program.tangent] = self.program.one()
         self.program.backward(
             values, noting(gradients.keep), noting(gradients.keep_product), noting(gradients.keep_rows)
         )

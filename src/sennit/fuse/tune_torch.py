@@ -201,7 +201,7 @@ def timed_steps(owner: DataParallel, inputs: Mapping[str, Tensor], count: int) -
     for _ in range(count + 1):
         values = owner.run_forward(inputs)
         drop_gradients(owner)  # no optimizer takes those that have just arrived
-        owner.run_backward(values, torch.ones((), device=owner.device))
+        owner.run_backward(values, owner.program.one())
         moments.note()
     owner.flush()
     drop_gradients(owner)
