@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from sennit.capture.trace import capture_call
 from sennit.errors import RunError
 from sennit.fuse.channel_torch import GradientChannel
-from sennit.fuse.draws_torch import with_torch_draws
+from sennit.fuse.eager_graph_torch import eager_graph
 from sennit.fuse.first_rank_torch import Together, agree, broadcast
 from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.gradients_torch import Gradients
@@ -54,7 +54,6 @@ from sennit.fuse.update_torch import DeferredStep
 from sennit.ir.graph import Output, OutputKind, Role
 from sennit.ir.strategy import Strategy, WaitAt
 from sennit.ir.strategy_check import check_strategy
-from sennit.kernels.graph_attention import with_fused_attention
 
 __all__ = ["DataParallel"]
 
@@ -99,9 +98,7 @@ class DataParallel(nn.Module):
         arguments, keywords = (sample, {}) if isinstance(sample, tuple) else ((), dict(sample))
         captured = capture_call(model, arguments, keywords)
         self.signature, self.constants = captured.signature, dict(captured.constants)
-        drawn = with_torch_draws(captured.graph, self.device)
-        if fused_attention:
-            drawn = with_fused_attention(drawn, self.device.type)
+        drawn = eager_graph(captured.graph, self.device, fused_attention=fused_attention)
         ranks = self.group.size() if self.device.type == "cpu" else 1  # how many rows there are is known to the host
         # a strategy that was written for tables in one piece keeps them so
         names = () if strategy is None else [part.path for bucket in strategy.buckets for part in bucket.parts]

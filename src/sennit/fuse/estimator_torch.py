@@ -31,11 +31,13 @@ from sennit.errors import RunError
 from sennit.fuse.boosted_trees import BoostedTrees, Forests
 from sennit.fuse.features import GLOBAL_WIDTH, NODE_WIDTH, GroupFeatures, features_of
 from sennit.fuse.kernel_cost import Estimate, Staged
+from sennit.fuse.operator_class import is_attention
 from sennit.ir.strategy_check import Kernel
 
 __all__ = ["Batch", "GraphNetwork", "LearnedCost", "NetworkConfig", "collate", "save_networks"]
 
 _TOGETHER = 256
+_UNSEEN = 0.3  # deviation of what the training data has nothing like
 _FAR = 4.0  # deviations
 
 
@@ -184,6 +186,10 @@ class LearnedCost:
         groups = [features_of(kernel, written, self.staged) for kernel, written in questions]
         answers = [Estimate(0.0)] * len(groups)
         busy = [place for place, item in enumerate(groups) if item.compiled > 0.0]
+        # attention kernels are a library's, always alone, and no group that was learned from has one
+        for place in [place for place in busy if is_attention(questions[place][0].body[-1])]:
+            answers[place] = Estimate(self.staged.alone(questions[place][0].body[-1]), _UNSEEN)
+            busy.remove(place)
         for start in range(0, len(busy), _TOGETHER):
             places = busy[start : start + _TOGETHER]
             batch = collate([groups[place] for place in places])

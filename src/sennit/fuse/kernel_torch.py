@@ -22,7 +22,7 @@ from torch import Tensor, fx
 from sennit.capture.element_types import torch_dtype
 from sennit.errors import CaptureError
 from sennit.fuse.draws_torch import DRAWS
-from sennit.fuse.operator_class import PRODUCTS, moves_nothing, stem
+from sennit.fuse.operator_class import PRODUCTS, is_attention, moves_nothing, stem
 from sennit.fuse.signature import signature
 from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Arg, Op, Ref
@@ -212,7 +212,7 @@ def is_worth_compiling(kernel: Kernel, *, lone: bool = False) -> bool:
     """A single library call gains nothing from a compiler; neither do views. With `lone` a single operator that no library has a better kernel for is worth it too, as on a GPU."""
     busy = [op for op in kernel.body if not moves_nothing(op)]
     if len(busy) == 1 and lone:
-        return stem(busy[0].kind) not in PRODUCTS
+        return stem(busy[0].kind) not in PRODUCTS and not is_attention(busy[0])
     return len(busy) > 1
 
 

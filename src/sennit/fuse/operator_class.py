@@ -18,7 +18,7 @@ from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Op
 from sennit.ir.operators import is_view
 
-__all__ = ["PRODUCTS", "Class", "classify", "is_elementwise", "moves_nothing", "picks", "stem"]
+__all__ = ["PRODUCTS", "Class", "classify", "is_attention", "is_elementwise", "moves_nothing", "picks", "stem"]
 
 
 class Class(Enum):
@@ -96,6 +96,11 @@ def moves_nothing(op: Op) -> bool:
     return is_view(op.kind) or stem(op.kind) in _VIEWS
 
 
+def is_attention(op: Op) -> bool:
+    """Whether it is a library's kernel for all of an attention."""
+    return stem(op.kind).startswith("_scaled_dot_product")
+
+
 def picks(op: Op) -> bool:
     """Whether it reads of its arguments only what it makes, or nothing: look-ups, and what is made from numbers."""
     return stem(op.kind) in (
@@ -119,7 +124,7 @@ def classify(op: Op, types: Mapping[str, TensorType]) -> Class:
     if moves_nothing(op):
         return Class.VIEW
     name = stem(op.kind)
-    if not name or name in _OPAQUE or name.startswith("_scaled_dot_product"):
+    if not name or name in _OPAQUE or is_attention(op):
         return Class.OTHER
     if name in PRODUCTS:
         return Class.PRODUCT
