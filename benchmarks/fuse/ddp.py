@@ -15,7 +15,7 @@ Each rank has one core (`slow_links.py`). A model's batch is chosen such that co
 | DDP compiled, op only, joint, joint + across steps | the same with compiled kernels (`--compiled`, needs a C++ compiler) |
 
 Every round runs all of them in turn, some steps each, starting with another one; the first two steps of a turn are left out. Printed: median and least milliseconds a step, how many of them the rank's core was busy (where that is far below the median of computing, something else ran on the machine), the bounds by computing and communicating alone (and for one core, where the network's own work adds to computing), and ours over the
-best DDP of the sweep, beside the targets. Times of compiled variants are compared with each other and with DDP compiled.
+best DDP of the sweep, beside the targets; also a step that one in ten exceeds, and a step's page faults. All variants keep freed memory with the process, as `DataParallel` does (`fuse/kept_memory.py`; `--give-back` leaves the allocator as it is, for all of them). Times of compiled variants are compared with each other and with DDP compiled.
 
 With `--json` the file is written after tuning and after each round, and what it holds is gone on from: batch, figures alone and tuned strategies are kept, and the rounds of another run are added to those before. So a long measurement can be had in parts.
 `--rounds 0` tunes and measures nothing.
@@ -46,14 +46,16 @@ TARGETS = {"over the best DDP": 1.25, "of the full-overlap bound": 1.10}
 def rank_main(arguments: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
+    from sennit.fuse.kept_memory import keep_memory
     from sennit.fuse.network_threads import network_first
     from sennit.fuse.serial_group_torch import serial_group
 
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     pin(rank, count, arguments.cores)
     torch.set_num_threads(1)
+    if not arguments.give_back:
+        keep_memory()
     dist.init_process_group("gloo")
     before: list[Any] = [json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {}]
     dist.broadcast_object_list(before, 0)
@@ -63,14 +65,13 @@ def rank_main(arguments: argparse.Namespace) -> None:
     preference = network_first()
     if rank == 0:
         print(f"the network's threads first: {preference.value}; {arguments.cores} core(s) a rank")
-    with sdpa_kernel(SDPBackend.MATH):  # the form that is captured
-        for name in arguments.models:
-            found = results[name] = results.get(name) or alone(name, rank, group, arguments)
-            for _ in compare(name, rank, group, arguments, found):
-                if rank == 0 and arguments.json:
-                    arguments.json.write_text(json.dumps(results))
-            if rank == 0 and found["times"]:
-                report(name, found)
+    for name in arguments.models:
+        found = results[name] = results.get(name) or alone(name, rank, group, arguments)
+        for _ in compare(name, rank, group, arguments, found):
+            if rank == 0 and arguments.json:
+                arguments.json.write_text(json.dumps(results))
+        if rank == 0 and found["times"]:
+            report(name, found)
     if rank == 0:
         Path(os.environ["SENNIT_BENCH_OUT"]).write_text(json.dumps(results))
     dist.barrier()
@@ -91,9 +92,9 @@ def compare(name: str, rank: int, group: Any, arguments: argparse.Namespace, fou
     yield
     pace()  # groups for buffers were made
     for turn in range(arguments.rounds):
-        for title, (times, processor) in measure(variants, rows, arguments, turn).items():
-            found["times"].setdefault(title, []).extend(times)
-            found["processor"].setdefault(title, []).extend(processor)
+        for title, figures in measure(variants, rows, arguments, turn).items():
+            for figure, values in figures.items():
+                found.setdefault(figure, {}).setdefault(title, []).extend(values)
         if rank == 0:
             medians = (f"{title} {1e3 * statistics.median(spent):.0f}" for title, spent in found["times"].items())
             print(f"  medians after round {turn + 1}, ms: {', '.join(medians)}", flush=True)
@@ -238,7 +239,13 @@ def make_variants(
         add(
             title,
             lambda model, optimizer, rows: DataParallel(
-                model, optimizer, sample=rows, group=group, tuning=tuning, **options
+                model,
+                optimizer,
+                sample=rows,
+                group=group,
+                tuning=tuning,
+                keep_freed_memory=not arguments.give_back,
+                **options,
             ),
         )
 
@@ -247,9 +254,11 @@ def make_variants(
         paths = dict.fromkeys(part.path for part in parts)
         return Strategy("none", strategy.groups, tuple(Bucket((Part(path),)) for path in paths))
 
-    for cap in CAPS:
+    for cap in arguments.caps:
         add(f"DDP {cap} MB", lambda model, _, __, cap=cap: DistributedDataParallel(model, bucket_cap_mb=cap))
     for cap in CAPS_FEW:
+        if cap not in arguments.caps:
+            continue
         variants[f"DDP {cap} MB, network first"] = variants[f"DDP {cap} MB"]
     add("no overlap", lambda model, _, __: model)
     ours("across steps")
@@ -273,13 +282,15 @@ def make_variants(
 
 def measure(
     variants: dict[str, tuple[Any, Any]], rows: tuple[Any, ...], arguments: argparse.Namespace, turn: int
-) -> dict[str, tuple[list[float], list[float]]]:
-    """Seconds of some steps of each variant: on the wall, and of this rank's core, the network's threads included."""
+) -> dict[str, dict[str, list[float]]]:
+    """Of some steps of each variant: seconds on the wall and of this rank's core, the network's threads included, and page faults of the model's thread."""
+    import resource
+
     import torch.distributed as dist
 
     from sennit.fuse.network_threads import Preference, network_first, ordinary
 
-    found: dict[str, tuple[list[float], list[float]]] = {}
+    found: dict[str, dict[str, list[float]]] = {}
     order = list(variants)
     order = order[turn % len(order) :] + order[: turn % len(order)]
     for title in order:
@@ -287,18 +298,20 @@ def measure(
         # ours as tuning left it; theirs as it comes, unless the title says otherwise
         preference = getattr(model, "preference", Preference.NONE)
         (network_first if "first" in title or preference is not Preference.NONE else ordinary)()
-        times, processor = found.setdefault(title, ([], []))
+        figures = found[title] = {"times": [], "processor": [], "faults": []}
         dist.barrier()
         for step in range(arguments.steps):
             start, used = time.perf_counter(), time.process_time()
+            faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
             model(*rows).backward()
             if title == "no overlap":
                 reduce_after(model)
             optimizer.step()
             optimizer.zero_grad()
             if step >= 2:
-                times.append(time.perf_counter() - start)
-                processor.append(time.process_time() - used)
+                figures["times"].append(time.perf_counter() - start)
+                figures["processor"].append(time.process_time() - used)
+                figures["faults"].append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - faults)
         if hasattr(model, "flush"):
             model.flush()
     return found
@@ -329,8 +342,10 @@ def report(name: str, found: dict[str, Any]) -> None:
     )
     for title, value in sorted(medians.items(), key=lambda item: item[1]):
         least, used = min(found["times"][title]), statistics.median(found["processor"][title])
+        most = sorted(found["times"][title])[int(0.9 * len(found["times"][title]))]
+        faults = statistics.median(found.get("faults", {}).get(title, [0]))
         print(
-            f"  {title:24s} {1e3 * value:8.1f} ms median {1e3 * least:8.1f} least {1e3 * used:7.1f} of the core  {medians[best] / value:5.2f} x {best}  {value / bound:5.2f} of the bound"
+            f"  {title:24s} {1e3 * value:8.1f} ms median {1e3 * least:8.1f} least {1e3 * most:8.1f} exceeded by a tenth {1e3 * used:7.1f} of the core {faults:6.0f} faults  {medians[best] / value:5.2f} x {best}  {value / bound:5.2f} of the bound"
         )
     ours = medians["across steps"]
     print(f"  target {TARGETS['over the best DDP']:.2f} x the best DDP: {medians[best] / ours:.2f}")
@@ -373,6 +388,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=None, help="rows of a rank's batch, in place of --ratio")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--caps", type=int, nargs="*", default=list(CAPS), help="bucket sizes of the sweep, MB")
+    parser.add_argument("--give-back", action="store_true", help="the allocator as it is")
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--no-ablation", dest="ablation", action="store_false", help='without "tensor only" and "none"')
     parser.add_argument("--turns", type=int, default=4, help="turns of tuning's trials")

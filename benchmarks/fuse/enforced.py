@@ -4,7 +4,7 @@
 
 The candidates of tuning (buckets as ready are DDP's), and random strategies: gradients, some of them cut, in buckets of random sizes between a gradient and a third of all bytes, in the order in which they are made, in an order by need, or in a random one that ranks can still follow; waits in the step, in the next, or mixed.
 
-1. Each is simulated on this machine's measurements (`measured_model`) and run for some steps without updates. Printed: median and p95 of |simulated - measured| / measured, and Kendall's tau between the two, over all pairs and over those that were measured 2 % apart or more; and, as what the machine allows, the same between every second step and those between.
+1. Each is simulated on this machine's measurements (`measured_model`) and run for some steps without updates. Printed: median and p95 of |simulated - measured| / measured, and Kendall's tau between the two, over all pairs and over those that were measured 2 % apart or more; and, as what the machine allows, the same between two visits: each strategy is run for half of the steps, then all others are, then it is once more, with buffers of its own each time.
    With `--sleep` kernels sleep for their measured time (`sleeping.py`): what is compared is the network and the order of things, on a machine that does other work too.
 2. Each trains three steps of SGD with momentum from the same start. Printed: how many end in DDP's parameters to the last bit.
 """
@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 from sleeping import let_kernels_sleep, shortened, stand_apart
 from slow_links import pace, pin, run
 
+VISITS = 2
 APART = 0.02  # many strategies take the same time; their order is the machine's noise
 TARGETS = {"median": 0.03, "p95": 0.08, "tau": 0.9}
 
@@ -140,9 +141,9 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
     dist.broadcast_object_list(told, 0)
     if rank == 0:
         print(f"  {step.channel}", flush=True)
-    found: list[dict[str, Any]] = []
+    found: dict[str, dict[str, Any]] = {}
     begun = time.monotonic()
-    for text in told[0]:
+    for visit, text in itertools.product(range(VISITS), told[0]):
         late = torch.tensor([float(time.monotonic() - begun > arguments.seconds)])
         dist.all_reduce(late)
         if late.item():
@@ -152,26 +153,29 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
         if arguments.sleep:
             let_kernels_sleep(owner, seconds)
         with torch.no_grad():
-            times = timed_steps(owner, inputs, arguments.steps)
-        state = None
-        if arguments.bits:
-            owner.use(strategy)
-            owner.load_state_dict(begin)
-            optimizer.state.clear()
-            state = train(owner, optimizer)
-        found.append(
+            times = timed_steps(owner, inputs, arguments.steps // VISITS)
+        item = found.setdefault(
+            strategy.name,
             {
                 "name": strategy.name,
                 "buckets": len(strategy.buckets),
                 "late": sum(bucket.wait.value == "next" for bucket in strategy.buckets),
                 "simulated": still.step_time(Grouping(), strategy.buckets).seconds,
-                "measured": statistics.median(times),
-                "least": min(times),
-                "halves": [statistics.median(times[::2]), statistics.median(times[1::2])],
-                "equal": state is None or all(torch.equal(state[key], expected[key]) for key in expected),
-            }
+                "times": [],
+                "halves": [],
+                "equal": True,
+            },
         )
-    return found
+        item["times"] += times
+        item["halves"].append(statistics.median(times))
+        item |= {"measured": statistics.median(item["times"]), "least": min(item["times"])}
+        if arguments.bits and visit == 0:
+            owner.use(strategy)
+            owner.load_state_dict(begin)
+            optimizer.state.clear()
+            state = train(owner, optimizer)
+            item["equal"] = all(torch.equal(state[key], expected[key]) for key in expected)
+    return list(found.values())
 
 
 def kendall(found: list[dict[str, Any]], apart: float = 0.0) -> float:
@@ -202,11 +206,11 @@ def report(found: list[dict[str, Any]], *, bits: bool) -> None:
     print(
         f"  Kendall's tau {tau:.2f} (target {TARGETS['tau']}), {kendall(found, APART):.2f} over pairs that were measured {APART:.0%} apart or more"
     )
-    halves = [(item["halves"][0], item["halves"][1]) for item in found if "halves" in item]
+    halves = [(item["halves"][0], item["halves"][1]) for item in found if len(item.get("halves", ())) == 2]
     if halves:
         off = sorted(abs(one - other) / other for one, other in halves)
         print(
-            f"  what no clock can beat, medians of every second step against those between: {statistics.median(off):.1%} apart, p95 {off[int(0.95 * (len(off) - 1))]:.1%}, tau {agreement(halves):.2f}"
+            f"  what no clock can beat, medians of one visit against those of the other: {statistics.median(off):.1%} apart, p95 {off[int(0.95 * (len(off) - 1))]:.1%}, tau {agreement(halves):.2f}"
         )
     if bits:
         print(f"  equal to DDP after three steps: {sum(item['equal'] for item in found)} of {len(found)} (target all)")

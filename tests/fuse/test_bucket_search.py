@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from sennit.cluster import Topology, load
 from sennit.cost import collective
+from sennit.fuse.annealed_buckets import Annealing, annealed
 from sennit.fuse.bounds import structural
-from sennit.fuse.bucket_search import judged, refined, solved, with_algorithms
+from sennit.fuse.bucket_search import judged, judged_twice, refined, solved, with_algorithms
 from sennit.fuse.channel import Channel, Line, of_cluster
 from sennit.fuse.clock import Activity, BucketTime, Sharing, Timing, steady_state, traced
 from sennit.fuse.kernel_cost import Roofline
@@ -166,3 +167,17 @@ def test_lines_of_a_described_cluster_are_its_collectives(name: str) -> None:
         assert channel.seconds(size) == pytest.approx(wanted, rel=0.05)
     scatter, gather = channel.halves(1 << 25)
     assert scatter + gather > 0.9 * channel.seconds(1 << 25)  # a switch that adds up has an advantage over both halves
+
+
+@settings(derandomize=True, deadline=None, max_examples=8)
+@given(seed=st.integers(0, 10_000), across=st.booleans(), splits=st.booleans())
+def test_annealing_gives_buckets_that_are_no_worse(seed, across, splits, model, kernels) -> None:
+    options = SearchOptions(across_steps=across, splits=splits, reduce_scatter=False)
+    start, _ = solved(kernels, options)
+    looking = Annealing(runs=2, tries=60, heat=0.02, seed=seed)
+    found = annealed(kernels, start, options, looking)
+    check_strategy(Strategy("annealed", (), found), model.graph)
+    assert sum(judged_twice(kernels, found)) <= sum(judged_twice(kernels, start)) * (1 + 1e-9)
+    assert found == annealed(kernels, start, options, looking)
+    if not across:
+        assert all(bucket.wait is WaitAt.STEP for bucket in found)

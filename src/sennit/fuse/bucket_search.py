@@ -26,14 +26,19 @@ from dataclasses import replace
 from itertools import pairwise
 
 from sennit.fuse.buckets import Gradient, by_size, earliest_end
-from sennit.fuse.clock import steady_state
+from sennit.fuse.clock import Timing, steady_state
 from sennit.fuse.model import KernelOrder, Numbers, StepModel
 from sennit.fuse.search_options import SearchOptions
 from sennit.ir.strategy import Bucket, Part, Reduce, WaitAt
 
 __all__ = [
     "MEGABYTES",
+    "SLOWER",
     "Buckets",
+    "judged",
+    "judged_twice",
+    "merged",
+    "pieces",
     "refine_buckets",
     "refined",
     "same_as_ddp",
@@ -52,7 +57,7 @@ _LEAST_PIECE = (
 )  # a product in blocks of a few rows takes longer than the clock says: each reads the other factor again
 _PIECES = 64  # of a model whose gradients are small, a piece is at least one in so many of all bytes
 _ROUNDS = 200
-_SLOWER = 1.1
+SLOWER = 1.1
 
 
 def solve_buckets(
@@ -78,7 +83,16 @@ def solved(kernels: KernelOrder, options: SearchOptions) -> tuple[Buckets, float
 
 def judged(kernels: KernelOrder, buckets: Buckets, slower: float = 1.0) -> float:
     """Seconds of a step with these buckets, in this order; of one whose kernels take `slower` times as long."""
+    return _seconds(kernels, kernels.timing(buckets), slower)
+
+
+def judged_twice(kernels: KernelOrder, buckets: Buckets) -> tuple[float, float]:
+    """The same as the clock has it, and with kernels that take `SLOWER` times as long."""
     timing = kernels.timing(buckets)
+    return _seconds(kernels, timing), _seconds(kernels, timing, SLOWER)
+
+
+def _seconds(kernels: KernelOrder, timing: Timing, slower: float = 1.0) -> float:
     if slower != 1.0:
         timing = replace(timing, kernels=tuple(slower * seconds for seconds in timing.kernels))
     return steady_state(timing, kernels.model.channel.sharing).seconds
@@ -176,14 +190,15 @@ def refined(
     kernels: KernelOrder, buckets: Buckets, options: SearchOptions, deadline: float | None = None
 ) -> tuple[Buckets, float]:
     """The buckets improved one change at a time, and the step time; `deadline` is of `time.monotonic`."""
-    best, length, late = buckets, judged(kernels, buckets), judged(kernels, buckets, _SLOWER)
+    best, (length, late) = buckets, judged_twice(kernels, buckets)
     for _ in range(_ROUNDS):
         before = length, late
         for change, in_this_order in _changes(kernels.model, best, options):
             candidate = change if in_this_order else arranged(kernels, change)
-            time_of = judged(kernels, candidate)
+            timing = kernels.timing(candidate)
+            time_of = _seconds(kernels, timing)
             if time_of <= length * (1 + 1e-9):
-                late_of = judged(kernels, candidate, _SLOWER)
+                late_of = _seconds(kernels, timing, SLOWER)
                 if time_of + late_of < (length + late) * (1 - 1e-6):
                     best, length, late = candidate, time_of, late_of
                     break
@@ -198,10 +213,10 @@ def _changes(model: StepModel, buckets: Buckets, options: SearchOptions) -> Iter
     """Each change, and whether it is one of the order itself."""
     for place in range(len(buckets) - 1):
         left, right = buckets[place : place + 2]
-        joined = replace(left, parts=_merged(model, (*left.parts, *right.parts)))
+        joined = replace(left, parts=merged(model, (*left.parts, *right.parts)))
         yield (*buckets[:place], joined, *buckets[place + 2 :]), False
     for place, bucket in enumerate(buckets):
-        for parts in _pieces(model, bucket, splits=options.splits):
+        for parts in pieces(model, bucket, splits=options.splits):
             yield (*buckets[:place], *(replace(bucket, parts=part) for part in parts), *buckets[place + 1 :]), False
         others: list[Bucket] = []
         if options.across_steps:
@@ -216,7 +231,7 @@ def _changes(model: StepModel, buckets: Buckets, options: SearchOptions) -> Iter
         yield (*buckets[:place], right, left, *buckets[place + 2 :]), True
 
 
-def _pieces(model: StepModel, bucket: Bucket, *, splits: bool) -> Iterator[tuple[tuple[Part, ...], tuple[Part, ...]]]:
+def pieces(model: StepModel, bucket: Bucket, *, splits: bool) -> Iterator[tuple[tuple[Part, ...], tuple[Part, ...]]]:
     """A bucket's parts in two."""
     for cut in range(1, len(bucket.parts)):
         yield bucket.parts[:cut], bucket.parts[cut:]
@@ -234,7 +249,7 @@ def _pieces(model: StepModel, bucket: Bucket, *, splits: bool) -> Iterator[tuple
         yield (*bucket.parts[:largest], halves[0]), (halves[1], *bucket.parts[largest + 1 :])
 
 
-def _merged(model: StepModel, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+def merged(model: StepModel, parts: tuple[Part, ...]) -> tuple[Part, ...]:
     """Neighbouring spans of one gradient as one."""
     found: list[Part] = []
     for part in parts:

@@ -331,6 +331,10 @@ class GradientChannel:
             if (union := self.unions.get(slot.head.path)) is not None:
                 slot.left_out = LeftOut.of(slot.head.region, slot.head.spans, union)
                 slot.used -= (slot.head.region.shape[0] - max(slot.left_out.sent, 1)) * slot.head.region.shape[1]
+        self._start(slot)
+
+    def _start(self, slot: _Slot) -> None:
+        """The bucket's collectives, behind all that were started before."""
         match slot.bucket.reduce:
             case Reduce.ALL_REDUCE:
                 slot.work = dist.all_reduce(slot.buffer[: slot.used], group=self.group, async_op=True)

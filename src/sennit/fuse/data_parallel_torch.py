@@ -44,6 +44,7 @@ from sennit.fuse.eager_graph_torch import eager_graph
 from sennit.fuse.first_rank_torch import Together, agree, broadcast
 from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.gradients_torch import Gradients
+from sennit.fuse.kept_memory import keep_memory
 from sennit.fuse.looked_up import ROWS, looked_up, parameter_of, rows_apart
 from sennit.fuse.network_threads import Preference, ordinary
 from sennit.fuse.network_threads import network_first as prefer_network
@@ -75,12 +76,13 @@ class DataParallel(nn.Module):
         fused_attention: bool = True,
         group: dist.ProcessGroup | None = None,
         network_first: bool = True,
+        keep_freed_memory: bool = True,
         tuning: Tuning | None = None,
     ) -> None:
         """`sample` is a batch like those to come: arguments, or keywords by name. Without a strategy, this machine and this group are measured and one is searched
         for, with waits in the next step unless `across_steps` is false or there is no optimizer; `tuning` says how long to look. `fused_attention` runs `F.scaled_dot_product_attention` as one kernel, as eager
         torch does; without it the mathematical form runs, as under `sdpa_kernel(SDPBackend.MATH)`. `group` must run its collectives in the order in
-        which they are issued (`serial_group`). `network_first` lets gloo's threads run before those that compute (`network_threads.py`)."""
+        which they are issued (`serial_group`). `network_first` lets gloo's threads run before those that compute (`network_threads.py`); `keep_freed_memory` keeps a step's memory with the process (`kept_memory.py`)."""
         super().__init__()
         if not dist.is_initialized():
             raise RunError(
@@ -89,6 +91,8 @@ class DataParallel(nn.Module):
             )
         self.module = model
         self.optimizer = optimizer
+        if keep_freed_memory:
+            keep_memory()
         self.broadcast_buffers = broadcast_buffers
         self.device = device_of(model)
         self.group = group or serial_group(device=self.device)
@@ -122,21 +126,14 @@ class DataParallel(nn.Module):
         self._anchor = torch.zeros((), requires_grad=True)
         self._artifacts: dict[Any, Any] = {}  # compiled kernels
         self.tried: tuple[Trial, ...] = ()
+        tuning, inputs = tuning or Tuning(), self.signature.flatten(arguments, keywords)
         if strategy is None:
             across = across_steps and optimizer is not None
-            self.tried = tune(
-                self,
-                self.signature.flatten(arguments, keywords),
-                across_steps=across,
-                compile_kernels=compile_kernels,
-                tuning=tuning,
-            )
+            self.tried = tune(self, inputs, across_steps=across, compile_kernels=compile_kernels, tuning=tuning)
             strategy = self.tried[0].strategy
         self.use(strategy, compile_kernels=compile_kernels)
         agree(f"{self.graph}\n{self.strategy}", self.group)
-        tuning = tuning or Tuning()
         if self.tried and tuning.turns and self.group.size() > 1 and self.preference is not Preference.NONE:
-            inputs = self.signature.flatten(arguments, keywords)
             if is_preference_worth(self, inputs, tuning):
                 prefer_network()
             else:

@@ -39,7 +39,7 @@ def looked_up_rows(item: LookUp, source: Tensor, places: Tensor, union: Tensor) 
         at = int(torch.searchsorted(union, item.padding))
         padding = at if at < union.numel() and int(union[at]) == item.padding else -1
     return torch.ops.aten.embedding_dense_backward(  # type: ignore[no-any-return]
-        source, torch.searchsorted(union, places.long()), union.numel(), padding, False
+        source, torch.searchsorted(union, places.long().contiguous()), union.numel(), padding, False
     )
 
 

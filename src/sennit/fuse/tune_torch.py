@@ -3,7 +3,7 @@
     1. measure every operator of the step and the step without communication, the group's collectives alone and beside computing, and the optimizer's update
     2. where kernels are compiled: time groups compiled and as they are, and keep what is faster (`compiled_groups_torch.py`); the best strategies without groups are tried beside those with them
     3. search by the clock, with several bucket sizes: some of the strategies that come out wait across steps, some do not
-    4. run them for some steps each, in turns; after every turn the slower half goes; the least median of the slowest rank wins
+    4. run them for some steps each, in turns; after every turn the slower half goes, and those that are left are visited more often; what is slower, the steps of the slowest rank and the clock say together (`trial_choice.py`)
     5. run the winner with the network's threads before the model's and without; what is faster stays
 
 The clock knows what it was told. What it was not told decides between strategies that it puts close together: how the threads of the network share a core with the model's, what else runs on
@@ -27,16 +27,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sennit.fuse.annealed_buckets import Annealing, annealed
+from sennit.fuse.bucket_search import Buckets, judged, refined, solved
 from sennit.fuse.buckets import by_size
 from sennit.fuse.compiled_groups_torch import compiled_groups
-from sennit.fuse.model import Channel, Grouping, StepModel
+from sennit.fuse.model import Channel, Grouping, KernelOrder, StepModel
 from sennit.fuse.moments_torch import Moments, wall
 from sennit.fuse.network_threads import network_first, ordinary
 from sennit.fuse.profile_torch import measure_channel, measure_operators
 from sennit.fuse.row_blocks import row_products
-from sennit.fuse.search import SearchOptions, refine_buckets, solve_buckets
+from sennit.fuse.search_options import SearchOptions
 from sennit.fuse.timeline_torch import MESSAGE, in_stretches, stretches
-from sennit.ir.strategy import Bucket, Part, Strategy
+from sennit.fuse.trial_choice import weighed
+from sennit.ir.strategy import Bucket, Part, Strategy, WaitAt
 
 if TYPE_CHECKING:
     from sennit.fuse.data_parallel_torch import DataParallel
@@ -53,16 +56,19 @@ __all__ = [
 ]
 
 _MEBI = 1 << 20
-_ROUNDS, _ROUNDS_BESIDE = 5, 4
+_ROUNDS, _ROUNDS_BESIDE = 7, 7
 _LEAST_RATE = 0.25
+_FILLING = 2  # steps until the channel has as much to carry as in those that follow
+_VISITS = 3  # of a strategy in one turn, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How long to look: `turns` of `steps` steps for each strategy, of which `sizes` (bytes of a bucket) gives two each. With no turns the clock's word is taken."""
+    """How long to look: `turns` of `steps` steps for each of the `most` strategies that the clock has first, of which `sizes` (bytes of a bucket) gives two each. With no turns the clock's word is taken."""
 
-    turns: int = 4
+    turns: int = 3
     steps: int = 3
+    most: int = 6
     sizes: tuple[int, ...] = (_MEBI, 2 * _MEBI, 4 * _MEBI, 8 * _MEBI)
     sample_bytes: int = 16 * _MEBI  # parameters whose update is timed, at most
     compilations: int = 48  # structures of groups that are compiled and timed, at most
@@ -93,11 +99,11 @@ def tune(
         found: list[Any] = [None]
         if owner.group.rank() == 0:
             trials = candidates(model, grouping, across_steps=across_steps, sizes=tuning.sizes)
+            trials = _worth_running(trials, tuning.most) if tuning.turns else trials
             if grouping.groups:  # the best without compiled kernels as well: what compiling is worth, a step says
                 plain = candidates(model, Grouping(), across_steps=across_steps, sizes=tuning.sizes)
-                trials += [
-                    replace(item, strategy=_named(item.strategy, "no groups")) for item in plain[: len(plain) // 2]
-                ]
+                plain = _worth_running(plain, tuning.most // 2)
+                trials += [replace(item, strategy=_named(item.strategy, "no groups")) for item in plain]
             found = [[(str(item.strategy), item.simulated) for item in trials]]
         dist.broadcast_object_list(found, dist.get_global_rank(owner.group, 0), group=owner.group)
         trials = [Trial(Strategy.parse(text), simulated) for text, simulated in found[0]]
@@ -138,21 +144,23 @@ def candidates(
     order = model.order(grouping)
     assert order is not None
     seconds = model.kernel_seconds(order, grouping)
-    found: dict[tuple[Bucket, ...], str] = {}
+    kernels = KernelOrder(model, order, seconds)
+    found: dict[Buckets, str] = {}
     for across in (True, False) if across_steps else (False,):
         where = "across steps" if across else "in the step"
+        solved_here: dict[Buckets, str] = {}
         for size in sizes:
-            options = SearchOptions(across_steps=across, sizes=(size,))
-            buckets, _ = solve_buckets(model, order, seconds, options)
-            found.setdefault(buckets, f"{size / _MEBI:g} MiB, {where}")
+            buckets, _ = solved(kernels, SearchOptions(across_steps=across, sizes=(size,)))
+            solved_here.setdefault(buckets, f"{size / _MEBI:g} MiB, {where}")
         if across:  # gradients that stay in one piece: products take their time whole
             for size in sizes[::2]:
-                options = SearchOptions(across_steps=True, splits=False, sizes=(size,))
-                buckets, _ = solve_buckets(model, order, seconds, options)
-                found.setdefault(buckets, f"{size / _MEBI:g} MiB, whole, {where}")
-        best = min(found, key=lambda buckets: model.step_time(grouping, buckets).seconds)
-        refined, _ = refine_buckets(model, order, seconds, best, across_steps=across)
-        found.setdefault(refined, f"searched, {where}")
+                buckets, _ = solved(kernels, SearchOptions(across_steps=True, splits=False, sizes=(size,)))
+                solved_here.setdefault(buckets, f"{size / _MEBI:g} MiB, whole, {where}")
+        # changes that every backend enforces alike
+        options = SearchOptions(across_steps=across, reduce_scatter=False)
+        best, _ = refined(kernels, min(solved_here, key=lambda buckets: judged(kernels, buckets)), options)
+        best = annealed(kernels, best, options, Annealing()) if across else best
+        found = {**solved_here, best: f"searched, {where}", **found}
     gradients = model.arrivals(order, seconds)
     for size in sizes:
         ends = by_size(gradients, size)
@@ -166,18 +174,26 @@ def candidates(
     return sorted(trials, key=lambda trial: trial.simulated)
 
 
+def _worth_running(trials: Sequence[Trial], most: int) -> list[Trial]:
+    """The first ones, and the first that waits for nothing in the next step: what the clock does not know may be one or the other's loss alone."""
+    in_step = [trial for trial in trials if all(bucket.wait is WaitAt.STEP for bucket in trial.strategy.buckets)]
+    return [*trials[:most], *(trial for trial in in_step[:1] if trial not in trials[:most])]
+
+
 def _run(
     owner: DataParallel, inputs: Mapping[str, Tensor], trials: list[Trial], tuning: Tuning, compile_kernels: bool
 ) -> list[Trial]:
-    """The trials with measured times, those that lasted longest first, the fastest of them first."""
+    """The trials with measured times, those that lasted longest first, the best of them first."""
     times: dict[int, list[float]] = defaultdict(list)
     left = list(range(len(trials)))
     lasted: list[int] = []
     for turn in range(tuning.turns):
-        for number in left:
-            owner.use(trials[number].strategy, compile_kernels=compile_kernels)
-            times[number] += timed_steps(owner, inputs, tuning.steps)
-        ranked = sorted(left, key=lambda number: median(times[number]))
+        for _ in range(min(_VISITS, len(trials) // len(left))):
+            for number in left:
+                owner.use(trials[number].strategy, compile_kernels=compile_kernels)
+                times[number] += timed_steps(owner, inputs, tuning.steps)
+        seconds = weighed([item.simulated for item in trials], [times[number] for number in range(len(trials))])
+        ranked = sorted(left, key=seconds.__getitem__)
         keep = max(2, len(ranked) // 2) if turn + 1 < tuning.turns else len(ranked)
         left, lasted = ranked[:keep], ranked[keep:] + lasted
     return [replace(trials[number], measured=median(times[number])) for number in (*left, *lasted)]
@@ -195,17 +211,17 @@ def is_preference_worth(owner: DataParallel, inputs: Mapping[str, Tensor], tunin
 
 
 def timed_steps(owner: DataParallel, inputs: Mapping[str, Tensor], count: int) -> list[float]:
-    """Seconds of steady steps without updates, the slowest rank's. The first step only fills the pipeline."""
+    """Seconds of steady steps without updates, the slowest rank's. The first two are not: nothing is waited for in the first, and the channel has less to carry before the second than before those that follow."""
     dist.barrier(owner.group)
     moments = Moments(owner.device)
-    for _ in range(count + 1):
+    for _ in range(_FILLING + count):
         values = owner.run_forward(inputs)
         drop_gradients(owner)  # no optimizer takes those that have just arrived
         owner.run_backward(values, owner.program.one())
         moments.note()
     owner.flush()
     drop_gradients(owner)
-    seconds = torch.tensor(moments.seconds(), dtype=torch.float64, device=owner.device)
+    seconds = torch.tensor(moments.seconds()[_FILLING - 1 :], dtype=torch.float64, device=owner.device)
     dist.all_reduce(seconds, dist.ReduceOp.MAX, group=owner.group)
     found: list[float] = seconds.tolist()
     return found
