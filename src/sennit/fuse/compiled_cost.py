@@ -18,9 +18,9 @@ from statistics import fmean
 
 import numpy as np
 
-from sennit.fuse.compiled_parts import Part, Sort, parts_of
-from sennit.fuse.kernel_cost import Estimate, Lone, Staged
-from sennit.fuse.operator_class import Class, classify, looks_up, makes_of_nothing, moves_nothing, stem
+from sennit.fuse.compiled_parts import Part, Sort, looked_at, parts_of
+from sennit.fuse.kernel_cost import Estimate, Lone, Staged, bases
+from sennit.fuse.operator_class import Class, classify, moves_nothing, stem
 from sennit.ir.dtype import DType
 from sennit.ir.graph import Op
 from sennit.ir.strategy_check import Kernel
@@ -33,7 +33,11 @@ _ADDED, _LEAST = 0.7, 0.3  # of a reduction's excess, and of what a part should 
 _MORE = 0.4  # of a launch, for each further kernel of a part
 _SECTORS = 48.0  # bytes of memory that an element takes which is written out of order
 _CACHE = 50e6  # bytes, where the device does not say
-_FOUND = ((0.68, 0.885, 1.0, 1.16, 1.34), (1.0, 0.43, 0.2, 0.07, 0.0))  # touched over the cache's size: the share that is found there
+_FOUND = (
+    (0.67, 0.77, 0.88, 1.0, 1.16, 1.34),
+    (1.0, 0.7, 0.42, 0.18, 0.06, 0.0),
+)  # touched over the cache's size: the share that is found there
+_DIRTY, _EVEN = 1.3, 1.15  # of what is written, over what is read; and of both in equal shares
 _IN_FLIGHT = 528  # programs at a time: four on each multiprocessor
 
 
@@ -55,7 +59,7 @@ class _Speed:
 
 _POINT = _Speed(0.268, 0.086, 0.0, 0.045, 0.0, 1.855, 1.126, 5.5, 1.025)
 _KEPT = _Speed(0.092, 0.083, 0.166, 0.0, 0.0113, 1.71, 1.165, 2.6, 1.018)
-_LOOP = _Speed(0.086, 0.12, 0.33, 0.0, 0.0, 1.15, 1.06, 4.6, 1.018)
+_LOOP = _Speed(0.14, 0.12, 0.33, 0.0, 0.0, 1.15, 1.06, 4.6, 1.018)
 _COLUMN = _Speed(0.32, 0.082, 0.15, 0.0, 0.0, 1.35, 0.8, 6.4, 1.0)
 
 
@@ -96,7 +100,9 @@ class Compiled:
         speed, effort = _speed(part), part.effort
         launch, memory = self.staged.roofline.device.launch.value, self._memory()
         inner = part.size / part.outer
-        starts = speed.start + speed.load * effort.depth + speed.pass_ * effort.passes + speed.step * log2(max(1, inner))
+        starts = (
+            speed.start + speed.load * effort.depth + speed.pass_ * effort.passes + speed.step * log2(max(1, inner))
+        )
         starts += speed.fill * min(1.0, (part.read + part.written) / _FULL) + _MORE * (part.launches - 1)
         found = self._found(footprint)
         near = max(part.written / speed.written + part.read / speed.beside, part.read / speed.read)
@@ -118,16 +124,11 @@ class Compiled:
         return peak.value / 2 if peak is not None else inf
 
     def _touched(self, kernel: Kernel, parts: Sequence[Part]) -> int:
-        """Bytes that a group reads or writes: of a table that it looks up in, what it finds."""
-        types = self.staged.roofline.types
-        read = dict.fromkeys(kernel.reads, 0)
-        for op in kernel.body:
-            made = sum(value.type.bytes for value in op.results)
-            for name in dict.fromkeys(op.reads):
-                if name in read:
-                    size = types[name].bytes
-                    read[name] = max(read[name], min(size, made) if looks_up(op) else 0 if makes_of_nothing(op) else size)
-        return sum(read.values()) + sum(part.written for part in parts)
+        """Bytes of the cache that a group wants: what it reads, of its views what they show, and what it writes. A line that was written stays longer, until it has gone to memory."""
+        busy = [op for op in kernel.body if not moves_nothing(op)]
+        made = {value.name for op in kernel.body for value in op.results}
+        read = looked_at(busy, made, bases(kernel), self.staged.roofline.types)
+        return int((sum(read.values()) + _DIRTY * sum(part.written for part in parts)) / _EVEN)
 
     def _corrected(self, part: Part, seconds: float, busy: Sequence[Op]) -> float:
         """Seconds of a part by what operators in it took, each by itself, over what they should have taken. Of a part that is one operator, what it took.

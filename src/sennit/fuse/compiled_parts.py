@@ -23,19 +23,28 @@ The backward pass of layer norm also reduces over columns for its weights, and a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Container, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import prod
-from typing import Any
 
+from sennit.fuse.computed_once import computed_once
+from sennit.fuse.operator_class import (
+    Class,
+    classify,
+    is_elementwise,
+    looks_up,
+    makes_of_nothing,
+    moves_nothing,
+    picks,
+    stem,
+)
 from sennit.fuse.part_effort import Effort, effort_of
-from sennit.fuse.operator_class import Class, classify, is_elementwise, makes_of_nothing, moves_nothing, picks, stem
 from sennit.ir.dtype import TensorType
-from sennit.ir.graph import Op, Ref
+from sennit.ir.graph import Op
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["Part", "Sort", "parts_of"]
+__all__ = ["Part", "Sort", "looked_at", "parts_of"]
 
 _PROCESSORS = 132
 _SHORT, _LONG = 64, 1024  # elements of a row that a program always keeps, and keeps at most
@@ -65,7 +74,7 @@ class Part:
     reordered: int = 0
     contiguous: bool = True
     kept: bool = True
-    effort: Effort = Effort()
+    effort: Effort = field(default_factory=Effort)
 
 
 _ROWS = ("softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "native_layer_norm")
@@ -93,48 +102,25 @@ def _is_split(sort: Sort, size: int, outer: int) -> bool:
     return outer < results and size > elements * outer
 
 
+def _with_twins(part: Part, same: Mapping[str, str]) -> Part:
+    """The part with the operators that compute once more what one of it does."""
+    twins = {twin: one for twin, one in same.items() if one in part.ops}
+    stored = part.stored.union(twin for twin, one in twins.items() if one in part.stored)
+    return replace(part, ops=part.ops.union(twins), stored=stored) if twins else part
+
+
 def parts_of(kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> tuple[Part, ...]:
     """The launches of a compiled group, in the order of their last operators."""
-    body, same = _once(kernel.body)
+    body, same = computed_once(kernel.body)
     group = _Group(body, frozenset(same.get(name, name) for name in written), types)
     for op in body:
         if not moves_nothing(op):
             group.add(op)
     group.join_siblings()
     group.join_readers()
-    found = [group.closed(part) for part in group.parts]
+    found = [_with_twins(group.closed(part), same) for part in group.parts]
     fused = {name for op in body if is_elementwise(op, types) for name in op.reads}
     return (*found, *(part for op in body for part in _beside(op, types, fused)))
-
-
-def _once(body: Sequence[Op]) -> tuple[tuple[Op, ...], dict[str, str]]:
-    """The operators without those that compute once more what another does, and the values that are the same. A loss compares its targets with the index to ignore three times over."""
-    seen: dict[object, Op] = {}
-    same: dict[str, str] = {}
-    kept = []
-    for op in body:
-        if any(name in same for name in op.reads):
-            op = replace(op, args=_renamed(op.args, same), kwargs=_renamed(op.kwargs, same))
-        first = seen.setdefault((op.kind, op.args, op.kwargs), op)
-        if first is op or not _is_repeatable(op):
-            kept.append(op)
-        else:
-            same.update((value.name, one.name) for value, one in zip(op.results, first.results, strict=True))
-    return tuple(kept), same
-
-
-def _is_repeatable(op: Op) -> bool:
-    return bool(op.reads) and op.kind.startswith("aten.") and "rand" not in op.kind
-
-
-def _renamed(args: Any, same: Mapping[str, str]) -> Any:
-    match args:
-        case Ref(name):
-            return Ref(same.get(name, name))
-        case tuple():
-            return tuple(_renamed(arg, same) for arg in args)
-        case _:
-            return args
 
 
 class _Group:
@@ -142,7 +128,9 @@ class _Group:
         self.types = types
         self.base: dict[str, str] = {}  # of what views show
         self.readers: dict[str, list[str]] = {}  # of a value, directly or through views, the operators
-        self.turned: dict[str, tuple[int, ...] | None] = {}  # views whose elements lie in another order: which, where it is known
+        self.turned: dict[
+            str, tuple[int, ...] | None
+        ] = {}  # views whose elements lie in another order: which, where it is known
         self.narrow: dict[str, tuple[int, ...]] = {}  # of views that repeat elements, the shape before
         self.convolved: dict[str, int] = {}  # what convolutions read, with the copies that lay out it and weights anew
         for op in body:
@@ -272,17 +260,9 @@ class _Group:
     # ---- traffic ---------------------------------------------------------------------------------------------------------
 
     def _reads(self, part: _Open) -> dict[str, int]:
-        """Of each value from outside the part, how many bytes are looked at."""
-        found: dict[str, int] = {}
-        for op in part.ops:
-            made = sum(value.type.bytes for value in op.results)
-            for name in op.reads:
-                base = self.base.get(name, name)
-                if self.home.get(base) is part:
-                    continue
-                size = 0 if makes_of_nothing(op) else min(self.types[name].bytes, self.types[base].bytes)
-                found[base] = max(found.get(base, 0), min(size, made) if picks(op) else size)
-        return found
+        """Of each value from outside the part, how many bytes are looked at, through all of its views together."""
+        inside = {name for name, home in self.home.items() if home is part}
+        return looked_at(part.ops, inside, self.base, self.types)
 
     def _is_contiguous(self, part: _Open) -> bool:
         return all(self._reads_runs(op, part) for op in part.ops)
@@ -352,6 +332,23 @@ class _Group:
             kept,
             effort_of(part.ops, part.size, kept, self.base, self.turned, self._reads(part), self.types),
         )
+
+
+def looked_at(
+    ops: Sequence[Op], inside: Container[str], base: Mapping[str, str], types: Mapping[str, TensorType]
+) -> dict[str, int]:
+    """Of each value that is not made inside, how many bytes operators look at. Two slices of one value show other elements; of a table, what is found counts."""
+    views: dict[str, dict[str, int]] = {}
+    for op in ops:
+        made = sum(value.type.bytes for value in op.results)
+        for name in op.reads:
+            shown = base.get(name, name)
+            if shown in inside:
+                continue
+            size = 0 if makes_of_nothing(op) else min(types[name].bytes, types[shown].bytes)
+            mine = views.setdefault(shown, {})
+            mine[name] = max(mine.get(name, 0), min(size, made) if looks_up(op) else size)
+    return {shown: min(sum(mine.values()), types[shown].bytes) for shown, mine in views.items()}
 
 
 def _is_padded(shape: tuple[int, ...]) -> bool:

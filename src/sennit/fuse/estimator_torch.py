@@ -215,7 +215,7 @@ def save_networks(networks: Sequence[GraphNetwork], path: Path, trees: Forests |
     )
 
 
-_FORESTS = ("measured", "guessed")
+_FORESTS = ("measured", "guessed", "measured_spread", "guessed_spread")
 _TREES = {
     "roots": torch.int32,
     "feature": torch.int16,

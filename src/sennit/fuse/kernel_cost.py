@@ -36,7 +36,7 @@ from sennit.ir.mesh import Mesh
 from sennit.ir.program import Buffer, Compute
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["Estimate", "KernelCost", "Lone", "Roofline", "Staged", "as_step", "called", "traffic"]
+__all__ = ["Estimate", "KernelCost", "Lone", "Roofline", "Staged", "as_step", "bases", "called", "traffic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Staged:
             return self.alone(stage[0])
         types = self.roofline.types
         made = {value.name for op in stage for value in op.results}
-        seen = _bases(kernel)
+        seen = bases(kernel)
         shown: dict[str, int] = {}  # of each value that is read, directly or through views, how much
         for op in stage:
             for name in op.reads:
@@ -245,7 +245,7 @@ def _ancestors(kernel: Kernel, products: list[Op]) -> set[str]:
     return found
 
 
-def _bases(kernel: Kernel) -> dict[str, str]:
+def bases(kernel: Kernel) -> dict[str, str]:
     """For each view inside the kernel, the value that it shows."""
     found: dict[str, str] = {}
     for op in kernel.body:

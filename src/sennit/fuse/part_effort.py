@@ -11,7 +11,7 @@ read off lone operators on an H200 whose bytes were in the cache (`benchmarks/fu
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -41,8 +41,9 @@ _INSTRUCTIONS = {
     "cat": 0.0,  # its readers' loads have conditions, and are counted as such
 }
 _LIGHT = 2.0
-_TURNED, _TURNED_JOINED = 4.0, 50.0  # to find it in a value that lies in another order; and of one that is joined with others, where nothing is loaded as a vector
 _SPREAD = 4.0  # to find the place of an element in a value that is broadcast
+_TURNED, _ACROSS = 4.0, 12.0  # in a value that lies in another order; and where rows are columns there
+_JOINED = 50.0  # in one that lies in another order and is joined with others, by such divisions: nothing is loaded as a vector
 _REDUCED = {  # where a program keeps its rows, and where it loops over them
     "_softmax": (30.0, 80.0),
     "_log_softmax": (23.0, 55.0),
@@ -86,13 +87,14 @@ def effort_of(
     size: int,
     kept: bool,
     base: Mapping[str, str],
-    turned: Container[str],
+    turned: Mapping[str, tuple[int, ...] | None],
     read: Mapping[str, int],
     types: Mapping[str, TensorType],
 ) -> Effort:
     """Of operators of one part over `size` elements, in order, whose rows a program keeps or not. `base` has what views show, `turned` the views that lie in another order, `read` the bytes of each value that comes from outside."""
     found: dict[str, _Value] = {}
-    instructions, odd, joined, out_of_order = 0.0, False, False, 0
+    instructions, odd, joined = 0.0, False, False
+    views: list[tuple[str, tuple[int, ...] | None]] = []
     seen_after = {name: set[int]() for name in read}
     for op in ops:
         if moves_nothing(op):
@@ -118,16 +120,28 @@ def effort_of(
         elif made > 1:
             spread = sum(1 < types[it].elements < size for it in outside)
             instructions += (_INSTRUCTIONS.get(name, _LIGHT) + _SPREAD * spread) * max(made, size if passes == 0 else 0)
-            out_of_order += sum(it in turned and base.get(it, it) in read for it in op.reads)
             joined |= name == "cat"
+        views += [(it, turned[it]) for it in op.reads if it in turned and base.get(it, it) in read]
         for value in op.results:
             found[value.name] = _Value(depth, passes)
     return Effort(
-        instructions + (_ODD * odd + (_TURNED_JOINED if joined else _TURNED) * out_of_order) * size,
+        instructions + (_ODD * odd + sum(_finding(types[it].shape, order, joined) for it, order in views)) * size,
         max((value.depth for value in found.values()), default=0),
         max((value.passes for value in found.values()), default=0),
         sum(read[name] for name, places in seen_after.items() if len(places) > 1),
     )
+
+
+def _finding(shape: tuple[int, ...], order: tuple[int, ...] | None, joined: bool) -> float:
+    """Instructions to find an element of a view whose dims are those of a value in another order."""
+    if joined and _is_uneven(shape):
+        return _JOINED
+    return _TURNED if order is None or order[-1] == len(order) - 1 else _ACROSS
+
+
+def _is_uneven(shape: tuple[int, ...]) -> bool:
+    """Whether an inner dim is no power of two: a place in it is found by a division."""
+    return any(size & (size - 1) for size in shape[1:])
 
 
 def _is_odd(op: Op, types: Mapping[str, TensorType]) -> bool:
