@@ -15,8 +15,11 @@ same space that read the same value and do not wait for each other are joined to
 A reduction to few results would leave most of the device idle, so Inductor splits it: two launches, with partial results between, and what is pointwise over the whole space behind it is a part of its own. Its rule: no split with
 as many results as programs that fill the device (twice its processors for rows, 64 times for columns), nor of a short reduction (8192 elements for rows, 128 for columns).
 
-**How values lie.** Inductor has a convolution read its values with the channels last. What a pointwise part writes for it is then written in another order than it is read, an element at a time (`Part.reordered`). A reduction over rows is one pass over rows that a
-program keeps only where each value that it reads is one run of memory (`Part.contiguous`): a mask that is broadcast in the middle, or a transposed value, makes it a loop that reads its rows twice.
+**How values lie.** Inductor has a convolution read its values with the channels last. What a pointwise part writes for it is then written in another order than it is read, an element at a time (`Part.reordered`). A reduction over rows of up to 1024 elements is one pass
+over rows that a program keeps (`Part.kept`), longer ones a loop that reads its rows again. With 8448 rows or more (64 times the processors) Inductor looks closer, and keeps rows of more than 64 elements only where what the reductions read is one run of memory: not a mask that is broadcast
+in the middle, not a transposed value; nor where the reductions' own results have gaps, which it leaves after long strides that are out of step with lines of the cache. The kernels that it wrote for 667 such groups are foretold in all but two.
+
+What two operators compute alike is computed once (`computed_once.py`).
 
 The backward pass of layer norm also reduces over columns for its weights, and a batch norm whose reduction is split goes over its elements once more: `_beside` adds those parts.
 """
@@ -61,7 +64,7 @@ class Sort(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`size` elements in its space, `outer` results of a reduction; `ops` by name, and `stored` those of them whose results it writes to memory; `reordered` elements are written with their channels last."""
+    """`size` elements in its space, `outer` results of a reduction; `ops` by name, and `stored` those of them whose results it writes to memory; `reordered` elements are written with their channels last; `contiguous` says that each value it reads is one run of memory, `kept` that programs keep their rows, and `effort` what there is to compute and to wait for."""
 
     sort: Sort
     size: int
