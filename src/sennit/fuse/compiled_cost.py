@@ -33,9 +33,10 @@ __all__ = ["Compiled", "Split"]
 
 _TF32 = 0.25
 _FULL = 200e3  # bytes that fill the device with programs
+_WIDE = 131072  # elements that do: with fewer, processors are idle, or wait for the result of each instruction
 _ADDED, _LEAST = 0.7, 0.3  # of a reduction's excess, and of what a part should take
 _MORE = 0.4  # of a launch, for each further kernel of a part
-_SECTORS = 48.0  # bytes of memory that an element takes which is written out of order
+_SECTORS = 43.0  # bytes of memory that an element takes which is written out of order
 _CACHE = 50e6  # bytes, where the device does not say
 _FOUND = (
     (0.67, 0.77, 0.88, 1.0, 1.16, 1.34),
@@ -112,7 +113,7 @@ class Compiled:
         near = max(part.written / speed.written + part.read / speed.beside, part.read / speed.read)
         far = (part.read + part.written + self._read_again(part, footprint)) / speed.far
         traffic = (found * near + (1.0 - found) * far) / memory
-        work = effort.instructions / self._rate()
+        work = effort.instructions / self._rate() / min(1.0, part.size / _WIDE)
         # loads and arithmetic of different programs overlap, the better the longer the loads take
         power = 2.0 * found + 4.0 * (1.0 - found)
         both = (traffic**power + work**power) ** (1.0 / power)
@@ -137,7 +138,7 @@ class Compiled:
     def _corrected(self, part: Part, seconds: float, busy: Sequence[Op]) -> float:
         """Seconds of a part by what operators in it took, each by itself, over what they should have taken. Of a part that is one operator, what it took.
 
-        A pointwise part is longer by the factor that its operators over all of its elements were, in the geometric mean. A reduction's own excess is in its waiting more than in its bytes: most of it is added, that of the reduction which moves most nearly what the part does."""
+        A pointwise part is longer by the factor that its operators over all of its elements were, in the geometric mean. A reduction's own excess is in its waiting more than in its bytes: most of it is added, that of the reduction which moves most nearly what the part does, and of others of its kind."""
         inside = [op for op in busy if op.name in part.ops] if self.staged.measured else []
         alone = len(inside) == 1
         types = self.staged.roofline.types
@@ -145,15 +146,18 @@ class Compiled:
             inside = [op for op in inside if op.results[0].type.elements == part.size]
         elif not alone:
             inside = [op for op in inside if classify(op, types) is Class.REDUCTION]
+        inside = [op for op in inside if self._lone(op) is not None]
         found = [lone for op in inside if (lone := self._lone(op)) is not None]
         if not found:
             return seconds
         if alone or part.sort is Sort.POINT:
             return seconds * exp(fmean(log(lone.took / lone.modelled) for lone in found))
         moved = part.read + part.written
-        nearest = min(found, key=lambda lone: abs(lone.moved - moved))
+        kind = min(zip(inside, found, strict=True), key=lambda pair: abs(pair[1].moved - moved))[0].kind
+        # two norms of two values wait for each of them
+        alike = {op.reads[0]: lone for op, lone in zip(inside, found, strict=True) if op.kind == kind}
         added = _ADDED if part.sort is Sort.ROW else 1.0
-        return max(_LEAST * seconds, seconds + added * (nearest.took - nearest.modelled))
+        return max(_LEAST * seconds, seconds + added * sum(lone.took - lone.modelled for lone in alike.values()))
 
     def _lone(self, op: Op) -> Lone | None:
         lones = self.staged.lones
