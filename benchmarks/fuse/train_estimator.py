@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 import numpy as np
 import torch
+from estimator_report import KNOWN, line, show_by_size, show_surest, size_class
 from workloads import root_of
 
 from sennit.cluster import Device, load
@@ -52,7 +53,6 @@ from sennit.ir.graph import Graph
 from sennit.ir.strategy_check import Kernel
 
 LEAST_ERROR = 0.003  # what two labels differ by anyway
-KNOWN = {False: "no operator of it measured", True: "its operators measured one by one"}
 
 
 @dataclass(frozen=True)
@@ -128,25 +128,6 @@ def read(paths: list[Path], operators: Path | None, cluster: str, limit: int | N
     models, groups = sorted({row.model for row in rows}), sum(not row.known for row in rows)
     print(f"{groups} groups of {', '.join(models)}; {len(wanted) - groups} unsteady ones left out", flush=True)
     return rows
-
-
-SIZES = ("below 3 us", "3 to 10 us", "above 10 us")
-
-
-def size_class(seconds: float) -> str:
-    return SIZES[(seconds >= 3e-6) + (seconds >= 1e-5)]
-
-
-def show_by_size(lines: list[dict[str, Any]], name: str) -> None:
-    """Errors of one estimator by how long groups take, and their share of all seconds; and of groups that are more than one operator, which none of the measurements is of."""
-    for known in sorted({item["known"] for item in lines}):
-        mine = [item for item in lines if item["known"] is known]
-        classes = {size: [item for item in mine if size_class(item["seconds"]) == size] for size in SIZES}
-        classes["several operators"] = [item for item in mine if item["several"]]
-        for size, those in classes.items():
-            share = sum(item["seconds"] for item in those) / sum(item["seconds"] for item in mine)
-            print(f" {name}, {KNOWN[known]}, {size}, {len(those)} groups, {100 * share:.1f} % of the time")
-            print(line("", np.array([abs(item[name] / item["seconds"] - 1) for item in those])), flush=True)
 
 
 def noise(first: Path, again: Path) -> None:
@@ -327,7 +308,10 @@ def compare(job: tuple[list[Row], Fold, Any, str]) -> dict[str, Any]:
     if arguments.networks:
         networks = [train(seen, seed, arguments.epochs, device) for seed in range(arguments.networks)]
         predicted["graph network"], spread = predict(networks, held, device)
+    deviation = spread
     if "boosted trees" in predicted and "graph network" in predicted:
+        apart = predicted["graph network"] - predicted["boosted trees"]
+        deviation = np.sqrt(spread * doubt + (0.5 * apart) ** 2)  # as `LearnedCost` has it
         predicted["trees and network"] = 0.5 * (predicted["boosted trees"] + predicted["graph network"])
     errors: dict[bool, dict[str, Any]] = {}
     for known in sorted({row.known for row in held}):
@@ -336,15 +320,10 @@ def compare(job: tuple[list[Row], Fold, Any, str]) -> dict[str, Any]:
     lines = [
         {"model": row.model, "known": row.known, "several": row.several, "seconds": row.seconds, "group": row.text}
         | {name: float(row.group.compiled * math.exp(values[n])) for name, values in predicted.items()}
-        | {"doubt": float(doubt[n]), "spread": float(spread[n]), "measured": row.group.measured}
+        | {"deviation": float(deviation[n]), "doubt": float(doubt[n]), "spread": float(spread[n])}
         for n, row in enumerate(held)
     ]
     return {"name": fold.name, "errors": errors, "seconds": time.perf_counter() - start, "lines": lines}
-
-
-def line(name: str, error: Any) -> str:
-    within = 100 * float((error <= 0.14).mean())
-    return f"  {name:16s} median {100 * np.median(error):6.1f} %   p90 {100 * np.quantile(error, 0.9):6.1f} %   within 14 %: {within:5.1f} %"
 
 
 def comparisons(rows: list[Row], arguments: Any, device: str) -> None:
@@ -378,6 +357,8 @@ def comparisons(rows: list[Row], arguments: Any, device: str) -> None:
         if lines and name in lines[0]:
             show_by_size(lines, name)
             break
+    if lines and "trees and network" in lines[0]:
+        show_surest(lines)
     if arguments.split == "models":
         print("  the target is a median of 4 % and a p90 of 8 % on models that were not seen")
     else:

@@ -17,7 +17,7 @@ as many results as programs that fill the device (twice its processors for rows,
 
 **How values lie.** Inductor has a convolution read its values with the channels last. What a pointwise part writes for it is then written in another order than it is read, an element at a time (`Part.reordered`). A reduction over rows of up to 1024 elements is one pass
 over rows that a program keeps (`Part.kept`), longer ones a loop that reads its rows again. With 8448 rows or more (64 times the processors) Inductor looks closer, and keeps rows of more than 64 elements only where what the reductions read is one run of memory: not a mask that is broadcast
-in the middle, not a transposed value; nor where the reductions' own results have gaps, which it leaves after long strides that are out of step with lines of the cache. The kernels that it wrote for 667 such groups are foretold in all but two.
+in the middle, not a transposed value; nor where the reductions' own results have gaps, which it leaves after long strides that are out of step with lines of the cache. Of 682 groups of one reduction over rows, the kernel that it wrote is the foretold one in all but four.
 
 What two operators compute alike is computed once (`computed_once.py`).
 

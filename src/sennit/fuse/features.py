@@ -198,7 +198,7 @@ def _of_parts(split: Split) -> list[float]:
         log2(1 + sum(part.launches for part in split.parts)),
         _size(sum(part.reordered for part in split.parts)),
         _size(sum(part.read + part.written for part in split.parts if not part.contiguous)),
-        log2(split.seconds / split.modelled),
+        log2(split.seconds / split.modelled) if split.modelled > 0 else 0.0,  # views alone take no time
         _size(sum(part.effort.instructions for part in split.parts)),
         _size(sum(part.effort.again for part in split.parts)),
         float(max((part.effort.depth for part in split.parts), default=0)),
