@@ -116,7 +116,7 @@ class Compiled:
         work = effort.instructions / self._rate() / min(1.0, part.size / _WIDE)
         # loads and arithmetic of different programs overlap, the better the longer the loads take
         power = 2.0 * found + 4.0 * (1.0 - found)
-        both = (traffic**power + work**power) ** (1.0 / power)
+        both: float = (traffic**power + work**power) ** (1.0 / power)
         return starts * launch + both + part.reordered * _SECTORS / memory
 
     def _read_again(self, part: Part, footprint: int) -> int:
