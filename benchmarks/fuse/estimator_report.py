@@ -1,4 +1,4 @@
-"""Errors of estimators of fused groups, as lines of text: by size, and by how sure the estimate was (`train_estimator.py`).
+"""Errors of estimators of fused groups, as lines of text: by size, by the parts of a group, and by how sure the estimate was (`train_estimator.py`).
 
 A line of predictions has the model that a group is of, its seconds, whether its operators were measured (`known`), whether it has several, the seconds that each estimator gave, and the deviation.
 """
@@ -8,6 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
+from sennit.fuse.compiled_parts import parts_of
+from sennit.ir.graph import Graph
+from sennit.ir.strategy_check import Kernel
 
 KNOWN = {False: "no operator of it measured", True: "its operators measured one by one"}
 SIZES = ("below 3 us", "3 to 10 us", "above 10 us")
@@ -32,6 +36,28 @@ def show_by_size(lines: list[dict[str, Any]], name: str) -> None:
             share = sum(item["seconds"] for item in those) / sum(item["seconds"] for item in mine)
             print(f" {name}, {KNOWN[known]}, {size}, {len(those)} groups, {100 * share:.1f} % of the time")
             print(line("", np.array([abs(item[name] / item["seconds"] - 1) for item in those])), flush=True)
+
+
+def parts_in(text: str) -> str:
+    """The sorts of parts that a group becomes."""
+    graph = Graph.parse(text)
+    found = parts_of(Kernel(graph.ops), frozenset(output.name for output in graph.outputs), graph.types())
+    return " and ".join(sorted({part.sort.name for part in found}))
+
+
+def show_by_parts(lines: list[dict[str, Any]], name: str, least: int = 80) -> None:
+    """Errors of groups of several operators by the sorts of parts that they become."""
+    several = [item for item in lines if item["several"]]
+    sorts = {text: parts_in(text) for text in {item["group"] for item in several}}
+    for known in sorted({item["known"] for item in several}):
+        classes: dict[str, list[dict[str, Any]]] = {}
+        for item in several:
+            if item["known"] is known:
+                classes.setdefault(sorts[item["group"]], []).append(item)
+        for sort, those in sorted(classes.items(), key=lambda pair: -len(pair[1])):
+            if len(those) >= least:
+                print(f" {name}, {KNOWN[known]}, {sort}, {len(those)} groups")
+                print(line("", np.array([abs(item[name] / item["seconds"] - 1) for item in those])), flush=True)
 
 
 def show_surest(lines: list[dict[str, Any]]) -> None:

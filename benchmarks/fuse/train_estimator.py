@@ -11,7 +11,7 @@ Groups are split by model: all sizes and element types of the model that is held
     by stages           `fuse/kernel_cost.py`, times its best factor
     by parts            `fuse/compiled_cost.py`, times its best factor
     boosted trees       scikit-learn's, where it is installed: the group's features, sums and maxima over its nodes; they predict what the network predicts
-    trees and network   the mean of their logarithms: what ships
+    trees and network   the mean of their logarithms: what ships. Its deviation is the network's, the trees' of the errors that trees make on unseen models, and the disagreement of both
 
 `--operators FILE` has the times of lone operators (`label_groups.py --operators`): a model's operators are then known before its groups are, as they are after `sennit profile`, and as the paper has it. What is trained sees
 every group twice, with its operators measured and without; the errors are shown for both.
@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 import numpy as np
 import torch
-from estimator_report import KNOWN, line, show_by_size, show_surest, size_class
+from estimator_report import KNOWN, line, show_by_parts, show_by_size, show_surest, size_class
 from workloads import root_of
 
 from sennit.cluster import Device, load
@@ -356,6 +356,8 @@ def comparisons(rows: list[Row], arguments: Any, device: str) -> None:
     for name in ("trees and network", "boosted trees"):
         if lines and name in lines[0]:
             show_by_size(lines, name)
+            show_by_parts(lines, name)
+            show_by_parts(lines, "by parts")
             break
     if lines and "trees and network" in lines[0]:
         show_surest(lines)
