@@ -22,9 +22,10 @@ from statistics import fmean
 
 import numpy as np
 
-from sennit.fuse.compiled_parts import Part, Sort, looked_at, parts_of
+from sennit.fuse.compiled_parts import Part, Sort, parts_of
 from sennit.fuse.kernel_cost import Estimate, Lone, Staged, bases
 from sennit.fuse.operator_class import Class, classify, moves_nothing, stem
+from sennit.fuse.part_effort import looked_at
 from sennit.ir.dtype import DType
 from sennit.ir.graph import Op
 from sennit.ir.strategy_check import Kernel

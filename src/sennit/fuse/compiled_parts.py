@@ -26,7 +26,7 @@ The backward pass of layer norm also reduces over columns for its weights, and a
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import prod
@@ -36,18 +36,16 @@ from sennit.fuse.operator_class import (
     Class,
     classify,
     is_elementwise,
-    looks_up,
-    makes_of_nothing,
     moves_nothing,
     picks,
     stem,
 )
-from sennit.fuse.part_effort import Effort, effort_of
+from sennit.fuse.part_effort import Effort, effort_of, looked_at
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Op
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["Part", "Sort", "looked_at", "parts_of"]
+__all__ = ["Part", "Sort", "parts_of"]
 
 _PROCESSORS = 132
 _SHORT, _LONG = 64, 1024  # elements of a row that a program always keeps, and keeps at most
@@ -335,23 +333,6 @@ class _Group:
             kept,
             effort_of(part.ops, part.size, kept, self.base, self.turned, self._reads(part), self.types),
         )
-
-
-def looked_at(
-    ops: Sequence[Op], inside: Container[str], base: Mapping[str, str], types: Mapping[str, TensorType]
-) -> dict[str, int]:
-    """Of each value that is not made inside, how many bytes operators look at. Two slices of one value show other elements; of a table, what is found counts."""
-    views: dict[str, dict[str, int]] = {}
-    for op in ops:
-        made = sum(value.type.bytes for value in op.results)
-        for name in op.reads:
-            shown = base.get(name, name)
-            if shown in inside:
-                continue
-            size = 0 if makes_of_nothing(op) else min(types[name].bytes, types[shown].bytes)
-            mine = views.setdefault(shown, {})
-            mine[name] = max(mine.get(name, 0), min(size, made) if looks_up(op) else size)
-    return {shown: min(sum(mine.values()), types[shown].bytes) for shown, mine in views.items()}
 
 
 def _is_padded(shape: tuple[int, ...]) -> bool:

@@ -11,7 +11,7 @@ read off lone operators on an H200 whose bytes were in the cache (`benchmarks/fu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -19,7 +19,7 @@ from sennit.fuse.operator_class import Class, classify, looks_up, makes_of_nothi
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Op
 
-__all__ = ["Effort", "effort_of"]
+__all__ = ["Effort", "effort_of", "looked_at"]
 
 _INSTRUCTIONS = {
     "tanh": 33.0,
@@ -149,3 +149,20 @@ def _is_odd(op: Op, types: Mapping[str, TensorType]) -> bool:
     shape = types[op.reads[0]].shape
     run = prod(shape[2:]) if "batch_norm" in op.kind else shape[-1] if shape else 1
     return run > 1 and run % 8 != 0
+
+
+def looked_at(
+    ops: Sequence[Op], inside: Container[str], base: Mapping[str, str], types: Mapping[str, TensorType]
+) -> dict[str, int]:
+    """Of each value that is not made inside, how many bytes operators look at. Two slices of one value show other elements; of a table, what is found counts."""
+    views: dict[str, dict[str, int]] = {}
+    for op in ops:
+        made = sum(value.type.bytes for value in op.results)
+        for name in op.reads:
+            shown = base.get(name, name)
+            if shown in inside:
+                continue
+            size = 0 if makes_of_nothing(op) else min(types[name].bytes, types[shown].bytes)
+            mine = views.setdefault(shown, {})
+            mine[name] = max(mine.get(name, 0), min(size, made) if looks_up(op) else size)
+    return {shown: min(sum(mine.values()), types[shown].bytes) for shown, mine in views.items()}
