@@ -1,13 +1,14 @@
 /* Collectives written by hand for one machine, one size and one way each: what a program can reach here that has no interpreter, no checks and no sleep. For `by_hand.py`.
  *
- *     by_hand RANKS [all]         prints lines of: collective, bytes, way, microseconds of a call (the median of rounds, of the slowest rank)
+ *     by_hand RANKS [0|1|-1]      1: more kinds of staging, -1: none; prints lines of: collective, bytes, way, microseconds of a call (the median of rounds, of the slowest rank)
  *
  * | way | is |
  * |---|---|
  * | staged T W | through memory that all map: a rank copies tiles of T KiB there, says so, and others copy (or add up) from there, while the next tile is staged. A rank's staging goes round in W KiB |
  * | ... past | the same, outputs written past the cache |
  * | mixed S | of a broadcast: of 8 tiles the root stages S, the others pull the rest into their own staging, in turns |
- * | pulled | by process_vm_readv out of the arrays of the other process |
+ * | pulled | by process_vm_readv out of the arrays of the other process, each rank begun at another place |
+ * | pulled_small | the same between arrays in pages of 4 KiB; all others have huge pages where the system gives them |
  * | open | out of arrays that all ranks map: what no program can have whose users bring their own arrays. The ideal |
  *
  * Up to four tiles are under way (`SLOTS`). A tile's place in staging is used again only when all ranks have left it: a rank that enters tile k has seen everyone leave tile k - SLOTS, and a ring of staging
@@ -41,12 +42,13 @@ typedef struct {
     Word come[MOST], entered[MOST], added[MOST], left[MOST];
     double microseconds[MOST];
     pid_t process[MOST];
-    char *array[MOST];
+    char *array[MOST], *small_array[MOST];
 } Shared;
 
 static Shared *shared;
 static char *staging, *open_arrays; /* by rank */
-static char *own, *other;           /* private */
+static char *own, *other;           /* private, in huge pages where there are such */
+static char *small_own, *small_other;
 static int ranks, rank;
 static size_t tile_bytes, width; /* of the way that is measured */
 static int past, share;
@@ -294,21 +296,24 @@ static void scatter_tile(int which, const Tile *tile, void *given)
 enum { GATHER, EXCHANGE, SPREAD, SUM, SCATTER, KINDS };
 static const char *const names[KINDS] = {"all_gather", "all_to_all", "broadcast", "all_reduce", "reduce_scatter"};
 
-static void pulled(int kind, size_t bytes)
+static void pull_from(int kind, size_t bytes, char *const *arrays, char *mine, char *target)
 {
     size_t part = bytes / ranks;
     meet();
     if (kind == SPREAD && rank)
         for (int k = 0; k < ranks; k++) /* each begins at another place */
-            pull(0, own + (rank + k) % ranks * part, shared->array[0] + (rank + k) % ranks * part, part);
+            pull(0, mine + (rank + k) % ranks * part, arrays[0] + (rank + k) % ranks * part, part);
     for (int k = 1; k < ranks && kind != SPREAD; k++) {
         int peer = (rank + k) % ranks;
-        pull(peer, other + peer * part, shared->array[peer] + (kind == EXCHANGE ? rank * part : 0), part);
+        pull(peer, target + peer * part, arrays[peer] + (kind == EXCHANGE ? rank * part : 0), part);
     }
     if (kind != SPREAD)
-        memcpy(other + rank * part, own + (kind == EXCHANGE ? rank * part : 0), part);
+        memcpy(target + rank * part, mine + (kind == EXCHANGE ? rank * part : 0), part);
     meet();
 }
+
+static void pulled(int kind, size_t bytes) { pull_from(kind, bytes, shared->array, own, other); }
+static void pulled_small(int kind, size_t bytes) { pull_from(kind, bytes, shared->small_array, small_own, small_other); }
 
 static char *open_array(int of) { return open_arrays + (size_t)of * LARGEST; }
 
@@ -403,11 +408,20 @@ static void measure_staged(int kind, size_t bytes, size_t tile, size_t ring, int
     past = 0, share = 8;
 }
 
+static char *small_array_of(size_t bytes)
+{
+    char *found = aligned_alloc(4096, bytes);
+    madvise(found, bytes, MADV_NOHUGEPAGE);
+    memset(found, 0, bytes);
+    return found;
+}
+
 static void run(int all)
 {
     take_core(rank, ranks);
     own = array_of(LARGEST, 0), other = array_of(LARGEST, 0);
-    shared->array[rank] = own, shared->process[rank] = getpid();
+    small_own = small_array_of(LARGEST), small_other = small_array_of(LARGEST);
+    shared->array[rank] = own, shared->small_array[rank] = small_own, shared->process[rank] = getpid();
     memset(staging + (size_t)rank * AREA, 0, AREA), memset(open_array(rank), 0, LARGEST);
     share = 8;
     size_t sizes[] = {1 << 10, 8 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20};
@@ -415,7 +429,7 @@ static void run(int all)
     for (int kind = 0; kind < KINDS; kind++)
         for (int k = 0; k < 6; k++) {
             size_t bytes = sizes[k];
-            for (int ring = 0; ring < 5; ring++)
+            for (int ring = 0; ring < 5 && all >= 0; ring++)
                 for (int tile = 0; tile < 3; tile++) {
                     if ((bytes < 512 << 10 && tile != 1) || (!all && ((ring != 0 && ring != 2 && ring != 4) || tile == 0)))
                         continue;
@@ -426,7 +440,7 @@ static void run(int all)
                             measure_staged(kind, bytes, tiles[tile], rings[ring], 1, from_root);
                 }
             if (kind <= SPREAD && bytes >= 64 << 10)
-                measure(kind, bytes, "pulled", pulled);
+                measure(kind, bytes, "pulled", pulled), measure(kind, bytes, "pulled_small", pulled_small);
             for (past = 0; past < (bytes >= 4 << 20 && kind != SCATTER ? 2 : 1); past++)
                 measure(kind, bytes, past ? "open_past" : "open", opened);
             past = 0;
@@ -442,7 +456,7 @@ int main(int count, char **words)
     pid_t children[MOST];
     for (rank = 0; rank < ranks; rank++)
         if ((children[rank] = fork()) == 0) {
-            run(count > 2);
+            run(count > 2 ? atoi(words[2]) : 0);
             _exit(0);
         }
     for (int k = 0; k < ranks; k++)

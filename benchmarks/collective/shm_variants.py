@@ -8,6 +8,7 @@
 | staged, direct | through slots of shared memory, or read in the memory of the other process |
 | past, cached | of `staged`: outputs are written past the cache, or through it |
 | whole | of a broadcast: the root's array staged by the root alone, where the plan has slices |
+| turns | of a broadcast: directly, slice after slice, each rank begun with its own |
 | tile N | of `staged`, as chosen, with at most N KiB of a slot |
 
 `--switches` adds how often a call gave its core away, of the rank that did so most: asleep, and for others (voluntary and other switches of the kernel's count).
@@ -34,13 +35,15 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from sennit.collective.runtime import shm_plan
+from sennit.collective.runtime.shm_algorithms import build
 from sennit.collective.runtime.shm_group import ShmGroup
 from sennit.collective.runtime.shm_plan import Plan
-from sennit.collective.runtime.shm_table import default_table
+from sennit.collective.runtime.shm_table import CodeRow, CodeTable, default_table
+from sennit.ir.collective import CollectiveName
 
 MOVES = ("all_gather", "all_to_all", "broadcast")
 NEVER = 1 << 40
-TILES = (128, 384, 1024)
+TILES = (96, 192, 288, 384, 1024)
 
 
 def scale(text: str) -> int:
@@ -74,6 +77,10 @@ def variants(group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray,
     if name == "broadcast":
         chosen, group.table = group.table, default_table(group.size, group.cores)
         found["whole"] = made(None)
+        if group.may_read:
+            row = CodeRow(CollectiveName.BROADCAST, 0, "turns", lambda root: build("broadcast turns of slices", group.size, root))
+            group.table = CodeTable((row, *(r for r in group.table.rows if r.collective is not CollectiveName.BROADCAST)))
+            found["turns"] = made(0)
         group.table = chosen
     if only_chosen:
         return found
