@@ -1,6 +1,6 @@
 /* Collectives written by hand for one machine, one size and one way each: what a program can reach here that has no interpreter, no checks and no sleep. For `by_hand.py`.
  *
- *     by_hand RANKS [0|1|-1]      1: more kinds of staging, -1: none; prints lines of: collective, bytes, way, microseconds of a call (the median of rounds, of the slowest rank)
+ *     by_hand RANKS [0|1|-1 [SOURCE TARGET]]      1: more kinds of staging, -1: none; SOURCE, TARGET: bytes from a page's beginning to that of an array, like numpy's unless they are given; prints lines of: collective, bytes, way, microseconds of a call (the median of rounds, of the slowest rank)
  *
  * | way | is |
  * |---|---|
@@ -8,7 +8,8 @@
  * | ... past | the same, outputs written past the cache |
  * | mixed S | of a broadcast: of 8 tiles the root stages S, the others pull the rest into their own staging, in turns |
  * | pulled | by process_vm_readv out of the arrays of the other process, each rank begun at another place |
- * | pulled_small | the same between arrays in pages of 4 KiB; all others have huge pages where the system gives them |
+ * | pulled_small, pulled_huge | the same between arrays in pages of 4 KiB, and in huge ones where the system gives them. In all other ways arrays have the pages that numpy's have: huge ones from 4 MiB on |
+ * | bounced | pulled into a buffer of 128 KiB that stays in the cache, and from there into the output |
  * | open | out of arrays that all ranks map: what no program can have whose users bring their own arrays. The ideal |
  *
  * Up to four tiles are under way (`SLOTS`). A tile's place in staging is used again only when all ranks have left it: a rank that enters tile k has seen everyone leave tile k - SLOTS, and a ring of staging
@@ -42,16 +43,17 @@ typedef struct {
     Word come[MOST], entered[MOST], added[MOST], left[MOST];
     double microseconds[MOST];
     pid_t process[MOST];
-    char *array[MOST], *small_array[MOST];
+    char *array[MOST]; /* `own` of each */
 } Shared;
 
 static Shared *shared;
 static char *staging, *open_arrays; /* by rank */
-static char *own, *other;           /* private, in huge pages where there are such */
-static char *small_own, *small_other;
+static char *own, *other;           /* private: source and target, of the size that is measured */
+static char *in_huge[2], *in_small[2];
 static int ranks, rank;
 static size_t tile_bytes, width; /* of the way that is measured */
-static int past, share;
+static int past, share, bounces, source_offset, target_offset;
+static char *bounce;
 static uint64_t tiles_before; /* of all calls: the same on all ranks */
 static size_t ring_at;
 
@@ -84,47 +86,58 @@ static void meet(void)
 
 typedef struct { char *to; const char *from; } Stream;
 
-static void copy(char *to, const char *from, size_t bytes)
-{
-    if (!past) {
-        memcpy(to, from, bytes);
-        return;
-    }
-    for (size_t i = 0; i < bytes; i += 64)
 #if defined(__AVX512F__)
-        _mm512_stream_si512((void *)(to + i), _mm512_loadu_si512((const void *)(from + i)));
+#define PUT_PAST(TO, FROM) _mm512_stream_si512((void *)(TO), _mm512_loadu_si512((const void *)(FROM)))
 #elif defined(__x86_64__)
-        for (int j = 0; j < 64; j += 16)
-            _mm_stream_si128((__m128i *)(to + i + j), _mm_loadu_si128((const __m128i *)(from + i + j)));
+#define PUT_PAST(TO, FROM)             \
+    for (int part = 0; part < 64; part += 16) \
+    _mm_stream_si128((__m128i *)((TO) + part), _mm_loadu_si128((const __m128i *)((FROM) + part)))
 #else
-        memcpy(to + i, from + i, 64);
+#define PUT_PAST(TO, FROM) memcpy(TO, FROM, 64)
 #endif
+
+static void end_past(void)
+{
 #if defined(__x86_64__)
     _mm_sfence();
 #endif
 }
 
-/* Several of one length at once, two lines of each in turn: lines of several cores are on their way together. */
+static void copy(char *to, const char *from, size_t bytes)
+{
+    size_t head = -(uintptr_t)to % 64;
+    if (!past || bytes < 128) {
+        memcpy(to, from, bytes);
+        return;
+    }
+    memcpy(to, from, head);
+    for (; head + 64 <= bytes; head += 64)
+        PUT_PAST(to + head, from + head);
+    memcpy(to + head, from + head, bytes - head);
+    end_past();
+}
+
+/* Several of one length at once, two lines of each in turn, which are whole lines of the targets: lines of several cores are on their way together. Targets begin equally far from the beginning of a line. */
 static void copy_streams(const Stream *streams, int count, size_t bytes)
 {
-    int saved = past;
+    size_t head = -(uintptr_t)streams[0].to % 64, i = head;
     if (bytes < 16 << 10 || count == 1) {
         for (int k = 0; k < count; k++)
             copy(streams[k].to, streams[k].from, bytes);
         return;
     }
-    for (size_t i = 0; i < bytes; i += 128)
+    for (; i + 128 <= bytes; i += 128)
         for (int k = 0; k < count; k++)
             for (size_t j = i; j < i + 128; j += 64)
-#if defined(__AVX512F__)
-                if (saved)
-                    _mm512_stream_si512((void *)(streams[k].to + j), _mm512_loadu_si512((const void *)(streams[k].from + j)));
-                else
-#endif
+                if (past) {
+                    PUT_PAST(streams[k].to + j, streams[k].from + j);
+                } else
                     *(Line *)(streams[k].to + j) = *(const Line *)(streams[k].from + j);
-#if defined(__x86_64__)
-    _mm_sfence();
-#endif
+    for (int k = 0; k < count; k++) {
+        memcpy(streams[k].to, streams[k].from, head);
+        memcpy(streams[k].to + i, streams[k].from + i, bytes - i);
+    }
+    end_past();
 }
 
 static void add_up(char *to, char *const *from, size_t bytes)
@@ -139,6 +152,14 @@ static void add_up(char *to, char *const *from, size_t bytes)
 
 static void pull(int peer, char *to, char *from, size_t bytes)
 {
+    enum { SOME = 128 << 10 };
+    for (size_t i = 0; bounces && i < bytes; i += SOME) {
+        size_t some = bytes - i < SOME ? bytes - i : SOME;
+        bounces = 0, pull(peer, bounce, from + i, some), bounces = 1;
+        copy(to + i, bounce, some);
+    }
+    if (bounces)
+        return;
     struct iovec here = {to, bytes}, there = {from, bytes};
     if (process_vm_readv(shared->process[peer], &here, 1, &there, 1, 0) != (ssize_t)bytes)
         printf("# process_vm_readv is not allowed\n"), _exit(1);
@@ -296,24 +317,22 @@ static void scatter_tile(int which, const Tile *tile, void *given)
 enum { GATHER, EXCHANGE, SPREAD, SUM, SCATTER, KINDS };
 static const char *const names[KINDS] = {"all_gather", "all_to_all", "broadcast", "all_reduce", "reduce_scatter"};
 
-static void pull_from(int kind, size_t bytes, char *const *arrays, char *mine, char *target)
+static void pulled(int kind, size_t bytes)
 {
     size_t part = bytes / ranks;
     meet();
     if (kind == SPREAD && rank)
         for (int k = 0; k < ranks; k++) /* each begins at another place */
-            pull(0, mine + (rank + k) % ranks * part, arrays[0] + (rank + k) % ranks * part, part);
+            pull(0, own + (rank + k) % ranks * part, shared->array[0] + (rank + k) % ranks * part, part);
     for (int k = 1; k < ranks && kind != SPREAD; k++) {
         int peer = (rank + k) % ranks;
-        pull(peer, target + peer * part, arrays[peer] + (kind == EXCHANGE ? rank * part : 0), part);
+        pull(peer, other + peer * part, shared->array[peer] + (kind == EXCHANGE ? rank * part : 0), part);
     }
     if (kind != SPREAD)
-        memcpy(target + rank * part, mine + (kind == EXCHANGE ? rank * part : 0), part);
+        memcpy(other + rank * part, own + (kind == EXCHANGE ? rank * part : 0), part);
     meet();
 }
 
-static void pulled(int kind, size_t bytes) { pull_from(kind, bytes, shared->array, own, other); }
-static void pulled_small(int kind, size_t bytes) { pull_from(kind, bytes, shared->small_array, small_own, small_other); }
 
 static char *open_array(int of) { return open_arrays + (size_t)of * LARGEST; }
 
@@ -416,22 +435,31 @@ static char *small_array_of(size_t bytes)
     return found;
 }
 
+static void take_arrays(int huge_source, int huge_target)
+{
+    meet();
+    own = (huge_source ? in_huge[0] : in_small[0]) + source_offset, other = (huge_target ? in_huge[1] : in_small[1]) + target_offset;
+    shared->array[rank] = own;
+    meet();
+}
+
 static void run(int all)
 {
     take_core(rank, ranks);
-    own = array_of(LARGEST, 0), other = array_of(LARGEST, 0);
-    small_own = small_array_of(LARGEST), small_other = small_array_of(LARGEST);
-    shared->array[rank] = own, shared->small_array[rank] = small_own, shared->process[rank] = getpid();
+    for (int k = 0; k < 2; k++)
+        in_huge[k] = array_of(LARGEST + (2 << 20), 0), in_small[k] = small_array_of(LARGEST + 4096);
+    bounce = array_of(2 << 20, 0), shared->process[rank] = getpid();
     memset(staging + (size_t)rank * AREA, 0, AREA), memset(open_array(rank), 0, LARGEST);
     share = 8;
     size_t sizes[] = {1 << 10, 8 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20};
     size_t rings[] = {0, 4 << 20, 8 << 20, 16 << 20, 32 << 20}, tiles[] = {64 << 10, 128 << 10, 256 << 10};
     for (int kind = 0; kind < KINDS; kind++)
         for (int k = 0; k < 6; k++) {
-            size_t bytes = sizes[k];
+            size_t bytes = sizes[k], huge_from = 4 << 20;
+            take_arrays((kind == GATHER ? bytes / ranks : bytes) >= huge_from, (kind == SCATTER ? bytes / ranks : bytes) >= huge_from);
             for (int ring = 0; ring < 5 && all >= 0; ring++)
                 for (int tile = 0; tile < 3; tile++) {
-                    if ((bytes < 512 << 10 && tile != 1) || (!all && ((ring != 0 && ring != 2 && ring != 4) || tile == 0)))
+                    if ((bytes < 512 << 10 && tile != 1) || (!all && ((ring != 0 && ring != 3) || tile == 0)))
                         continue;
                     for (int beyond = 0; beyond < (bytes >= 4 << 20 ? 2 : 1); beyond++)
                         measure_staged(kind, bytes, tiles[tile], rings[ring], beyond, 8);
@@ -440,7 +468,14 @@ static void run(int all)
                             measure_staged(kind, bytes, tiles[tile], rings[ring], 1, from_root);
                 }
             if (kind <= SPREAD && bytes >= 64 << 10)
-                measure(kind, bytes, "pulled", pulled), measure(kind, bytes, "pulled_small", pulled_small);
+                measure(kind, bytes, "pulled", pulled);
+            for (past = 0; past < 2 && kind <= SPREAD && bytes >= 512 << 10; past++)
+                bounces = 1, measure(kind, bytes, past ? "bounced_past" : "bounced", pulled), bounces = 0;
+            past = 0;
+            if (kind <= SPREAD && bytes >= 512 << 10)
+                for (int huge = 0; huge < 2; huge++)
+                    take_arrays(huge, huge), measure(kind, bytes, huge ? "pulled_huge" : "pulled_small", pulled);
+            take_arrays((kind == GATHER ? bytes / ranks : bytes) >= huge_from, (kind == SCATTER ? bytes / ranks : bytes) >= huge_from);
             for (past = 0; past < (bytes >= 4 << 20 && kind != SCATTER ? 2 : 1); past++)
                 measure(kind, bytes, past ? "open_past" : "open", opened);
             past = 0;
@@ -450,13 +485,15 @@ static void run(int all)
 int main(int count, char **words)
 {
     ranks = count > 1 ? atoi(words[1]) : 8;
+    int more = count > 2 ? atoi(words[2]) : 0;
+    source_offset = count > 3 ? atoi(words[3]) : 0x10, target_offset = count > 4 ? atoi(words[4]) : 0x910;
     shared = mmap(0, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     staging = mmap(0, (size_t)ranks * AREA, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     open_arrays = mmap(0, (size_t)ranks * LARGEST, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t children[MOST];
     for (rank = 0; rank < ranks; rank++)
         if ((children[rank] = fork()) == 0) {
-            run(count > 2 ? atoi(words[2]) : 0);
+            run(more);
             _exit(0);
         }
     for (int k = 0; k < ranks; k++)

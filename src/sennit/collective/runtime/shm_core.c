@@ -8,9 +8,11 @@
  * acquire. A sleeper first says that it sleeps and then looks at its flags once more; who signals first stores the flag and then looks for
  * sleepers; a full fence stands between the two in both, so one of them sees the other.
  *
- * A call of n elements runs in tiles that fit a slot of staging memory. There are SLOTS slots, used in turn; a slot is used again when all peers
- * have left the tile that was in it before. As many tiles are under way at once: while the oldest waits for a peer, a younger one goes on, so a rank
- * that is late for a moment does not hold up the others. What peers touch lies in the segment: input and output are copied through staging where they are
+ * A call of n elements runs in tiles, SLOTS of which are under way at once: while the oldest waits for a peer, a younger one goes on, so a rank
+ * that is late for a moment does not hold up the others. A tile is entered when all peers have left the one that was SLOTS before it, and with it all that were earlier. Its place in staging is a slot, used in turn, which that one had; or the
+ * next place of a ring. Nobody is there any more: a tile that is still under way is one of the SLOTS - 1 before; from the beginning of its place on, over the end of the ring if need be, to the end of the new one, there
+ * are at most SLOTS places and what was too short for one at the end of the ring; and the ring has more than SLOTS + 1 times the longest place (`Layout`). The ring is for what many read: a line that
+ * they have read a moment ago must be taken from all their caches before it is written, and later has left them. What peers touch lies in the segment: input and output are copied through staging where they are
  * not there already. A flag carries where its writer's input and output lie, and which call this is, so a rank that calls something else is
  * found by the first wait for it.
  *
@@ -364,6 +366,17 @@ static int run_block(Group *group, Call *call, const Tile *tile, int32_t *at, in
     return *at > begin;
 }
 
+/* Where a tile lies in the staging of each rank: the same on all of them, since all run the same tiles. See the top for why nobody is there any more. */
+static int64_t place_of(Group *group, const Call *call, const Tile *tile)
+{
+    if (!call->place)
+        return tile->epoch % SLOTS * group->slot_bytes;
+    if (group->staging_at + call->place > group->staging_step)
+        group->staging_at = SLOTS * group->slot_bytes;
+    group->staging_at += call->place;
+    return group->staging_at - call->place;
+}
+
 /* Into a tile: its size, where things lie, the input into staging, and the gate's signals: peers may read it from now on. */
 static void enter_tile(Group *group, Call *call, Tile *tile)
 {
@@ -372,7 +385,7 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
     tile->size = left < call->tile ? left : call->tile;
     tile->stride = tile->size ? (tile->size + grain - 1) / grain * call->alignment : call->alignment;
     tile->epoch = ++group->epoch;
-    tile->slot = group->staging + group->rank * group->staging_step + tile->epoch % SLOTS * group->slot_bytes;
+    tile->slot = group->staging + group->rank * group->staging_step + place_of(group, call, tile);
     char *free = tile->slot + (call->scratch[call->scratch_count] * tile->stride * item + LINE - 1) / LINE * LINE;
     char *user[2] = {call->source, call->target};
     int64_t length = tile->size * item;

@@ -293,6 +293,15 @@ class _Visit:
             if length:
                 goal[:length] = reduce_all(dtype, reduction, [array[:length] for array in arrays])
 
+    def place_of(self, tile: TileRecord) -> int:
+        group, place = self.group, self.call.place
+        if not place:
+            return int(tile.epoch % SLOTS * group.slot_bytes)
+        if group.staging_at + place > group.staging_step:
+            group.staging_at = SLOTS * group.slot_bytes
+        group.staging_at += place
+        return int(group.staging_at - place)
+
     def enter_tile(self) -> None:
         group, call, tile = self.group, self.call, self.tile
         item = call.itemsize
@@ -301,7 +310,7 @@ class _Visit:
         tile.stride = max(1, -(-tile.size // grain)) * call.alignment
         group.epoch += 1
         tile.epoch = group.epoch
-        tile.slot = group.staging + group.rank * group.staging_step + tile.epoch % SLOTS * group.slot_bytes
+        tile.slot = group.staging + group.rank * group.staging_step + self.place_of(tile)
         free = tile.slot + _line(call.scratch[call.scratch_count] * tile.stride * item)
         length = tile.size * item
         small = OUTPUT if call.parts[OUTPUT] < call.parts[INPUT] else INPUT

@@ -121,12 +121,7 @@ class LoadedCode:
         """Elements of a part at a time."""
         code = self.code
         alignment = LINE // itemsize
-        touched = [b for b in (INPUT, OUTPUT) if self.touched_anywhere[b] and not (direct and b == INPUT)]
-        widths = [max(code.parts(r, b) for r in range(code.ranks)) for b in (INPUT, OUTPUT)]
-        if self.in_place:
-            parts = max(widths) if touched else 0  # one memory
-        else:
-            parts = sum(widths[b] for b in touched)
+        parts = sum(self._staged_widths(direct))
         scratch = sum(code.scratch)
         weight = scratch + parts * code.chunks  # chunks of the slot for one chunk of a part
         exchanges = isinstance(code.collective, CollectiveSpec) and code.collective.name is CollectiveName.ALL_TO_ALL
@@ -144,6 +139,26 @@ class LoadedCode:
             return elements
         tiles = -(-elements // most)
         return -(-elements // tiles // grain) * grain
+
+    def place(self, tile: int, itemsize: int, direct: bool = False) -> int:
+        """Bytes of staging for a tile: its scratch, then what is staged of input and output, each in whole lines, of the rank that has most of it."""
+        code, alignment = self.code, LINE // itemsize
+        stride = max(1, -(-tile // (alignment * code.chunks))) * alignment
+        widths = self._staged_widths(direct)
+        return _lines(sum(code.scratch) * stride * itemsize) + sum(_lines(width * tile * itemsize) for width in widths)
+
+    def _staged_widths(self, direct: bool) -> list[int]:
+        """Parts of the buffers that some rank stages."""
+        code = self.code
+        touched = [b for b in (INPUT, OUTPUT) if self.touched_anywhere[b] and not (direct and b == INPUT)]
+        widths = [max(code.parts(r, b) for r in range(code.ranks)) for b in (INPUT, OUTPUT)]
+        if self.in_place:
+            return [max(widths)] if touched else []  # one memory
+        return [widths[b] for b in touched]
+
+
+def _lines(nbytes: int) -> int:
+    return -(-nbytes // LINE) * LINE
 
 
 def _is_read_once(code: Code) -> bool:
@@ -241,6 +256,7 @@ def make_plan(
     *,
     direct: bool = False,
     cache: int = CACHE,
+    wide_from: int | None = None,
 ) -> Plan:
     """`title` is what messages call it: the name of the collective, unless it is given. `direct`: all ranks say so. `cache`: bytes that cores share."""
     code, rank = loaded.code, loaded.rank
@@ -269,6 +285,8 @@ def make_plan(
     record.direct = direct
     record.elements = elements
     record.tile = loaded.tile(elements, dtype.itemsize, slot_bytes, direct)
+    place = loaded.place(record.tile, dtype.itemsize, direct)
+    record.place = place if wide_from is not None and place >= wide_from else 0
     if title is None:
         name = code.collective.name.value if isinstance(code.collective, CollectiveSpec) else code.name
         title = describe_call(name, elements, dtype.value, None if reduction is None else reduction.value)

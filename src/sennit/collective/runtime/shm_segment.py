@@ -50,11 +50,14 @@ BROKEN = 64  # where a byte says that some rank has declared a failure
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Of each rank. `slot`: bytes of staging for one tile; `flags`: of all codes together; `ring`: bytes of messages to one peer; `arena`: bytes for
-    `allocate`. Of a slot most codes use 384 KiB (`shm_plan.py`), a tile of 256 KiB with its scratch: all slots stay in the second-level cache of a core. Tiles of 128 to 512 KiB
+    """Of each rank. `slot`: bytes of staging for one tile, at most; `wide`: of the ring of staging for tiles that many read; `flags`: of all codes together; `ring`: bytes of messages to one peer; `arena`:
+    bytes for `allocate`.
+
+    Of a slot most codes use 384 KiB (`shm_plan.py`), a tile of 256 KiB with its scratch. Tiles of 128 to 512 KiB
     are within 5% of each other for an all-reduce of 16 MiB by 8 ranks on 16 cores; smaller ones wait more often, larger ones fall out of the cache."""
 
     slot: int = 1 << 20
+    wide: int = 8 << 20
     flags: int = 2048
     ring: int = 1 << 17
     arena: int = 1 << 28
@@ -91,7 +94,8 @@ class Layout:
 
     @property
     def staging_step(self) -> int:
-        return SLOTS * self.capacity.slot
+        """Slots, then the ring, which has more than SLOTS + 1 times the longest place: see `shm_core.c`."""
+        return SLOTS * self.capacity.slot + _pages(max(self.capacity.wide, (SLOTS + 2) * self.capacity.slot))
 
     def arena(self, rank: int) -> int:
         return self.staging + self.ranks * self.staging_step + rank * self.capacity.arena
