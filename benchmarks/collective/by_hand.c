@@ -155,8 +155,9 @@ static void pull(int peer, char *to, char *from, size_t bytes)
     enum { SOME = 128 << 10 };
     for (size_t i = 0; bounces && i < bytes; i += SOME) {
         size_t some = bytes - i < SOME ? bytes - i : SOME;
-        bounces = 0, pull(peer, bounce, from + i, some), bounces = 1;
-        copy(to + i, bounce, some);
+        char *between = bounce + (uintptr_t)(from + i) % 4096; /* as far from the beginning of a page, which the kernel likes */
+        bounces = 0, pull(peer, between, from + i, some), bounces = 1;
+        copy(to + i, between, some);
     }
     if (bounces)
         return;
