@@ -107,7 +107,7 @@ def variants(
 def in_rings(groups: dict[str, ShmGroup], name: str, source: np.ndarray, target: np.ndarray) -> dict[str, Made]:
     found: dict[str, Made] = {}
     for label, group in groups.items():
-        for past in (0, 1):
+        for past in (0, 1) if name in MOVES else (0,):
             group.direct_from = NEVER
             plan = variants(group, name, source, target, True, NEVER)["chosen"]
             plan.record.large = plan.record.vast = past
@@ -157,7 +157,7 @@ def rank_main(
         group = made()
         groups = {f"ring {n}" if n else "slots": made(Capacity(wide=n << 10)) for n in rings}
         for label, each in groups.items():
-            each.wide_from = None if label == "slots" else 0
+            each.ring_from = NEVER if label == "slots" else 0
         start = group.machine.library.sennit_start  # type: ignore[attr-defined]
         for name in names:
             for text in sizes:

@@ -24,6 +24,7 @@ __all__ = [
     "GroupRecord",
     "PlaceRecord",
     "Reduction",
+    "Ringed",
     "Status",
     "TileRecord",
     "TransferRecord",
@@ -74,6 +75,14 @@ REDUCTIONS = (
     Reduction.BOR,
     Reduction.BXOR,
 )
+
+
+class Ringed(IntEnum):
+    """What of a tile lies in the ring of staging; the rest lies in a slot."""
+
+    NOTHING = 0
+    SCRATCH = 1
+    INPUT = 2
 
 
 class Status(IntEnum):
@@ -130,7 +139,7 @@ class TileRecord(Structure):
         ("stride", c_int64),
         ("epoch", c_uint64),
         ("mine", PlaceRecord * 2),
-        ("slot", c_void_p),
+        ("scratch", c_void_p),
     ]
 
 
@@ -161,6 +170,8 @@ class CallRecord(Structure):
         ("elements", c_int64),
         ("tile", c_int64),
         ("place", c_int64),
+        ("ringed", c_int32),
+        ("rest", c_int32),
         ("source", c_void_p),
         ("target", c_void_p),
         ("staged", c_int32 * 2),

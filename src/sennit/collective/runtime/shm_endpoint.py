@@ -68,7 +68,7 @@ class ShmEndpoint:
         layout = segment.layout
         self.may_read = may_read  # whether ranks may read each other's memory
         self.direct_from: int | None = None  # bytes of a part, to overrule `goes_directly`; the same on all ranks
-        self.wide_from: int | None = None  # bytes of a tile, to overrule `goes_wide`; the same
+        self.ring_from: int | None = None  # bytes of a tile, to overrule `ringed`; the same
         self.rank, self.size, self.timeout = segment.rank, layout.ranks, timeout
         self.cores = len(set[int]().union(*cores))  # that the ranks may run on, all together
         self.machine = machine
@@ -229,7 +229,7 @@ class ShmEndpoint:
             direct = self.may_read and loaded.goes_directly(elements * dtype.itemsize, self.direct_from)
             slot = self._layout.capacity.slot
             plan = make_plan(
-                loaded, elements, dtype, reduction, slot, title, direct=direct, cache=self._cache, wide_from=self.wide_from
+                loaded, elements, dtype, reduction, slot, title, direct=direct, cache=self._cache, ring_from=self.ring_from
             )
             if title is None:
                 self._plans[code.fingerprint, elements, dtype, reduction] = plan

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Instruction, Op, Operand
+from sennit.collective.runtime.code import FIRST_SCRATCH, INPUT, OUTPUT, Code, Instruction, Op, Operand
 from sennit.collective.runtime.code_gates import touched_places, with_direct_gates
-from sennit.collective.runtime.shm_abi import DTYPES, LINE, REDUCTIONS, SLOTS, CallRecord, Reduction
+from sennit.collective.runtime.shm_abi import DTYPES, LINE, REDUCTIONS, SLOTS, CallRecord, Reduction, Ringed
 from sennit.collective.runtime.shm_segment import describe_call
 from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveName, CollectiveSpec
@@ -34,7 +34,9 @@ from sennit.ir.dtype import DType
 
 __all__ = ["CACHE", "LoadedCode", "Plan", "make_plan"]
 
-_LARGE = 1 << 22  # bytes of an output: it passes the caches of a core
+_LARGE = 1 << 21  # bytes of an output: it passes the caches of a core
+# What so many peers read lies in the ring of staging, from so many bytes of a tile on.
+_MANY, _RING_FROM = 6, 1 << 14
 CACHE = 32 << 20  # bytes that cores share, where the system does not say
 # Of a slot, but for an all_to_all: its tiles have a part for each rank, and larger ones were a fifth faster with 8.
 _SLOT_USED = 3 << 17
@@ -140,12 +142,18 @@ class LoadedCode:
         tiles = -(-elements // most)
         return -(-elements // tiles // grain) * grain
 
-    def place(self, tile: int, itemsize: int, direct: bool = False) -> int:
-        """Bytes of staging for a tile: its scratch, then what is staged of input and output, each in whole lines, of the rank that has most of it."""
+    def ringed(self, tile: int, itemsize: int, direct: bool = False, least: int | None = None) -> tuple[Ringed, int]:
+        """What of a tile lies in the ring, and its bytes there, of the rank that has most of it. `least` stands in for the bytes from which on that pays."""
         code, alignment = self.code, LINE // itemsize
         stride = max(1, -(-tile // (alignment * code.chunks))) * alignment
-        widths = self._staged_widths(direct)
-        return _lines(sum(code.scratch) * stride * itemsize) + sum(_lines(width * tile * itemsize) for width in widths)
+        if code.scratch:
+            readers, what = _readers(code, FIRST_SCRATCH), Ringed.SCRATCH
+            place = _lines(sum(code.scratch) * stride * itemsize)
+        else:
+            readers, what = 0 if direct else _readers(code, INPUT), Ringed.INPUT
+            place = sum(_lines(width * tile * itemsize) for width in self._staged_widths(direct))
+        pays = readers >= _MANY and place >= _RING_FROM and not self.in_place if least is None else place >= least
+        return (what, place) if pays and place else (Ringed.NOTHING, 0)
 
     def _staged_widths(self, direct: bool) -> list[int]:
         """Parts of the buffers that some rank stages."""
@@ -159,6 +167,27 @@ class LoadedCode:
 
 def _lines(nbytes: int) -> int:
     return -(-nbytes // LINE) * LINE
+
+
+def _readers(code: Code, buffer: int) -> int:
+    """By how many peers a chunk of the inputs, or of any scratch, is read: the mean over those that are."""
+    chunks, reads = set[tuple[int, int, int]](), set[tuple[int, int, int, int]]()
+    for rank in range(code.ranks):
+        for block in range(code.rank_block_count(rank)):
+            for step in code.block(rank, block):
+                if step.op in (Op.GET, Op.READ_REDUCE):
+                    sources = [Operand(step.peer, step.source_buffer, step.source_chunk)]
+                elif step.op is Op.MULTI_REDUCE:
+                    rows = code.operands[step.argument : step.argument + step.peer]
+                    sources = [Operand(*map(int, row)) for row in rows]
+                else:
+                    continue
+                for place in sources:
+                    if place.rank != rank and min(place.buffer, FIRST_SCRATCH) == buffer:
+                        for chunk in range(place.chunk, place.chunk + step.count):
+                            chunks.add((place.rank, place.buffer, chunk))
+                            reads.add((place.rank, place.buffer, chunk, rank))
+    return len(reads) // len(chunks) if chunks else 0
 
 
 def _is_read_once(code: Code) -> bool:
@@ -256,7 +285,7 @@ def make_plan(
     *,
     direct: bool = False,
     cache: int = CACHE,
-    wide_from: int | None = None,
+    ring_from: int | None = None,
 ) -> Plan:
     """`title` is what messages call it: the name of the collective, unless it is given. `direct`: all ranks say so. `cache`: bytes that cores share."""
     code, rank = loaded.code, loaded.rank
@@ -285,8 +314,7 @@ def make_plan(
     record.direct = direct
     record.elements = elements
     record.tile = loaded.tile(elements, dtype.itemsize, slot_bytes, direct)
-    place = loaded.place(record.tile, dtype.itemsize, direct)
-    record.place = place if wide_from is not None and place >= wide_from else 0
+    record.ringed, record.place = loaded.ringed(record.tile, dtype.itemsize, direct, ring_from)
     if title is None:
         name = code.collective.name.value if isinstance(code.collective, CollectiveSpec) else code.name
         title = describe_call(name, elements, dtype.value, None if reduction is None else reduction.value)
