@@ -36,7 +36,9 @@ class Row(NamedTuple):
 
 
 def measured(program: Path, ranks: int, more: bool) -> Iterator[Row]:
-    done = subprocess.run([program, str(ranks), str(int(more))], capture_output=True, text=True, timeout=600, check=True)
+    done = subprocess.run(
+        [program, str(ranks), str(int(more))], capture_output=True, text=True, timeout=600, check=True
+    )
     for line in done.stdout.splitlines():
         if line.startswith("#"):
             print("   " + line)

@@ -85,8 +85,12 @@ def variants(
         chosen, group.table = group.table, default_table(group.size, group.cores)
         found["whole"] = made(None)
         if group.may_read:
-            row = CodeRow(CollectiveName.BROADCAST, 0, "turns", lambda root: build("broadcast turns of slices", group.size, root))
-            group.table = CodeTable((row, *(r for r in group.table.rows if r.collective is not CollectiveName.BROADCAST)))
+            row = CodeRow(
+                CollectiveName.BROADCAST, 0, "turns", lambda root: build("broadcast turns of slices", group.size, root)
+            )
+            group.table = CodeTable(
+                (row, *(r for r in group.table.rows if r.collective is not CollectiveName.BROADCAST))
+            )
             found["turns"] = made(0)
         group.table = chosen
     if only_chosen:
@@ -208,11 +212,19 @@ def main() -> int:
     parser.add_argument("--only-chosen", action="store_true", help="to compare builds of the core")
     parser.add_argument("--switches", action="store_true")
     parser.add_argument("--rings", type=int, nargs="+", default=[], help="KiB of staging")
-    parser.add_argument("--offset", type=int, default=16, help="bytes from the beginning of a line to that of an array; numpy's have 16")
+    parser.add_argument(
+        "--offset", type=int, default=16, help="bytes from the beginning of a line to that of an array; numpy's have 16"
+    )
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(options.ranks)]
-    words: tuple[object, ...] = options.sizes, options.collectives, options.rounds, options.only_chosen, options.switches
+    words: tuple[object, ...] = (
+        options.sizes,
+        options.collectives,
+        options.rounds,
+        options.only_chosen,
+        options.switches,
+    )
     words += options.offset, options.rings
     started = [
         context.Process(target=rank_main, args=(r, options.ranks, pairs[r][1], *words)) for r in range(options.ranks)

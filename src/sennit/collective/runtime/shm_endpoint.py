@@ -229,7 +229,15 @@ class ShmEndpoint:
             direct = self.may_read and loaded.goes_directly(elements * dtype.itemsize, self.direct_from)
             slot = self._layout.capacity.slot
             plan = make_plan(
-                loaded, elements, dtype, reduction, slot, title, direct=direct, cache=self._cache, ring_from=self.ring_from
+                loaded,
+                elements,
+                dtype,
+                reduction,
+                slot,
+                title,
+                direct=direct,
+                cache=self._cache,
+                ring_from=self.ring_from,
             )
             if title is None:
                 self._plans[code.fingerprint, elements, dtype, reduction] = plan
