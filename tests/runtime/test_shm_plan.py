@@ -135,7 +135,7 @@ def test_what_many_read_lies_in_the_ring() -> None:
         "all_to_all": Ringed.NOTHING,
         "reduce slices": Ringed.NOTHING,
     }
-    assert loaded("all_gather", 3, 0).ringed(256 * KIB, 1) == (Ringed.NOTHING, 0)
+    assert loaded("all_gather", 3, 0).ringed(256 * KIB, 1) == (Ringed.NOTHING, 0)  # few read it
     assert loaded("all_gather", 8, 0).ringed(4 * KIB, 1) == (Ringed.NOTHING, 0)  # stays in the caches
 
 

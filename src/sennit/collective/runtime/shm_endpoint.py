@@ -87,6 +87,7 @@ class ShmEndpoint:
         self._codes: dict[str, LoadedCode] = {}
         self._plans: dict[tuple[str, int, DType, Reduction | None], Plan] = {}
         self._flags_used = 0
+        self._has_ring = False
         self._broken: RuntimeFailure | None = None
         self._record = self._make_record(segment, has_own_core(self.rank, cores))
         self.address = ctypes.addressof(self._record)
@@ -239,6 +240,9 @@ class ShmEndpoint:
                 cache=self._cache,
                 ring_from=self.ring_from,
             )
+            if plan.record.ringed and not self._has_ring:
+                self._usable().fill_ring()
+                self._has_ring = True
             if title is None:
                 self._plans[code.fingerprint, elements, dtype, reduction] = plan
             return plan

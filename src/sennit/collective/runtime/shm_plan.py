@@ -34,9 +34,10 @@ from sennit.ir.dtype import DType
 
 __all__ = ["CACHE", "LoadedCode", "Plan", "make_plan"]
 
-_LARGE = 1 << 21  # bytes of an output: it passes the caches of a core
+_LARGE = 1 << 21  # bytes of an output: it passes the caches of a core;
+_LARGE_PARTS = 1 << 20  # of one that is put together from parts of several ranks
 # What so many peers read lies in the ring of staging, from so many bytes of a tile on.
-_MANY, _RING_FROM = 6, 1 << 14
+_MANY, _RING_FROM = 3, 1 << 14
 CACHE = 32 << 20  # bytes that cores share, where the system does not say
 # Of a slot, but for an all_to_all: its tiles have a part for each rank, and larger ones were a fifth faster with 8.
 _SLOT_USED = 3 << 17
@@ -325,7 +326,8 @@ def make_plan(
     sizes = code.parts(rank, INPUT) * part, code.parts(rank, OUTPUT) * part
     note = np.frombuffer(words.ljust(112, b"\0"), dtype=np.uint8)
     record.words = note.ctypes.data
-    record.large, record.vast = sizes[OUTPUT] >= _LARGE, sizes[OUTPUT] * code.ranks > cache // 2
+    record.large = sizes[OUTPUT] >= (_LARGE_PARTS if code.parts(rank, OUTPUT) > 1 else _LARGE)
+    record.vast = sizes[OUTPUT] * code.ranks > cache // 2
     touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
     plain = loaded.used[OUTPUT] and not touched[OUTPUT] and (touched[INPUT] or not loaded.used[INPUT])
     staged = int(touched[INPUT] and not direct) if plain and not loaded.in_place else None

@@ -18,6 +18,7 @@ import os
 import secrets
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,7 @@ _NOTE = struct.Struct("<QQ112s")  # number, what it is as a number, what it is i
 NOTE_BYTES = _NOTE.size
 CALLS_KEPT = 64  # the core knows it too
 _LEFT = 2
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the mmap module does not name
 BROKEN = 64  # where a byte says that some rank has declared a failure
 
 
@@ -57,7 +59,7 @@ class Capacity:
     are within 5% of each other for an all-reduce of 16 MiB by 8 ranks on 16 cores; smaller ones wait more often, larger ones fall out of the cache."""
 
     slot: int = 1 << 20
-    wide: int = 8 << 20
+    wide: int = 6 << 20
     flags: int = 2048
     ring: int = 1 << 17
     arena: int = 1 << 28
@@ -118,6 +120,15 @@ class Segment:
         self.memory = mmap.mmap(descriptor, layout.size)
         self.layout, self.rank = layout, rank
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+
+    def fill_ring(self) -> None:
+        """Have the pages of this rank's ring of staging, so that no call waits for them; calls that need them do, where the kernel does not know the advice (5.14 does)."""
+        first = self.layout.staging + self.rank * self.layout.staging_step + SLOTS * self.layout.capacity.slot
+        start = first // _PAGE * _PAGE
+        with suppress(OSError):
+            self.memory.madvise(
+                _POPULATE_WRITE, start, self.layout.staging + (self.rank + 1) * self.layout.staging_step - start
+            )
 
     # ---- states and failures: each rank writes its own only
 
