@@ -8,7 +8,6 @@
 | staged, direct | through slots of shared memory, or read in the memory of the other process |
 | past, cached | of `staged`: outputs are written past the cache, or through it |
 | whole | of a broadcast: the root's array staged by the root alone, where the plan has slices |
-| turns | of a broadcast: directly, slice after slice, each rank begun with its own |
 | tile N | of `staged`, as chosen, with at most N KiB of a slot |
 | ring N | staged, in a group of its own, whose tiles go round in N KiB; `slots`: in slots; `past`: outputs are written past the cache |
 
@@ -36,12 +35,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from sennit.collective.runtime import shm_plan
-from sennit.collective.runtime.shm_algorithms import build
 from sennit.collective.runtime.shm_group import ShmGroup
 from sennit.collective.runtime.shm_plan import Plan
 from sennit.collective.runtime.shm_segment import Capacity
-from sennit.collective.runtime.shm_table import CodeRow, CodeTable, default_table
-from sennit.ir.collective import CollectiveName
+from sennit.collective.runtime.shm_table import default_table
 
 Made = tuple[ShmGroup, Plan]
 MOVES = ("all_gather", "all_to_all", "broadcast")
@@ -84,14 +81,6 @@ def variants(
     if name == "broadcast":
         chosen, group.table = group.table, default_table(group.size, group.cores)
         found["whole"] = made(None)
-        if group.may_read:
-            row = CodeRow(
-                CollectiveName.BROADCAST, 0, "turns", lambda root: build("broadcast turns of slices", group.size, root)
-            )
-            group.table = CodeTable(
-                (row, *(r for r in group.table.rows if r.collective is not CollectiveName.BROADCAST))
-            )
-            found["turns"] = made(0)
         group.table = chosen
     if only_chosen:
         return found

@@ -9,7 +9,6 @@ With p ranks and n bytes, all memory at the same distance:
 | reduce, direct | 1 | p n, of the root | |
 | reduce, by slices | 2 | n, and n of the root | |
 | broadcast, by slices | 2 | n | rank i reads slice i of the root, everyone collects the slices: the root, which copies alone in the other one, copies as little as all |
-| broadcast, in turns of slices | 1 | n | each reads all slices of the root, begun with its own, so that no two read the same place at a time: for reads in the memory of another process |
 | all_gather, gather, all_to_all, scatter, broadcast, reduce_scatter | 1 | what it gets | |
 
 Terms are always added in the order of ranks, 0 first. So the bits of a result depend neither on timing nor on the number of bytes, nor on which of
@@ -101,12 +100,6 @@ def _broadcast_slices(b: Builder) -> None:
             place.copy(to=rank, buffer="output", index=peer)
 
 
-def _broadcast_in_turns(b: Builder) -> None:
-    for rank in range(b.ranks):
-        for part in _turn(rank, b.ranks):
-            b.chunk(_root(b), "input", part).copy(to=rank, buffer="output", index=part)
-
-
 def _gather(b: Builder) -> None:
     for peer in _turn(_root(b), b.ranks):
         b.input(peer).copy(to=_root(b), buffer="output", index=peer)
@@ -134,7 +127,6 @@ def _programs() -> dict[str, tuple[CollectiveName, Callable[[Builder], None]]]:
         "all_to_all": (CollectiveName.ALL_TO_ALL, _all_to_all),
         "broadcast": (CollectiveName.BROADCAST, _broadcast),
         "broadcast slices": (CollectiveName.BROADCAST, _broadcast_slices),
-        "broadcast turns of slices": (CollectiveName.BROADCAST, _broadcast_in_turns),
         "gather": (CollectiveName.GATHER, _gather),
         "scatter": (CollectiveName.SCATTER, _scatter),
     }
