@@ -10,8 +10,8 @@ mostly does not, and is copied through a slot of staging.
 with stride(T) <= T / chunks + alignment. T is the same on all ranks, whatever the rank itself must stage. The tiles of a call are of one size.
 
 **The ring.** What at least `_MANY` peers read, inputs of an all_gather or the sums of an all_reduce, does not lie in the slot but in the next place of a ring of staging (`shm_core.c` says why). With 8 ranks on
-16 x86_64 cores (`benchmarks/collective/shm_variants.py --rings`) an all_gather of 512 KiB took 55 instead of 92 microseconds, one of 4 MiB 587 instead of 699, and an all_reduce of 512 KiB 155 instead of 168; with
-4 ranks an all_reduce took 89 instead of 98, and an all_gather as long. What one peer reads stays in a slot, which stays in the caches of two cores.
+16 x86_64 cores (`benchmarks/collective/shm_variants.py --rings`) an all_gather of 512 KiB took 56 instead of 92 microseconds, one of 4 MiB 586 instead of 766, and an all_reduce of 512 KiB 156 instead of 168; with
+4 ranks an all_reduce took 89 instead of 95, and an all_gather as long. What one peer reads stays in a slot, which stays in the caches of two cores.
 
 **Direct.** Where the kernel lets ranks read each other's memory, a call that only moves data need not stage its inputs: who needs a
 part of one reads it where the user has it. That pays where no other rank reads the same part (all_to_all, scatter, a broadcast by slices): else one copy into staging serves
