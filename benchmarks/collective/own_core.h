@@ -1,4 +1,4 @@
-/* What `memory_ceiling.c` and `copy_variants.c` have in common: a rank on a core of its own, and memory as numpy takes it. */
+/* What `memory_ceiling.c`, `copy_variants.c` and `by_hand.c` have in common: a rank on a core of its own, and memory as numpy takes it. */
 
 #include <sched.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 """The constants of `shm_plan.py`, measured: the same collective staged or direct, its output past the cache or through it, with smaller or larger tiles.
 
-    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7] [--only-chosen] [--switches]
+    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7] [--only-chosen] [--switches] [--rings 0 8192 ...]
 
 | variant | is |
 |---|---|
@@ -9,6 +9,7 @@
 | past, cached | of `staged`: outputs are written past the cache, or through it |
 | whole | of a broadcast: the root's array staged by the root alone, where the plan has slices |
 | tile N | of `staged`, as chosen, with at most N KiB of a slot |
+| ring N | staged, in a group of its own, whose tiles go round in N KiB; `slots`: in slots; `past`: outputs are written past the cache |
 
 `--switches` adds how often a call gave its core away, of the rank that did so most: asleep, and for others (voluntary and other switches of the kernel's count).
 
@@ -25,7 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -36,11 +37,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 from sennit.collective.runtime import shm_plan
 from sennit.collective.runtime.shm_group import ShmGroup
 from sennit.collective.runtime.shm_plan import Plan
+from sennit.collective.runtime.shm_segment import Capacity
 from sennit.collective.runtime.shm_table import default_table
 
+Made = tuple[ShmGroup, Plan]
 MOVES = ("all_gather", "all_to_all", "broadcast")
 NEVER = 1 << 40
-TILES = (128, 384, 1024)
+TILES = (96, 192, 288, 384, 1024)
 
 
 def scale(text: str) -> int:
@@ -59,7 +62,9 @@ def changed(**constants: int) -> Iterator[None]:
             setattr(shm_plan, name, value)
 
 
-def variants(group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray, only_chosen: bool) -> dict[str, Plan]:
+def variants(
+    group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray, only_chosen: bool, direct: int | None = None
+) -> dict[str, Plan]:
     def made(direct_from: int | None, **constants: int) -> Plan:
         group.direct_from = direct_from
         group.forget_plans()
@@ -70,7 +75,9 @@ def variants(group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray,
         (plan,) = group._ready.values()
         return plan
 
-    found = {"chosen": made(None)}
+    found = {"chosen": made(direct)}
+    if direct is not None:
+        return found
     if name == "broadcast":
         chosen, group.table = group.table, default_table(group.size, group.cores)
         found["whole"] = made(None)
@@ -90,6 +97,24 @@ def variants(group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray,
     return found
 
 
+def in_rings(groups: dict[str, ShmGroup], name: str, source: np.ndarray, target: np.ndarray) -> dict[str, Made]:
+    found: dict[str, Made] = {}
+    for label, group in groups.items():
+        for past in (0, 1) if name in MOVES else (0,):
+            group.direct_from = NEVER
+            plan = variants(group, name, source, target, True, NEVER)["chosen"]
+            plan.record.large = plan.record.vast = past
+            found[f"{label} past" if past else label] = group, plan
+    return found
+
+
+def placed(elements: int, offset: int) -> np.ndarray:
+    """An array that begins so many bytes after the beginning of a line."""
+    space = np.ones(elements + 32, np.float32)
+    first = (offset - space.ctypes.data) % 64 // 4
+    return space[first : first + elements]
+
+
 def counted() -> tuple[int, int]:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_nvcsw, used.ru_nivcsw
@@ -104,6 +129,8 @@ def rank_main(
     rounds: int,
     only_chosen: bool,
     switches: bool,
+    offset: int,
+    rings: list[int],
 ) -> None:
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // size)
@@ -115,28 +142,40 @@ def rank_main(
         gathered: list[bytes] = pipe.recv()
         return gathered
 
-    with ShmGroup.create(rank, size, exchange, timeout=60) as group:
+    with ExitStack() as stack:
+
+        def made(capacity: Capacity | None = None) -> ShmGroup:
+            return stack.enter_context(ShmGroup.create(rank, size, exchange, timeout=60, capacity=capacity))
+
+        group = made()
+        groups = {f"ring {n}" if n else "slots": made(Capacity(wide=n << 10)) for n in rings}
+        for label, each in groups.items():
+            each.ring_from = NEVER if label == "slots" else 0
         start = group.machine.library.sennit_start  # type: ignore[attr-defined]
         for name in names:
             for text in sizes:
                 whole, part = scale(text) // 4, scale(text) // 4 // size
-                source = np.ones(part if name == "all_gather" else whole, np.float32)
+                source = placed(part if name == "all_gather" else whole, offset)
                 target = source
                 if name not in ("all_reduce", "broadcast"):
-                    target = np.ones(part if name == "reduce_scatter" else whole, np.float32)
-                plans = variants(group, name, source, target, only_chosen)
+                    target = placed(part if name == "reduce_scatter" else whole, offset)
+                if groups:
+                    plans = in_rings(groups, name, source, target)
+                else:
+                    found = variants(group, name, source, target, only_chosen)
+                    plans = {label: (group, plan) for label, plan in found.items()}
                 times: dict[str, list[float]] = {label: [] for label in plans}
                 often = max(3, min(100, (16 << 20) // scale(text)))
                 begin, before = 0.0, counted()
                 for _ in range(rounds):
-                    for label, plan in plans.items():
-                        words = group.address, plan.address, source.ctypes.data, target.ctypes.data, plan.staged
+                    for label, (where, plan) in plans.items():
+                        words = where.address, plan.address, source.ctypes.data, target.ctypes.data, plan.staged
                         for turn in range(often + 1):
                             if turn == 1:  # the first one fills the caches
                                 group.barrier()
                                 begin = time.perf_counter()
                             if status := start(*words):
-                                group.finish_plan(plan, status)
+                                where.finish_plan(plan, status)
                         times[label].append((time.perf_counter() - begin) / often * 1e6)
                 made = rounds * (often + 1) * len(plans)
                 gave = [(after - sooner) / made for after, sooner in zip(counted(), before, strict=True)]
@@ -148,7 +187,7 @@ def rank_main(
                     slowest = [max(column) for column in zip(*everyone, strict=True)]
                     labels = [*plans, "asleep", "for others"]
                     shown = list(zip(labels, slowest, strict=True))[: None if switches else -2]
-                    cells = "".join(f"{label:>12} {value:8.1f}" for label, value in shown)
+                    cells = "".join(f"  {label:>10} {value:8.1f}" for label, value in shown)
                     print(f"{name:15}{size:3}{text:>6}{cells}", flush=True)
     pipe.close()
 
@@ -161,10 +200,21 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only-chosen", action="store_true", help="to compare builds of the core")
     parser.add_argument("--switches", action="store_true")
+    parser.add_argument("--rings", type=int, nargs="+", default=[], help="KiB of staging")
+    parser.add_argument(
+        "--offset", type=int, default=16, help="bytes from the beginning of a line to that of an array; numpy's have 16"
+    )
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(options.ranks)]
-    words = options.sizes, options.collectives, options.rounds, options.only_chosen, options.switches
+    words: tuple[object, ...] = (
+        options.sizes,
+        options.collectives,
+        options.rounds,
+        options.only_chosen,
+        options.switches,
+    )
+    words += options.offset, options.rings
     started = [
         context.Process(target=rank_main, args=(r, options.ranks, pairs[r][1], *words)) for r in range(options.ranks)
     ]

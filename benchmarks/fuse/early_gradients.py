@@ -20,7 +20,6 @@ SLOWER = 1.2  # kernels beside other work; a step that is only just in time suff
 
 def main() -> None:
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=["gpt", "conv", "bert", "lstm"])
@@ -29,9 +28,8 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=2e-4)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    with sdpa_kernel(SDPBackend.MATH):
-        for name in arguments.models:
-            study(name, arguments)
+    for name in arguments.models:
+        study(name, arguments)
 
 
 def study(name: str, arguments: argparse.Namespace) -> None:

@@ -12,8 +12,9 @@ and on the graph in which cheap forward operators are computed again in the back
 
     greedy                 every operator with what it reads, wherever that is legal, each group compiled by itself
     as compiled            the same, with products left to their library
+    across                 the same, where a group may reach from the forward into the backward pass (`fuse/one_phase.py`)
     Inductor's groups      the groups that Inductor's scheduler forms, read from it, each compiled by itself
-    search                 what the search finds: first by the estimator; then the groups that it chose are compiled and timed, and it searches again with what was measured. The others are seeds
+    search                 what the search finds, across the passes too: first by the estimator; then the groups that it chose are compiled and timed, and it searches again with what was measured. The others are seeds
     phases                 a group for each pass
 
 All run as one CUDA graph each, so that the host does not count, and are replayed in turns; the table has the median of a replay and the quartiles of its ratio to Inductor in the same turn. `chosen` marks the best of ours over replays that
@@ -47,21 +48,22 @@ from workloads import stored_graphs
 from sennit.fuse.compare import group_numbers
 from sennit.fuse.kernel_cost import Estimate
 from sennit.fuse.known_cost import ManyKernels, Question
-from sennit.fuse.model import Grouping, StepModel
+from sennit.fuse.model import Grouping
 from sennit.fuse.moves import AS_COMPILED, Limits, fused_greedily
+from sennit.fuse.one_phase import as_one_phase
 from sennit.fuse.recompute import recomputed
 from sennit.fuse.search import Found, SearchOptions, search
 from sennit.ir.graph import Graph, Phase
 from sennit.ir.strategy import Strategy
 from sennit.ir.strategy_check import Kernel
 
-OURS = ("greedy", "as compiled", "Inductor's groups", "search", "phases")
+OURS = ("greedy", "as compiled", "across", "Inductor's groups", "search", "phases")
 
 
-def phases(model: StepModel) -> Grouping:
+def phases(graph: Graph) -> Grouping:
     """A group for each phase."""
     found = [
-        frozenset(place for place, phase in enumerate(model.phase) if phase is each)
+        frozenset(place for place, op in enumerate(graph.ops) if op.phase is each)
         for each in (Phase.FORWARD, Phase.BACKWARD)
     ]
     return Grouping(frozenset(group for group in found if len(group) > 1))
@@ -156,20 +158,26 @@ def study(name: str, graph: Graph, pool: Pool, arguments: Any, deadline: float) 
 
     made = (arguments.device, arguments.weights, arguments.cluster)
     plain = Subject(name, graph, *made)
-    ours = Subject(name, recomputed(graph), *made)
-    ours.reference = plain.reference
+    again = recomputed(graph)
+    ours = Subject(name, as_one_phase(again), *made)
+    of_phases = Subject(name, again, *made)
+    ours.reference = of_phases.reference = plain.reference
     model = ours.model
     print(f"{name}: {len(graph.ops)} operators, {len(model.ops)} with those that are computed again", flush=True)
-    apart = plain.model.strategy("phases", phases(plain.model), ())
-    halves = model.strategy("phases", phases(model), ())
-    for subject, strategy in ((plain, apart), (ours, halves)):
+    apart = plain.model.strategy("phases", phases(graph), ())
+    halves = of_phases.model.strategy("phases", phases(again), ())
+    for subject, strategy in ((plain, apart), (of_phases, halves)):
         for question in subject.questions(strategy):
             pool.jobs.put(subject.job(*question, timed=False))  # into the cache, while the search goes on
     pool.jobs.put(plain.whole())
-    groupings = {"greedy": fused_greedily(model, Limits()), "as compiled": fused_greedily(model, AS_COMPILED)}
+    groupings = {
+        "greedy": fused_greedily(of_phases.model, Limits()),
+        "as compiled": fused_greedily(of_phases.model, AS_COMPILED),
+        "across": fused_greedily(model, AS_COMPILED),
+    }
     start = time.monotonic()
     if arguments.inductor_groups:
-        groupings["Inductor's groups"] = inductor_groups(model, ours.values)
+        groupings["Inductor's groups"] = inductor_groups(of_phases.model, ours.values)
         print(f"  Inductor's groups read in {time.monotonic() - start:.0f} s", flush=True)
     seeds = {**groupings, "no fusion": Grouping()}
     best = Searched(ours, pool, arguments, deadline).run(seeds)
@@ -178,7 +186,7 @@ def study(name: str, graph: Graph, pool: Pool, arguments: Any, deadline: float) 
     for title, grouping in groupings.items():
         chains[title] = ours.chain(model.strategy(title, grouping, ()), compiled=True)
     chains["search"] = ours.chain(model.strategy("search", best, ()), compiled=True)
-    chains["phases"] = ours.chain(halves, compiled=True)
+    chains["phases"] = of_phases.chain(halves, compiled=True)
     chains["Inductor, phases"] = plain.chain(apart, compiled=True)
     chains["Inductor"] = plain.whole_chain()
     print(f"  compiled in {time.monotonic() - start:.0f} s", flush=True)

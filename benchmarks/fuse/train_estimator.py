@@ -11,7 +11,7 @@ Groups are split by model: all sizes and element types of the model that is held
     by stages           `fuse/kernel_cost.py`, times its best factor
     by parts            `fuse/compiled_cost.py`, times its best factor
     boosted trees       scikit-learn's, where it is installed: the group's features, sums and maxima over its nodes; they predict what the network predicts
-    trees and network   the mean of their logarithms: what ships
+    trees and network   the mean of their logarithms: what ships. Its deviation is the network's, the trees' of the errors that trees make on unseen models, and the disagreement of both
 
 `--operators FILE` has the times of lone operators (`label_groups.py --operators`): a model's operators are then known before its groups are, as they are after `sennit profile`, and as the paper has it. What is trained sees
 every group twice, with its operators measured and without; the errors are shown for both.
@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 import numpy as np
 import torch
+from estimator_report import KNOWN, line, show_by_parts, show_by_size, show_surest, size_class
 from workloads import root_of
 
 from sennit.cluster import Device, load
@@ -51,7 +52,7 @@ from sennit.fuse.signature import signature
 from sennit.ir.graph import Graph
 from sennit.ir.strategy_check import Kernel
 
-KNOWN = {False: "no operator of it measured", True: "its operators measured one by one"}
+LEAST_ERROR = 0.003  # what two labels differ by anyway
 
 
 @dataclass(frozen=True)
@@ -127,25 +128,6 @@ def read(paths: list[Path], operators: Path | None, cluster: str, limit: int | N
     models, groups = sorted({row.model for row in rows}), sum(not row.known for row in rows)
     print(f"{groups} groups of {', '.join(models)}; {len(wanted) - groups} unsteady ones left out", flush=True)
     return rows
-
-
-SIZES = ("below 3 us", "3 to 10 us", "above 10 us")
-
-
-def size_class(seconds: float) -> str:
-    return SIZES[(seconds >= 3e-6) + (seconds >= 1e-5)]
-
-
-def show_by_size(lines: list[dict[str, Any]], name: str) -> None:
-    """Errors of one estimator by how long groups take, and their share of all seconds; and of groups that are more than one operator, which none of the measurements is of."""
-    for known in sorted({item["known"] for item in lines}):
-        mine = [item for item in lines if item["known"] is known]
-        classes = {size: [item for item in mine if size_class(item["seconds"]) == size] for size in SIZES}
-        classes["several operators"] = [item for item in mine if item["several"]]
-        for size, those in classes.items():
-            share = sum(item["seconds"] for item in those) / sum(item["seconds"] for item in mine)
-            print(f" {name}, {KNOWN[known]}, {size}, {len(those)} groups, {100 * share:.1f} % of the time")
-            print(line("", np.array([abs(item[name] / item["seconds"] - 1) for item in those])), flush=True)
 
 
 def noise(first: Path, again: Path) -> None:
@@ -227,19 +209,19 @@ def predict(networks: list[GraphNetwork], rows: list[Row], device: str) -> tuple
 # ---- the comparison --------------------------------------------------------------------------------------------------------
 
 
-def trees(seen: list[Row]) -> BoostedTrees:
-    """Trained by scikit-learn, as arrays."""
+def trees(seen: list[Row], wanted: Any = None, loss: str = "absolute_error", count: int = 300) -> BoostedTrees:
+    """Trained by scikit-learn, as arrays; for what is `wanted`, the targets by default."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     model = HistGradientBoostingRegressor(
-        max_iter=300,
-        learning_rate=0.08,
-        loss="absolute_error",
+        max_iter=count,
+        learning_rate=0.08 if count > 200 else 0.12,
+        loss=loss,
         random_state=0,
         max_features=0.3,
         min_samples_leaf=10,
         l2_regularization=1.0,
-    ).fit(flat([row.group for row in seen]), np.array([row.target for row in seen]))
+    ).fit(flat([row.group for row in seen]), np.array([row.target for row in seen]) if wanted is None else wanted)
     found = [stage[0].nodes for stage in model._predictors]
     roots = np.cumsum([0, *(len(nodes) for nodes in found[:-1])])
     nodes = np.concatenate(found)
@@ -260,7 +242,22 @@ def forests(seen: list[Row]) -> Forests:
     """Trees for groups whose operators were measured, and for the others."""
     measured = [row for row in seen if row.group.measured]
     guessed = [row for row in seen if not row.group.measured]
-    return Forests(trees(measured or guessed), trees(guessed or measured))
+    both = (measured or guessed, guessed or measured)
+    return Forests(*map(trees, both), *map(spread_trees, both))
+
+
+def spread_trees(seen: list[Row], parts: int = 3) -> BoostedTrees:
+    """Of the errors that trees make on models that they have not seen: each third of the models by trees of the others."""
+    models = sorted({row.model for row in seen})
+    errors = np.zeros(len(seen))
+    for part in range(parts):
+        out = set(models[part::parts])
+        held = [place for place, row in enumerate(seen) if row.model in out]
+        rest = [row for row in seen if row.model not in out]
+        if held and rest:
+            found = trees(rest, count=120).predict(flat([seen[place].group for place in held]))
+            errors[held] = np.abs(found - np.array([seen[place].target for place in held]))
+    return trees(seen, np.log(errors + LEAST_ERROR), "squared_error", 120)
 
 
 @dataclass(frozen=True)
@@ -303,32 +300,30 @@ def compare(job: tuple[list[Row], Fold, Any, str]) -> dict[str, Any]:
         "by stages": with_factor(lambda group: group.staged),
         "by parts": with_factor(lambda group: group.compiled),
     }
+    doubt = np.zeros(len(held))
     if importlib.util.find_spec("sklearn") is not None:
-        predicted["boosted trees"] = forests(seen).predict([row.group for row in held])
+        forest, groups = forests(seen), [row.group for row in held]
+        predicted["boosted trees"], doubt = forest.predict(groups), forest.spread(groups)
     spread = np.zeros(len(held))
     if arguments.networks:
         networks = [train(seen, seed, arguments.epochs, device) for seed in range(arguments.networks)]
         predicted["graph network"], spread = predict(networks, held, device)
+    deviation = spread
     if "boosted trees" in predicted and "graph network" in predicted:
+        apart = predicted["graph network"] - predicted["boosted trees"]
+        deviation = np.sqrt(spread * doubt + (0.5 * apart) ** 2)  # as `LearnedCost` has it
         predicted["trees and network"] = 0.5 * (predicted["boosted trees"] + predicted["graph network"])
     errors: dict[bool, dict[str, Any]] = {}
     for known in sorted({row.known for row in held}):
         mine = np.array([row.known is known for row in held])
         errors[known] = {name: np.abs(np.exp(values - wanted) - 1)[mine] for name, values in predicted.items()}
-        if arguments.networks:
-            sure = spread[mine] <= np.quantile(spread[mine], 0.8)
-            errors[known]["its surest 80 %"] = errors[known]["graph network"][sure]
     lines = [
         {"model": row.model, "known": row.known, "several": row.several, "seconds": row.seconds, "group": row.text}
         | {name: float(row.group.compiled * math.exp(values[n])) for name, values in predicted.items()}
+        | {"deviation": float(deviation[n]), "doubt": float(doubt[n]), "spread": float(spread[n])}
         for n, row in enumerate(held)
     ]
     return {"name": fold.name, "errors": errors, "seconds": time.perf_counter() - start, "lines": lines}
-
-
-def line(name: str, error: Any) -> str:
-    within = 100 * float((error <= 0.14).mean())
-    return f"  {name:16s} median {100 * np.median(error):6.1f} %   p90 {100 * np.quantile(error, 0.9):6.1f} %   within 14 %: {within:5.1f} %"
 
 
 def comparisons(rows: list[Row], arguments: Any, device: str) -> None:
@@ -361,7 +356,11 @@ def comparisons(rows: list[Row], arguments: Any, device: str) -> None:
     for name in ("trees and network", "boosted trees"):
         if lines and name in lines[0]:
             show_by_size(lines, name)
+            show_by_parts(lines, name)
+            show_by_parts(lines, "by parts")
             break
+    if lines and "trees and network" in lines[0]:
+        show_surest(lines)
     if arguments.split == "models":
         print("  the target is a median of 4 % and a p90 of 8 % on models that were not seen")
     else:

@@ -62,6 +62,8 @@ class Fuse:
     """Measure the kernels whose estimate is unsure on this machine, which must be one of the cluster's; into the profile too, if one is named."""
     measured_channel: bool = False
     """Take the all-reduce that the profile has for so many ranks, in place of the cluster's network."""
+    fused_attention: bool = True
+    """Take attention as one kernel that stores no scores, as `DataParallel` runs it; --no-fused-attention has the mathematical form that was captured."""
     strategy: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FILE")] = ()
     """A saved strategy to time beside the others and to start from; may be given several times."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
@@ -190,7 +192,8 @@ def _subject(command: Fuse, say: Progress) -> tuple[Graph, Cluster, int]:
     say(f"making {command.model}")
     model, sample = load_model(command.model, memory=False)
     say(f"capturing {command.model}")
-    return data_parallel_graph(capture(model, sample.args, dict(sample.kwargs)), cluster.device), cluster, count
+    captured = capture(model, sample.args, dict(sample.kwargs))
+    return data_parallel_graph(captured, cluster.device, fused_attention=command.fused_attention), cluster, count
 
 
 def _step_model(command: Fuse, graph: Graph, cluster: Cluster, count: int) -> tuple[StepModel, Chosen]:

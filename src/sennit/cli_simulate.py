@@ -50,6 +50,8 @@ class Simulate:
     """Count the step and the state of an optimizer: sgd, momentum, adam, adamw; -master keeps a copy in f32."""
     iterations: Annotated[int, tyro.conf.arg(metavar="N")] = 1
     """Play so many steps in a row, and say how long a further one takes."""
+    as_written: bool = False
+    """Each collective by itself. Otherwise as ranks send them: sums of gradients in buckets, parameters in pieces a run ahead."""
     fused_attention: bool = False
     """Take attention that was captured in its mathematical form as one kernel that stores no scores, as eager torch on a GPU."""
     reserved: bool = False
@@ -156,6 +158,10 @@ def _check_and_time(command: Simulate, program: Program, say: Progress) -> tuple
     check_program(program)
     cluster = load(command.cluster)
     operators = _timed_here(command, program, cluster, say) if command.profile_here else None
+    if not command.as_written:
+        from sennit.kernels import in_buckets
+
+        program = in_buckets(program)
     say(f"simulating {len(program.devices)} devices on {command.cluster}")
     result = simulate_fully(
         program,

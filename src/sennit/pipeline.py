@@ -20,6 +20,7 @@ from sennit.ir.graph import Graph
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Program
 from sennit.ir.timeline import Timeline
+from sennit.kernels import in_buckets
 from sennit.plan import Decisions, Plan, lower, propagate
 from sennit.plan.verify import verify
 from sennit.sim import simulate
@@ -64,5 +65,5 @@ def compile_graph(
     program = lower(decisions)
     # the plan's own graph: rewrites and recomputation change operators
     verify(program, plan.graph, certifier=certifier)
-    timeline = simulate(program, cluster)
+    timeline = simulate(in_buckets(program), cluster)  # as ranks send it
     return Compilation(graph, plan, decisions, program, timeline)

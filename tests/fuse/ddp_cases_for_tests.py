@@ -1,4 +1,4 @@
-"""Training loops that are run under DDP and under `DataParallel` on gloo ranks, and whether both end in the same bits. An importable module, since ranks are processes."""
+"""Training loops that are run under DDP and under `DataParallel` on the ranks at hand, and whether both end in the same bits. An importable module, since ranks are processes."""
 
 from __future__ import annotations
 
@@ -103,13 +103,18 @@ def rows_of(images: Tensor) -> Tensor:
 
 
 def batches(rank: int, count: int = 3) -> list[tuple[Tensor, Tensor]]:
-    made = torch.Generator().manual_seed(7 + rank)
-    return [(torch.randn(4, 2, 6, 6, generator=made), torch.randint(3, (4,), generator=made)) for _ in range(count)]
+    made, device = torch.Generator().manual_seed(7 + rank), here()
+    drawn = [(torch.randn(4, 2, 6, 6, generator=made), torch.randint(3, (4,), generator=made)) for _ in range(count)]
+    return [(images.to(device), labels.to(device)) for images, labels in drawn]
+
+
+def here() -> torch.device:
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
 
 def build(kind: type[nn.Module]) -> nn.Module:
     torch.manual_seed(0)
-    return kind()
+    return kind().to(here())
 
 
 def spread(paths: list[str], wait: WaitAt, reduce: Reduce = Reduce.ALL_REDUCE) -> Strategy:
@@ -200,7 +205,7 @@ def clipped(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> list[Sta
 
 def scaled(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> list[State]:
     """A loss scaler: one step is left out, because its gradients overflow."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaler = torch.amp.GradScaler(here().type, init_scale=2.0**10)
     for number, (images, labels) in enumerate(batches(rank, 4)):
         loss = model(images * (1e38 if number == 1 else 1.0), labels)
         scaler.scale(loss).backward()
@@ -263,19 +268,24 @@ def same(first: list[State], second: list[State]) -> list[str]:
 
 
 def as_ddp(rank: int, backend: str | None = None) -> dict[str, list[str]]:
-    """By loop and kind of wait, what is not DDP's to the last bit."""
+    """By loop and kind of wait, what is not DDP's to the last bit. Without cuDNN: eager torch has it compute batch norm, which a graph calls torch's own kernel for."""
     torch.set_num_threads(1)
+    with torch.backends.cudnn.flags(enabled=False):
+        return _as_ddp(rank, backend)
+
+
+def _as_ddp(rank: int, backend: str | None) -> dict[str, list[str]]:
     group = dist.new_group(backend=backend) if backend else None
     found: dict[str, list[str]] = {}
     for name, (kind, loop) in LOOPS.items():
         theirs = build(kind)
-        theirs.register_buffer("untouched", torch.ones(2))
+        theirs.register_buffer("untouched", torch.ones(2, device=here()))
         ddp = DistributedDataParallel(theirs)
         torch.manual_seed(100 + rank)
         expected = loop(ddp, adam(theirs), rank)
         for strategy in strategies(kind):
             ours = build(kind)
-            ours.register_buffer("untouched", torch.ones(2))
+            ours.register_buffer("untouched", torch.ones(2, device=here()))
             optimizer = adam(ours)
             wrapped = DataParallel(ours, optimizer, sample=batches(rank)[0], strategy=strategy, group=group)
             torch.manual_seed(100 + rank)
@@ -337,6 +347,29 @@ def tables(rank: int, backend: str | None = None) -> dict[str, list[str]]:
     wrapped = DataParallel(ours, optimizer, sample=batches(rank)[0], group=group, tuning=Tuning(turns=1, steps=1))
     found["tuned"] = same(expected, loop(wrapped, optimizer, rank))
     return found
+
+
+def narrow(rank: int) -> list[str]:
+    """What is not DDP's to the last bit of a model in bfloat16, by a strategy that is measured for."""
+    torch.set_num_threads(1)
+    states = []
+    for wrap in (lambda model, _: DistributedDataParallel(model), tuned):
+        model = build(Dropped).to(torch.bfloat16)
+        optimizer = adam(model)
+        wrapped = wrap(model, optimizer)
+        torch.manual_seed(100 + rank)
+        for images, labels in batches(rank):
+            wrapped(images.to(torch.bfloat16), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        states.append([snapshot(wrapped)])
+    return same(*states)
+
+
+def tuned(model: nn.Module, optimizer: torch.optim.Optimizer) -> DataParallel:
+    images, labels = batches(0)[0]
+    tuning = Tuning(turns=1, steps=1, sizes=(1 << 20,))
+    return DataParallel(model, optimizer, sample=(images.to(torch.bfloat16), labels), tuning=tuning)
 
 
 def marked(rank: int) -> list[tuple[list[tuple[int, int]], int, set[int]]]:

@@ -1,11 +1,13 @@
-"""Work that gloo ranks run for the tests of `DataParallel`: an importable module, since ranks are processes."""
+"""Work that ranks run for the tests of `DataParallel`: an importable module, since ranks are processes."""
 
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel import DistributedDataParallel
@@ -20,6 +22,7 @@ from sennit.fuse.kernel_cost import Roofline
 from sennit.fuse.model import Channel, Grouping, StepModel
 from sennit.fuse.moves import Limits, fused_greedily, random_move
 from sennit.ir.strategy import Bucket, Part, Reduce, Strategy, WaitAt
+from sennit.kernels.graph_attention import with_fused_attention
 
 CONFIG = GPTConfig(vocabulary=48, context=8, width=16, heads=2, layers=2)
 STEPS = 3
@@ -27,15 +30,22 @@ STEPS = 3
 
 def build() -> GPT:
     torch.manual_seed(0)
-    return GPT(CONFIG)
+    return GPT(CONFIG).to(here())
 
 
 def batches(rank: int, count: int = STEPS) -> list[tuple[Tensor, Tensor]]:
-    return [random_batch(CONFIG, 4, seed=10 * step + rank) for step in range(count)]
+    drawn = [random_batch(CONFIG, 4, seed=10 * step + rank) for step in range(count)]
+    return [(tokens.to(here()), targets.to(here())) for tokens, targets in drawn]
 
 
-def step_model() -> StepModel:
-    graph = gradients_first(capture(build(), random_batch(CONFIG, 4)))
+def here() -> torch.device:
+    """Where the ranks compute; outside of a group, as when strategies are made, the CPU."""
+    return torch.device("cuda" if dist.is_initialized() and dist.get_backend() == "nccl" else "cpu")
+
+
+def step_model(*, fused_attention: bool = True) -> StepModel:
+    captured = capture(build(), batches(0)[0])
+    graph = gradients_first(with_fused_attention(captured, here().type) if fused_attention else captured)
     return StepModel(graph, Roofline.of(graph, load("dgx-a100").device), Channel(5e-6, 1e-9))
 
 
@@ -82,18 +92,25 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: list[tuple[T
 
 
 def compare(rank: int, seeds: list[int]) -> dict[int, tuple[bool, float]]:
-    """Whether losses and parameters are DDP's to the last bit, and the largest difference, for random strategies."""
+    """Whether losses and parameters are DDP's to the last bit, and the largest difference, for random strategies. Every third has attention in its mathematical form."""
     torch.set_num_threads(1)
-    model = step_model()
     found: dict[int, tuple[bool, float]] = {}
-    with sdpa_kernel(SDPBackend.MATH):
-        for seed in seeds:
+    for seed in seeds:
+        fused = seed % 3 > 0
+        model = step_model(fused_attention=fused)
+        with nullcontext() if fused else sdpa_kernel(SDPBackend.MATH):
             theirs = build()
             ddp = DistributedDataParallel(theirs)
             expected = train(ddp, optimizer_of(ddp.module, seed), batches(rank))
             ours = build()
             optimizer = optimizer_of(ours, seed)
-            wrapped = DataParallel(ours, optimizer, sample=batches(rank)[0], strategy=random_strategy(model, seed))
+            wrapped = DataParallel(
+                ours,
+                optimizer,
+                sample=batches(rank)[0],
+                strategy=random_strategy(model, seed),
+                fused_attention=fused,
+            )
             losses = train(wrapped, optimizer, batches(rank))
             state, other = wrapped.state_dict(), ddp.state_dict()
             assert set(state) == set(other)
@@ -115,32 +132,31 @@ def clip_and_accumulate(rank: int) -> dict[str, float]:
     torch.set_num_threads(1)
     model, found = step_model(), {}
     data = batches(rank, 4)
-    with sdpa_kernel(SDPBackend.MATH):
-        for what in ("clip", "no_sync"):
-            results = []
-            for ours in (False, True):
-                net = build()
-                optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-                wrapped: Any = (
-                    DataParallel(net, optimizer, sample=data[0], strategy=late(model))
-                    if ours
-                    else DistributedDataParallel(net)
-                )
-                for first, second in (data[:2], data[2:]):
-                    if what == "no_sync":
-                        with wrapped.no_sync():
-                            wrapped(*first).backward()
-                        wrapped(*second).backward()
-                    else:
+    for what in ("clip", "no_sync"):
+        results = []
+        for ours in (False, True):
+            net = build()
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            wrapped: Any = (
+                DataParallel(net, optimizer, sample=data[0], strategy=late(model))
+                if ours
+                else DistributedDataParallel(net)
+            )
+            for first, second in (data[:2], data[2:]):
+                if what == "no_sync":
+                    with wrapped.no_sync():
                         wrapped(*first).backward()
-                        if ours:
-                            wrapped.clip_grad_norm_(0.1)
-                        else:
-                            torch.nn.utils.clip_grad_norm_(wrapped.parameters(), 0.1)
-                    optimizer.step()
-                    optimizer.zero_grad()
-                results.append({key: value.clone() for key, value in wrapped.state_dict().items()})
-            found[what] = max(float((results[0][key] - results[1][key]).abs().max()) for key in results[0])
+                    wrapped(*second).backward()
+                else:
+                    wrapped(*first).backward()
+                    if ours:
+                        wrapped.clip_grad_norm_(0.1)
+                    else:
+                        torch.nn.utils.clip_grad_norm_(wrapped.parameters(), 0.1)
+                optimizer.step()
+                optimizer.zero_grad()
+            results.append({key: value.clone() for key, value in wrapped.state_dict().items()})
+        found[what] = max(float((results[0][key] - results[1][key]).abs().max()) for key in results[0])
     return found
 
 
@@ -173,7 +189,7 @@ def misuse(rank: int) -> list[str]:
             said.append(error.what)
 
     attempt(loss.backward)
-    attempt(lambda: wrapped(*random_batch(CONFIG, 2)))
+    attempt(lambda: wrapped(*(item.to(here()) for item in random_batch(CONFIG, 2))))
     attempt(lambda: optimizer.step(lambda: 0.0))  # type: ignore[arg-type]
     wrapped.flush()
     return said
@@ -182,13 +198,12 @@ def misuse(rank: int) -> list[str]:
 def measured(rank: int) -> tuple[bool, str]:
     """A strategy found by measuring trains as DDP does; its text."""
     torch.set_num_threads(1)
-    with sdpa_kernel(SDPBackend.MATH):
-        theirs, ours = build(), build()
-        ddp = DistributedDataParallel(theirs)
-        train(ddp, optimizer_of(theirs, 0), batches(rank))
-        optimizer = optimizer_of(ours, 0)
-        with DataParallel(ours, optimizer, sample=batches(rank)[0]) as wrapped:
-            train(wrapped, optimizer, batches(rank))
+    theirs, ours = build(), build()
+    ddp = DistributedDataParallel(theirs)
+    train(ddp, optimizer_of(theirs, 0), batches(rank))
+    optimizer = optimizer_of(ours, 0)
+    with DataParallel(ours, optimizer, sample=batches(rank)[0]) as wrapped:
+        train(wrapped, optimizer, batches(rank))
     equal = all(
         torch.equal(a, b) for a, b in zip(theirs.state_dict().values(), ours.state_dict().values(), strict=True)
     )

@@ -109,6 +109,12 @@ def test_what_cannot_be_is_refused(ranks: GlooRanks) -> None:
         assert types.startswith("a bucket mixes element types: hidden.weight is torch.float32, head.weight")
 
 
+def test_a_model_in_bfloat16_ends_in_ddps_bits(ranks: GlooRanks) -> None:
+    from ddp_cases_for_tests import narrow
+
+    assert [different for answer in ranks.call(narrow) for different in answer] == []
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling kernels for a CPU needs g++")
 def test_compiled_groups_train_as_ddp_does_within_rounding(ranks: GlooRanks) -> None:
     from ddp_cases_for_tests import compiled

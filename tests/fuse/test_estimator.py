@@ -130,13 +130,20 @@ def test_trees_count_half_and_their_disagreement_widens_the_deviation(group, sta
     question = (Kernel(group.ops), frozenset(["gelu"]))
     alone = learned.estimate(*question)
     other = stump(0, 1e9, 5.0, 5.0)
-    trees = Forests(other, stump(0, 1e9, 0.35, 7.0))  # every group goes to the left; none was measured
+    doubt = 0.2
+    spread = stump(0, 1e9, math.log(doubt) - 0.25, 7.0)
+    # every group goes to the left; none was measured
+    trees = Forests(other, stump(0, 1e9, 0.35, 7.0), other, spread)
     both = LearnedCost(staged, learned.networks, trees).estimate(*question)
     assert both.seconds == pytest.approx(alone.seconds * math.exp(0.5 * 0.6), rel=1e-5)
-    assert both.deviation == pytest.approx(math.hypot(alone.deviation, 0.3), rel=1e-5)
+    assert both.deviation == pytest.approx(math.sqrt(alone.deviation * doubt + 0.3**2), rel=1e-5)
     path = tmp_path / "weights.pt"
     save_networks(learned.networks, path, trees)
-    assert LearnedCost.load(path, staged).estimate(*question).seconds == pytest.approx(both.seconds, rel=0.02)
+    again = LearnedCost.load(path, staged).estimate(*question)
+    assert (again.seconds, again.deviation) == (
+        pytest.approx(both.seconds, rel=0.02),
+        pytest.approx(both.deviation, rel=0.02),
+    )
 
 
 @settings(derandomize=True, deadline=None, max_examples=20)

@@ -19,10 +19,10 @@ from sennit.ir.mesh import Mesh
 from sennit.ir.program import Compute, Program
 from sennit.ir.program_check import check_program
 from sennit.kernels import fuse_attention
+from sennit.kernels.attention_calls_torch import CudaAttention
 from sennit.plan import data_parallel, lower, pipeline, propagate, tensor_parallel
 from sennit.plan.recompute import recompute
 from sennit.plan.zoo import zero
-from sennit.run.attention import CudaAttention
 from sennit.run.threads import run_in_process
 
 MASKS = ("none", "causal", "keys", "rows", "heads", "band", "by position", "trained", "of three dims")

@@ -12,8 +12,8 @@ from sennit.demo.gpt import GPT, GPTConfig, random_batch
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Compute
 from sennit.kernels import fuse_attention
+from sennit.kernels.attention_calls_torch import CudaAttention
 from sennit.plan import data_parallel, lower, propagate
-from sennit.run.attention import CudaAttention
 from sennit.run.threads import run_in_process
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sennit.capture import capture
+from sennit.cli import main
 from sennit.cluster import load
 from sennit.ir.graph import Graph
 from sennit.ir.mesh import Mesh
@@ -93,6 +96,18 @@ def test_fewer_calls_take_less_latency(graph: Graph) -> None:
     program = program_of(graph, "data parallel")
     cluster = load("laptop:4")
     assert simulate(in_buckets(program), cluster).span < simulate(program, cluster).span
+
+
+def test_the_command_simulates_what_ranks_send(
+    graph: Graph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, cluster = program_of(graph, "data parallel"), load("laptop:4")
+    file = tmp_path / "program.txt"
+    file.write_text(str(program))
+    spans = {"": simulate(in_buckets(program), cluster).span, "--as-written": simulate(program, cluster).span}
+    for option, span in spans.items():
+        assert main(["simulate", str(file), "--cluster", "laptop:4", "--json", *option.split()]) == 0
+        assert json.loads(capsys.readouterr().out)["step_seconds"] == pytest.approx(span)
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)

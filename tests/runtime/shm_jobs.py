@@ -37,7 +37,8 @@ from sennit.ir.dtype import DType
 from sennit.ir.layout import Reduction as LayoutReduction
 from sennit.ir.layout_numpy import Array
 
-SMALL = Capacity(slot=1 << 14, flags=1024, ring=1 << 12, arena=1 << 20)  # so that small arrays have many tiles
+# so that small arrays have many tiles, which go round often
+SMALL = Capacity(slot=1 << 14, wide=0, flags=1024, ring=1 << 12, arena=1 << 20)
 
 BITWISE = (Reduction.BAND, Reduction.BOR, Reduction.BXOR)
 
@@ -204,7 +205,16 @@ def direct(rank: int, size: int, exchange: Exchange, counts: list[int]) -> bool:
     return True
 
 
-def random_calls(rank: int, size: int, exchange: Exchange, seed: int, count: int, direct_from: int | None) -> int:
+def random_calls(
+    rank: int,
+    size: int,
+    exchange: Exchange,
+    seed: int,
+    count: int,
+    direct_from: int | None,
+    ring_from: int | None,
+    compiled: bool,
+) -> int:
     """Any collective after any other, with any sizes, with pauses of some ranks between them: no call may see what another left."""
     choice, pause = np.random.default_rng(seed), np.random.default_rng([seed, rank])
     made = [ring_all_reduce(size), all_pairs_all_reduce(size), ring_all_reduce(size, channels=2)]
@@ -214,8 +224,8 @@ def random_calls(rank: int, size: int, exchange: Exchange, seed: int, count: int
         encode_schedule(compile_algorithm(made[1])),
         encode_schedule(compile_algorithm(made[2])),
     ]
-    with ShmGroup.create(rank, size, exchange, timeout=60, capacity=SMALL) as group:
-        group.direct_from = direct_from
+    with ShmGroup.create(rank, size, exchange, timeout=60, capacity=SMALL, compiled=compiled) as group:
+        group.direct_from, group.ring_from = direct_from, ring_from
         for number in range(count):
             n, kind = int(choice.choice([1, 30, 700, 5000])), int(choice.integers(0, 4))
             if pause.random() < 0.1:

@@ -41,9 +41,16 @@ def test_messages_and_sizes_that_differ(ranks: Ranks, size: int, compiled: bool)
 
 
 @compiled_core
-@pytest.mark.parametrize(("size", "direct_from"), [(3, None), (5, None), (4, 1000)])
-def test_calls_in_any_order(ranks: Ranks, size: int, direct_from: int | None) -> None:
-    assert good(ranks.run(size, shm_jobs.random_calls, 1, 60, direct_from)) == [60] * size
+@pytest.mark.parametrize(
+    ("size", "direct_from", "ring_from"),
+    [(3, None, None), (5, None, None), (4, 1000, None), (4, None, 0), (3, 1000, 4096), (5, None, 1)],
+)
+def test_calls_in_any_order(ranks: Ranks, size: int, direct_from: int | None, ring_from: int | None) -> None:
+    assert good(ranks.run(size, shm_jobs.random_calls, 1, 60, direct_from, ring_from, True)) == [60] * size
+
+
+def test_calls_in_any_order_in_python(ranks: Ranks) -> None:
+    assert good(ranks.run(3, shm_jobs.random_calls, 2, 25, None, 1000, False)) == [25] * 3
 
 
 @compiled_core

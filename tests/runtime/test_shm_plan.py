@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sennit.collective.compile_one_sided import compile_one_sided
 from sennit.collective.library import (
@@ -19,11 +22,14 @@ from sennit.collective.library import (
     ring_reduce_scatter,
     tree_broadcast,
 )
-from sennit.collective.runtime.code import INPUT, Code, Op
+from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Op
 from sennit.collective.runtime.encode import encode
 from sennit.collective.runtime.encode_pull import encode_pull
+from sennit.collective.runtime.shm_abi import LINE, SLOTS, CallRecord, GroupRecord, Ringed
 from sennit.collective.runtime.shm_algorithms import build
+from sennit.collective.runtime.shm_machine_numpy import _Visit
 from sennit.collective.runtime.shm_plan import LoadedCode, make_plan
+from sennit.collective.runtime.shm_segment import Capacity, Layout
 from sennit.ir.collective import Algorithm
 from sennit.ir.dtype import DType
 
@@ -109,3 +115,66 @@ def test_a_direct_call_with_scratch_has_tiles_of_that_alone() -> None:
     plan = make_plan(loaded("broadcast slices", 4, 0, root=1), 8 * MIB, DType.U8, None, 64 * KIB, direct=True)
     assert (plan.staged, plan.one_array) == (0, True)
     assert 3 * 64 * KIB < plan.record.tile <= 4 * 64 * KIB  # a slot has a slice, and nothing of the input
+
+
+def test_what_many_read_lies_in_the_ring() -> None:
+    ringed = {
+        name: loaded(name, 8, 0, root).ringed(256 * KIB, 1)[0]
+        for name, root in (
+            ("all_gather", None),
+            ("all_reduce slices", None),
+            ("reduce_scatter", None),
+            ("all_to_all", None),
+            ("reduce slices", 0),
+        )
+    }
+    assert ringed == {
+        "all_gather": Ringed.INPUT,
+        "all_reduce slices": Ringed.SCRATCH,  # sums are read by all, inputs by one each
+        "reduce_scatter": Ringed.NOTHING,
+        "all_to_all": Ringed.NOTHING,
+        "reduce slices": Ringed.NOTHING,
+    }
+    assert loaded("all_gather", 3, 0).ringed(256 * KIB, 1) == (Ringed.NOTHING, 0)  # few read it
+    assert loaded("all_gather", 8, 0).ringed(4 * KIB, 1) == (Ringed.NOTHING, 0)  # stays in the caches
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(
+    st.sampled_from(LIBRARY), st.integers(0, 300_000), st.sampled_from([DType.U8, DType.F16, DType.F64]), st.booleans()
+)
+def test_a_place_in_the_ring_is_as_long_as_what_lies_there(
+    make: Callable[[], Algorithm], elements: int, dtype: DType, pulls: bool
+) -> None:
+    code = encode_pull(make()) if pulls else encode(compile_one_sided(make()))
+    slot = 64 * KIB
+    for rank in range(code.ranks):
+        call = make_plan(LoadedCode.load(code, rank, 0), elements, dtype, None, slot, ring_from=0).record
+        length, grain = call.tile * call.itemsize, call.chunks * call.alignment
+        stride = max(1, -(-call.tile // grain)) * call.alignment
+        needed = sum(code.scratch) * stride * call.itemsize
+        if call.ringed != Ringed.SCRATCH:
+            staged = [call.parts[buffer] * length for buffer in (INPUT, OUTPUT) if call.touched[buffer]]
+            needed = sum(-(-size // LINE) * LINE for size in ([max(staged, default=0)] if call.alias >= 0 else staged))
+        assert needed <= call.place <= slot or not call.ringed
+
+
+places = st.lists(st.integers(1, 1000).map(lambda lines: LINE * lines), min_size=1, max_size=60)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(places)
+def test_a_place_of_the_ring_is_none_of_a_tile_under_way(sizes: list[int]) -> None:
+    """A tile is under way, for some rank, until the one that comes SLOTS after it is entered."""
+    slot = 1000 * LINE
+    layout = Layout(1, Capacity(slot=slot, wide=0))
+    group, call = GroupRecord(), CallRecord()
+    group.slot_bytes, group.staging_step, group.staging_at = slot, layout.staging_step, SLOTS * slot
+    visit = _Visit(group, call, threading.Lock())
+    taken: list[tuple[int, int]] = []
+    for size in sizes:
+        call.place = size
+        first = visit.next_place()
+        assert SLOTS * slot <= first <= first + size <= layout.staging_step
+        assert all(first >= last or first + size <= start for start, last in taken[-(SLOTS - 1) :])
+        taken.append((first, first + size))

@@ -52,15 +52,25 @@ class BoostedTrees:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forests:
-    """Trees for groups most of whose operators were measured, and for all others."""
+    """Trees for groups most of whose operators were measured, and for all others; of each kind, those of the time and those of its error (the logarithm of its absolute value)."""
 
     measured: BoostedTrees
     guessed: BoostedTrees
+    measured_spread: BoostedTrees
+    guessed_spread: BoostedTrees
 
     def predict(self, groups: Sequence[GroupFeatures]) -> NDArray[np.float64]:
+        return self._of(groups, self.measured, self.guessed)
+
+    def spread(self, groups: Sequence[GroupFeatures]) -> NDArray[np.float64]:
+        """How far off the prediction may be: what trees learned of the errors of others on models that those had not seen."""
+        return np.exp(self._of(groups, self.measured_spread, self.guessed_spread))
+
+    @staticmethod
+    def _of(groups: Sequence[GroupFeatures], measured: BoostedTrees, guessed: BoostedTrees) -> NDArray[np.float64]:
         rows, is_measured = flat(groups), np.array([group.measured for group in groups], dtype=bool)
         found = np.zeros(len(rows))
-        for trees, mine in ((self.measured, is_measured), (self.guessed, ~is_measured)):
+        for trees, mine in ((measured, is_measured), (guessed, ~is_measured)):
             if mine.any():
                 found[mine] = trees.predict(rows[mine])
         return found

@@ -15,20 +15,32 @@ same space that read the same value and do not wait for each other are joined to
 A reduction to few results would leave most of the device idle, so Inductor splits it: two launches, with partial results between, and what is pointwise over the whole space behind it is a part of its own. Its rule: no split with
 as many results as programs that fill the device (twice its processors for rows, 64 times for columns), nor of a short reduction (8192 elements for rows, 128 for columns).
 
-**How values lie.** Inductor has a convolution read its values with the channels last. What a pointwise part writes for it is then written in another order than it is read, an element at a time (`Part.reordered`). A reduction over rows is one pass over rows that a
-program keeps only where each value that it reads is one run of memory (`Part.contiguous`): a mask that is broadcast in the middle, or a transposed value, makes it a loop that reads its rows twice.
+**How values lie.** Inductor has a convolution read its values with the channels last. What a pointwise part writes for it is then written in another order than it is read, an element at a time (`Part.reordered`). A reduction over rows of up to 1024 elements is one pass
+over rows that a program keeps (`Part.kept`), longer ones a loop that reads its rows again. With 8448 rows or more (64 times the processors) Inductor looks closer, and keeps rows of more than 64 elements only where what the reductions read is one run of memory: not a mask that is broadcast
+in the middle, not a transposed value; nor where the reductions' own results have gaps, which it leaves after long strides that are out of step with lines of the cache. Of 682 groups of one reduction over rows, the kernel that it wrote is the foretold one in all but four.
+
+What two operators compute alike is computed once (`computed_once.py`).
 
 The backward pass of layer norm also reduces over columns for its weights, and a batch norm whose reduction is split goes over its elements once more: `_beside` adds those parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import prod
 
-from sennit.fuse.operator_class import Class, classify, is_elementwise, moves_nothing, picks, stem
+from sennit.fuse.computed_once import computed_once
+from sennit.fuse.operator_class import (
+    Class,
+    classify,
+    is_elementwise,
+    moves_nothing,
+    picks,
+    stem,
+)
+from sennit.fuse.part_effort import Effort, effort_of, looked_at
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Op
 from sennit.ir.strategy_check import Kernel
@@ -36,6 +48,7 @@ from sennit.ir.strategy_check import Kernel
 __all__ = ["Part", "Sort", "parts_of"]
 
 _PROCESSORS = 132
+_SHORT, _LONG = 64, 1024  # elements of a row that a program always keeps, and keeps at most
 _SPLIT = {"row": (2 * _PROCESSORS, 8192), "column": (64 * _PROCESSORS, 128)}  # results below, elements above
 
 
@@ -49,7 +62,7 @@ class Sort(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`size` elements in its space, `outer` results of a reduction; `ops` by name, and `stored` those of them whose results it writes to memory; `reordered` elements are written with their channels last."""
+    """`size` elements in its space, `outer` results of a reduction; `ops` by name, and `stored` those of them whose results it writes to memory; `reordered` elements are written with their channels last; `contiguous` says that each value it reads is one run of memory, `kept` that programs keep their rows, and `effort` what there is to compute and to wait for."""
 
     sort: Sort
     size: int
@@ -61,6 +74,8 @@ class Part:
     stored: frozenset[str]
     reordered: int = 0
     contiguous: bool = True
+    kept: bool = True
+    effort: Effort = field(default_factory=Effort)
 
 
 _ROWS = ("softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "native_layer_norm")
@@ -88,27 +103,38 @@ def _is_split(sort: Sort, size: int, outer: int) -> bool:
     return outer < results and size > elements * outer
 
 
+def _with_twins(part: Part, same: Mapping[str, str]) -> Part:
+    """The part with the operators that compute once more what one of it does."""
+    twins = {twin: one for twin, one in same.items() if one in part.ops}
+    stored = part.stored.union(twin for twin, one in twins.items() if one in part.stored)
+    return replace(part, ops=part.ops.union(twins), stored=stored) if twins else part
+
+
 def parts_of(kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> tuple[Part, ...]:
     """The launches of a compiled group, in the order of their last operators."""
-    group = _Group(kernel, written, types)
-    for op in kernel.body:
+    body, same = computed_once(kernel.body)
+    group = _Group(body, frozenset(same.get(name, name) for name in written), types)
+    for op in body:
         if not moves_nothing(op):
             group.add(op)
     group.join_siblings()
-    found = [group.closed(part) for part in group.parts]
-    fused = {name for op in kernel.body if is_elementwise(op, types) for name in op.reads}
-    return (*found, *(part for op in kernel.body for part in _beside(op, types, fused)))
+    group.join_readers()
+    found = [_with_twins(group.closed(part), same) for part in group.parts]
+    fused = {name for op in body if is_elementwise(op, types) for name in op.reads}
+    return (*found, *(part for op in body for part in _beside(op, types, fused)))
 
 
 class _Group:
-    def __init__(self, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> None:
+    def __init__(self, body: Sequence[Op], written: frozenset[str], types: Mapping[str, TensorType]) -> None:
         self.types = types
         self.base: dict[str, str] = {}  # of what views show
         self.readers: dict[str, list[str]] = {}  # of a value, directly or through views, the operators
-        self.turned: set[str] = set()  # views whose elements lie in another order
+        self.turned: dict[
+            str, tuple[int, ...] | None
+        ] = {}  # views whose elements lie in another order: which, where it is known
         self.narrow: dict[str, tuple[int, ...]] = {}  # of views that repeat elements, the shape before
         self.convolved: dict[str, int] = {}  # what convolutions read, with the copies that lay out it and weights anew
-        for op in kernel.body:
+        for op in body:
             if moves_nothing(op) and op.reads:
                 self._look_through(op)
                 continue
@@ -125,11 +151,23 @@ class _Group:
         source, names = op.reads[0], [value.name for value in op.results]
         shown = self.base.get(source, source)
         self.base.update((name, shown) for name in names)
-        if source in self.turned or stem(op.kind) in ("permute", "transpose", "t"):
-            self.turned.update(names)
+        if stem(op.kind) in ("permute", "transpose", "t"):
+            order = self._order(op)
+            if order is None or order != tuple(range(len(order))):
+                self.turned.update((name, order) for name in names)
+        elif source in self.turned:
+            self.turned.update((name, None) for name in names)
         if stem(op.kind) == "expand" or source in self.narrow:
             shape = self.narrow.get(source, self.types[source].shape)
             self.narrow.update((name, shape) for name in names)
+
+    def _order(self, op: Op) -> tuple[int, ...] | None:
+        """The dims of a permuted view as dims of what it shows; None where that is not known."""
+        source, dims = op.reads[0], op.args[1] if len(op.args) > 1 else None
+        before = self.turned.get(source, tuple(range(len(self.types[source].shape))))
+        if before is None or stem(op.kind) != "permute" or not isinstance(dims, tuple):
+            return None
+        return tuple(before[int(dim)] for dim in dims)  # type: ignore[arg-type]
 
     # ---- growing ---------------------------------------------------------------------------------------------------------
 
@@ -151,6 +189,18 @@ class _Group:
                     if self._is_before(other, part) or self._is_before(part, other):
                         continue
                     self._merge(other, part)
+                    break
+
+    def join_readers(self) -> None:
+        """What is pointwise, and only for one other part now that all are there."""
+        for part in list(self.parts):
+            if part.sort is not Sort.POINT:
+                continue
+            for other in self.parts:
+                free = other is not part and other.sort not in (Sort.LIBRARY, Sort.SCATTER)
+                if free and part in self._before(other) and self._is_only_for(part, other):
+                    if not self._is_between(part, other):
+                        self._merge(part, other)
                     break
 
     def _fits(self, first: _Open, second: _Open) -> bool:
@@ -211,28 +261,40 @@ class _Group:
     # ---- traffic ---------------------------------------------------------------------------------------------------------
 
     def _reads(self, part: _Open) -> dict[str, int]:
-        """Of each value from outside the part, how many bytes are looked at."""
-        found: dict[str, int] = {}
-        for op in part.ops:
-            made = sum(value.type.bytes for value in op.results)
-            for name in op.reads:
-                base = self.base.get(name, name)
-                if self.home.get(base) is part:
-                    continue
-                size = min(self.types[name].bytes, self.types[base].bytes)
-                found[base] = max(found.get(base, 0), min(size, made) if picks(op) else size)
-        return found
+        """Of each value from outside the part, how many bytes are looked at, through all of its views together."""
+        inside = {name for name, home in self.home.items() if home is part}
+        return looked_at(part.ops, inside, self.base, self.types)
 
     def _is_contiguous(self, part: _Open) -> bool:
-        for op in part.ops:
-            made, first = op.results[0].type, self.types[op.reads[0]] if op.reads else op.results[0].type
-            space = made.shape if made.elements >= first.elements else first.shape
-            for name in op.reads:
-                if self.home.get(self.base.get(name, name)) is part or picks(op):
-                    continue
-                if name in self.turned or not _is_one_run(self.narrow.get(name, self.types[name].shape), space):
-                    return False
+        return all(self._reads_runs(op, part) for op in part.ops)
+
+    def _reads_runs(self, op: Op, part: _Open) -> bool:
+        """Whether what an operator reads from outside its part is one run of memory, each."""
+        made, first = op.results[0].type, self.types[op.reads[0]] if op.reads else op.results[0].type
+        space = made.shape if made.elements >= first.elements else first.shape
+        for name in op.reads:
+            if self.home.get(self.base.get(name, name)) is part or picks(op):
+                continue
+            if name in self.turned or not _is_one_run(self.narrow.get(name, self.types[name].shape), space):
+                return False
         return True
+
+    def _is_kept(self, part: _Open, stored: Set[str]) -> bool:
+        """Whether a program keeps whole rows, or loops over them. With many rows Inductor looks at what the reductions read and write, and does the first only where each is one run of memory."""
+        inner = part.size // part.outer
+        if inner <= _SHORT or part.outer < _SPLIT["column"][0]:
+            return inner <= _LONG
+        needed: set[str] = set()
+        for op in reversed(part.ops):
+            reduces = classify(op, self.types) is Class.REDUCTION
+            is_first = reduces and not stem(op.kind).endswith("_backward_data")
+            if is_first and _is_padded(self.types[op.reads[0]].shape[:-1]):
+                return False
+            if reduces or (op.name in needed and op.name not in stored):
+                needed.update(self.base.get(name, name) for name in op.reads)
+                if not self._reads_runs(op, part):
+                    return False
+        return inner <= _LONG
 
     def _elements(self, part: _Open) -> set[str]:
         """What it reads from outside: a value, or where it looks at some of its elements only, that view. Two parts that read other elements have nothing in common."""
@@ -256,6 +318,7 @@ class _Group:
         if part.is_split:
             launches += sum(_sums(op, part.outer) - 1 for op in part.ops if stem(op.kind).endswith("norm_backward"))
         launches += sum(self.convolved.get(value.name, 0) for value in made)
+        kept = part.sort is not Sort.ROW or self._is_kept(part, {name for name, _ in stored})
         return Part(
             part.sort,
             part.size,
@@ -267,7 +330,15 @@ class _Group:
             frozenset(name for name, _ in stored),
             sum(value.type.elements for value in made if value.name in self.convolved),
             self._is_contiguous(part),
+            kept,
+            effort_of(part.ops, part.size, kept, self.base, self.turned, self._reads(part), self.types),
         )
+
+
+def _is_padded(shape: tuple[int, ...]) -> bool:
+    """Whether Inductor leaves gaps in a value of its own, so that no long stride is out of step with lines of the cache."""
+    strides = [prod(shape[place:]) for place in range(1, len(shape))]
+    return any(stride > 1024 and stride % 32 for stride in strides)
 
 
 def _is_one_run(shape: tuple[int, ...], space: tuple[int, ...]) -> bool:

@@ -16,7 +16,7 @@ import torch
 
 from sennit.cluster import Device
 from sennit.cost import OperatorCosts, load_profile
-from sennit.fuse.draws_torch import with_torch_draws
+from sennit.fuse.eager_graph_torch import eager_graph
 from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.kernel_cost import Estimate, KernelCost, Roofline, Staged
 from sennit.fuse.known_cost import KnownCost
@@ -55,10 +55,10 @@ class Chosen:
     fuses: bool = True
 
 
-def data_parallel_graph(graph: Graph, device: Device) -> Graph:
-    """The graph as `DataParallel` runs it, with torch's own random numbers and gradients as early as can be: a strategy for it is one for that."""
-    drawn = with_torch_draws(graph, torch.device("cpu" if device.kind.startswith("CPU") else "cuda"))
-    return gradients_first(drawn)
+def data_parallel_graph(graph: Graph, device: Device, *, fused_attention: bool = True) -> Graph:
+    """The graph as `DataParallel` runs it, with gradients as early as can be: a strategy for it is one for that."""
+    where = torch.device("cpu" if device.kind.startswith("CPU") else "cuda")
+    return gradients_first(eager_graph(graph, where, fused_attention=fused_attention))
 
 
 def choose_cost(

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from sennit.capture.trace import capture_call
 from sennit.errors import RunError
 from sennit.fuse.channel_torch import GradientChannel
-from sennit.fuse.draws_torch import with_torch_draws
+from sennit.fuse.eager_graph_torch import eager_graph
 from sennit.fuse.first_rank_torch import Together, agree, broadcast
 from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.gradients_torch import Gradients
@@ -73,13 +73,15 @@ class DataParallel(nn.Module):
         compile_kernels: bool = False,
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
+        fused_attention: bool = True,
         group: dist.ProcessGroup | None = None,
         network_first: bool = True,
         keep_freed_memory: bool = True,
         tuning: Tuning | None = None,
     ) -> None:
         """`sample` is a batch like those to come: arguments, or keywords by name. Without a strategy, this machine and this group are measured and one is searched
-        for, with waits in the next step unless `across_steps` is false or there is no optimizer; `tuning` says how long to look. `group` must run its collectives in the order in
+        for, with waits in the next step unless `across_steps` is false or there is no optimizer; `tuning` says how long to look. `fused_attention` runs `F.scaled_dot_product_attention` as one kernel, as eager
+        torch does; without it the mathematical form runs, as under `sdpa_kernel(SDPBackend.MATH)`. `group` must run its collectives in the order in
         which they are issued (`serial_group`). `network_first` lets gloo's threads run before those that compute (`network_threads.py`); `keep_freed_memory` keeps a step's memory with the process (`kept_memory.py`)."""
         super().__init__()
         if not dist.is_initialized():
@@ -100,7 +102,7 @@ class DataParallel(nn.Module):
         arguments, keywords = (sample, {}) if isinstance(sample, tuple) else ((), dict(sample))
         captured = capture_call(model, arguments, keywords)
         self.signature, self.constants = captured.signature, dict(captured.constants)
-        drawn = with_torch_draws(captured.graph, self.device)
+        drawn = eager_graph(captured.graph, self.device, fused_attention=fused_attention)
         ranks = self.group.size() if self.device.type == "cpu" else 1  # how many rows there are is known to the host
         # a strategy that was written for tables in one piece keeps them so
         names = () if strategy is None else [part.path for bucket in strategy.buckets for part in bucket.parts]

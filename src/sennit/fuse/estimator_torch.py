@@ -9,7 +9,8 @@ The states are pooled by sum and by maximum, joined with the features of the who
 
     log(seconds / seconds by parts)
 
-trained by the absolute error, and the likelihood of a Laplace distribution for its scale. Several networks, trained from other seeds, give their mean, and boosted trees on the group's features (`boosted_trees.py`) count as much as all of them together: the two err on other groups. Their disagreement adds to the variance: a group unlike
+trained by the absolute error, and the likelihood of a Laplace distribution for its scale. Several networks, trained from other seeds, give their mean, and boosted trees on the group's features (`boosted_trees.py`) count as much as all of them together: the two err on other groups.
+The variance is the product of two scales, the networks' and one that trees learned from errors of others on models which those had not seen, and the square of half the disagreement: a group unlike
 all that was seen gets a wide interval, and the search can have it measured instead.
 """
 
@@ -31,11 +32,13 @@ from sennit.errors import RunError
 from sennit.fuse.boosted_trees import BoostedTrees, Forests
 from sennit.fuse.features import GLOBAL_WIDTH, NODE_WIDTH, GroupFeatures, features_of
 from sennit.fuse.kernel_cost import Estimate, Staged
+from sennit.fuse.operator_class import is_attention
 from sennit.ir.strategy_check import Kernel
 
 __all__ = ["Batch", "GraphNetwork", "LearnedCost", "NetworkConfig", "collate", "save_networks"]
 
 _TOGETHER = 256
+_UNSEEN = 0.3  # deviation of what the training data has nothing like
 _FAR = 4.0  # deviations
 
 
@@ -184,6 +187,10 @@ class LearnedCost:
         groups = [features_of(kernel, written, self.staged) for kernel, written in questions]
         answers = [Estimate(0.0)] * len(groups)
         busy = [place for place, item in enumerate(groups) if item.compiled > 0.0]
+        # attention kernels are a library's, always alone, and no group that was learned from has one
+        for place in [place for place in busy if is_attention(questions[place][0].body[-1])]:
+            answers[place] = Estimate(self.staged.alone(questions[place][0].body[-1]), _UNSEEN)
+            busy.remove(place)
         for start in range(0, len(busy), _TOGETHER):
             places = busy[start : start + _TOGETHER]
             batch = collate([groups[place] for place in places])
@@ -193,8 +200,10 @@ class LearnedCost:
             noise = torch.stack([spread.exp() for _, spread in found]).mean(0) + means.var(0, unbiased=False)
             mean = means.mean(0)
             if self.trees is not None:
-                other = torch.from_numpy(self.trees.predict([groups[place] for place in places])).float()
-                noise = noise + (0.5 * (mean - other)) ** 2
+                mine = [groups[place] for place in places]
+                other = torch.from_numpy(self.trees.predict(mine)).float()
+                doubt = torch.from_numpy(self.trees.spread(mine)).float()
+                noise = noise.sqrt() * doubt + (0.5 * (mean - other)) ** 2
                 mean = 0.5 * (mean + other)
             for place, middle, variance in zip(places, mean.tolist(), noise.tolist(), strict=True):
                 answers[place] = Estimate(groups[place].compiled * math.exp(middle), math.sqrt(variance))
@@ -215,7 +224,7 @@ def save_networks(networks: Sequence[GraphNetwork], path: Path, trees: Forests |
     )
 
 
-_FORESTS = ("measured", "guessed")
+_FORESTS = ("measured", "guessed", "measured_spread", "guessed_spread")
 _TREES = {
     "roots": torch.int32,
     "feature": torch.int16,

@@ -11,9 +11,9 @@ A group becomes a small graph. Each operator is a node, and so is each value tha
     log2 of the next power of two over what it reduces over              what a program over whole rows wastes
     log2 of the elements and the bytes of the part that it is in         what it is compiled with (`compiled_parts.py`)
     flags: its own time was measured; float32, half precision, integer; a view, a view with another innermost dim, a reduction, one over the innermost dim, a product; written for others, broadcast; the sort of its
-    part, whether that part writes its result to memory, and whether it reads something that is not one run of memory
+    part, whether that part writes its result to memory, whether it reads something that is not one run of memory, and whether it loops over its rows
 
-and the group as a whole the logarithms of its time by the roofline, by stages, unfused (`kernel_cost.py`), of the longest operator of each part and by parts (`compiled_cost.py`), of its bytes, counts of operators, inputs, outputs and reductions, and for
+and the group as a whole the logarithms of its time by the roofline, by stages, unfused (`kernel_cost.py`), of the longest operator of each part and by parts (`compiled_cost.py`), of its bytes, counts of operators, inputs, outputs and reductions, what measured operators changed, instructions, waits and what loops read again, and for
 each sort of part its launches, bytes, elements, the longest reduction and the most results. The estimator predicts the logarithm of time over time by parts, so sizes that were never seen change what is predicted little.
 """
 
@@ -118,9 +118,9 @@ KINDS = (
     "slice",
 )
 _SIZES = 16
-_FLAGS = 18
+_FLAGS = 19
 NODE_WIDTH = len(KINDS) + _SIZES + _FLAGS
-GLOBAL_WIDTH = 20 + 5 * len(Sort)
+GLOBAL_WIDTH = 27 + 5 * len(Sort)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +198,13 @@ def _of_parts(split: Split) -> list[float]:
         log2(1 + sum(part.launches for part in split.parts)),
         _size(sum(part.reordered for part in split.parts)),
         _size(sum(part.read + part.written for part in split.parts if not part.contiguous)),
+        log2(split.seconds / split.modelled) if split.modelled > 0 else 0.0,  # views alone take no time
+        _size(sum(part.effort.instructions for part in split.parts)),
+        _size(sum(part.effort.again for part in split.parts)),
+        float(max((part.effort.depth for part in split.parts), default=0)),
+        float(max((part.effort.passes for part in split.parts), default=0)),
+        _size(sum(part.read + part.written for part in split.parts if not part.kept)),
+        _log(sum(part.effort.instructions for part in split.parts) / max(1, moved)),
     ]
     for sort in Sort:
         mine = [part for part in split.parts if part.sort is sort]
@@ -275,6 +282,7 @@ def _operator(
         *(part is not None and part.sort is sort for sort in Sort),
         part is not None and op.name in part.stored,
         part is not None and not part.contiguous,
+        part is not None and not part.kept,
     ]
     name = stem(op.kind)
     shown = "view" if kind is Class.VIEW and name not in KINDS else name

@@ -36,7 +36,7 @@ from sennit.ir.mesh import Mesh
 from sennit.ir.program import Buffer, Compute
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["Estimate", "KernelCost", "Roofline", "Staged", "as_step", "called", "traffic"]
+__all__ = ["Estimate", "KernelCost", "Lone", "Roofline", "Staged", "as_step", "bases", "called", "traffic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,15 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True)
+class Lone:
+    """An operator by itself: the bytes that it moves, the seconds that it should take, and those that it took."""
+
+    moved: int
+    modelled: float
+    took: float
+
+
+@dataclass(frozen=True, slots=True)
 class Staged:
     """Kernels of a graph on a device, by stages, with the device's profile. `measured` are seconds of lone operators, by signature."""
 
@@ -106,7 +115,7 @@ class Staged:
     measured: Mapping[str, float] = field(default_factory=dict)
     known: dict[str, float] = field(default_factory=dict)  # seconds of single operators, by name
     found: dict[tuple[str, ...], float | None] = field(default_factory=dict)  # what was measured, by names
-    ratios: dict[str, tuple[float, float] | None] = field(default_factory=dict)  # for `compiled_cost.py`, by name
+    lones: dict[str, Lone | None] = field(default_factory=dict)  # for `compiled_cost.py`, by name
 
     @classmethod
     def of(cls, graph: Graph, device: Device) -> Staged:
@@ -178,7 +187,7 @@ class Staged:
             return self.alone(stage[0])
         types = self.roofline.types
         made = {value.name for op in stage for value in op.results}
-        seen = _bases(kernel)
+        seen = bases(kernel)
         shown: dict[str, int] = {}  # of each value that is read, directly or through views, how much
         for op in stage:
             for name in op.reads:
@@ -236,7 +245,7 @@ def _ancestors(kernel: Kernel, products: list[Op]) -> set[str]:
     return found
 
 
-def _bases(kernel: Kernel) -> dict[str, str]:
+def bases(kernel: Kernel) -> dict[str, str]:
     """For each view inside the kernel, the value that it shows."""
     found: dict[str, str] = {}
     for op in kernel.body:

@@ -22,11 +22,12 @@ from torch import Tensor, fx
 from sennit.capture.element_types import torch_dtype
 from sennit.errors import CaptureError
 from sennit.fuse.draws_torch import DRAWS
-from sennit.fuse.operator_class import PRODUCTS, moves_nothing, stem
+from sennit.fuse.operator_class import PRODUCTS, is_attention, moves_nothing, stem
 from sennit.fuse.signature import signature
 from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Arg, Op, Ref
 from sennit.ir.strategy_check import Kernel
+from sennit.kernels.attention_calls_torch import CudaAttention, cuda_call
 
 __all__ = [
     "CompiledKernel",
@@ -62,6 +63,8 @@ def target_of(op: Op) -> Callable[..., Any]:
     """What is called with the operator's arguments."""
     if op.kind in DRAWS:
         return DRAWS[op.kind]
+    if (method := cuda_call(op.kind)) is not None:
+        return getattr(CudaAttention(), method)  # type: ignore[no-any-return]
     # a clone before a view may have been made without a copy, so a view may have to copy
     is_reshape = op.kind in ("aten.view.default", "aten._unsafe_view.default")
     target: Callable[..., Any] = operator_of("aten.reshape.default" if is_reshape else op.kind)
@@ -104,7 +107,7 @@ _BOUND = frozenset(
 def direct_of(op: Op) -> Callable[..., Any]:
     """The same operator by torch's own binding where it has one. Its arguments are read in half the time that a call through `torch.ops` takes, 2 us less: a step makes a thousand such calls."""
     target: Any = target_of(op)
-    if op.kind in DRAWS:
+    if op.kind in DRAWS or cuda_call(op.kind) is not None:
         return target  # type: ignore[no-any-return]
     name = str(target._schema.name).removeprefix("aten::")
     found: Callable[..., Any] = getattr(torch, name) if name in _BOUND else target
@@ -209,7 +212,7 @@ def is_worth_compiling(kernel: Kernel, *, lone: bool = False) -> bool:
     """A single library call gains nothing from a compiler; neither do views. With `lone` a single operator that no library has a better kernel for is worth it too, as on a GPU."""
     busy = [op for op in kernel.body if not moves_nothing(op)]
     if len(busy) == 1 and lone:
-        return stem(busy[0].kind) not in PRODUCTS
+        return stem(busy[0].kind) not in PRODUCTS and not is_attention(busy[0])
     return len(busy) > 1
 
 

@@ -32,7 +32,7 @@ Measure = Callable[
 class Remeasure:
     """Which kernels are measured: those whose deviation (of the logarithm of their time) is `least` or more, of the `keep` best strategies."""
 
-    least: float = 0.15
+    least: float = 0.07
     most: int = 64
     rounds: int = 3
     keep: int = 4

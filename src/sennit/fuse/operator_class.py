@@ -18,7 +18,18 @@ from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Op
 from sennit.ir.operators import is_view
 
-__all__ = ["PRODUCTS", "Class", "classify", "is_elementwise", "moves_nothing", "picks", "stem"]
+__all__ = [
+    "PRODUCTS",
+    "Class",
+    "classify",
+    "is_attention",
+    "is_elementwise",
+    "looks_up",
+    "makes_of_nothing",
+    "moves_nothing",
+    "picks",
+    "stem",
+]
 
 
 class Class(Enum):
@@ -96,18 +107,24 @@ def moves_nothing(op: Op) -> bool:
     return is_view(op.kind) or stem(op.kind) in _VIEWS
 
 
+def is_attention(op: Op) -> bool:
+    """Whether it is a library's kernel for all of an attention."""
+    return stem(op.kind).startswith("_scaled_dot_product")
+
+
+def looks_up(op: Op) -> bool:
+    """Whether it takes of its first argument what the others say."""
+    return stem(op.kind) in ("embedding", "gather", "index", "index_select")
+
+
+def makes_of_nothing(op: Op) -> bool:
+    """Whether its arguments only say what shape and type to make."""
+    return stem(op.kind) in ("new_zeros", "new_ones", "full_like", "zeros_like")
+
+
 def picks(op: Op) -> bool:
     """Whether it reads of its arguments only what it makes, or nothing: look-ups, and what is made from numbers."""
-    return stem(op.kind) in (
-        "embedding",
-        "gather",
-        "index",
-        "index_select",
-        "new_zeros",
-        "new_ones",
-        "full_like",
-        "zeros_like",
-    )
+    return looks_up(op) or makes_of_nothing(op)
 
 
 def is_elementwise(op: Op, types: Mapping[str, TensorType]) -> bool:
@@ -119,9 +136,9 @@ def classify(op: Op, types: Mapping[str, TensorType]) -> Class:
     if moves_nothing(op):
         return Class.VIEW
     name = stem(op.kind)
-    if not name or name in _OPAQUE:
+    if not name or name in _OPAQUE or is_attention(op):
         return Class.OTHER
-    if name in PRODUCTS or name.startswith("_scaled_dot_product"):
+    if name in PRODUCTS:
         return Class.PRODUCT
     if name in _REDUCTIONS:
         return Class.REDUCTION

@@ -13,7 +13,7 @@ from torch import nn
 from sennit.capture import capture_call
 from sennit.cost.database import MeasuredChannel, MeasuredKernel, Place
 from sennit.errors import RunError
-from sennit.fuse.draws_torch import with_torch_draws
+from sennit.fuse.eager_graph_torch import eager_graph
 from sennit.fuse.measure_torch import measure_step, place_of
 from sennit.fuse.profile_torch import measure_channel
 
@@ -46,7 +46,7 @@ def measured_here(
         return None
     say("capturing")
     captured = capture_call(model, args, dict(kwargs))
-    graph = with_torch_draws(captured.graph, device)
+    graph = eager_graph(captured.graph, device)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers()), **captured.constants}
     state.update(captured.signature.flatten(args, kwargs))
     place = place_of(device)

@@ -24,10 +24,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from sennit.capture.element_types import torch_dtype
 from sennit.fuse.clock import Sharing
 from sennit.fuse.kernel_cost import Estimate
 from sennit.fuse.kernel_torch import call_of, results_of
 from sennit.fuse.model import Channel
+from sennit.fuse.moments_torch import wall
 from sennit.ir.graph import Graph, Role
 from sennit.ir.strategy_check import Kernel
 
@@ -60,8 +62,10 @@ def measure_operators(graph: Graph, model: nn.Module, sample: Mapping[str, Tenso
     for _ in range(rounds + 1):
         values: dict[str, Tensor] = {}
         for item in graph.inputs:
-            is_tangent = item.role is Role.TANGENT
-            values[item.value.name] = torch.ones((), device=device) if is_tangent else state[item.path].detach()
+            if item.role is Role.TANGENT:
+                values[item.value.name] = torch.ones((), dtype=torch_dtype(item.value.type.dtype), device=device)
+            else:
+                values[item.value.name] = state[item.path].detach()
         for place, op in enumerate(graph.ops):
             target, args, kwargs = call_of(op, values, device)
             start = now(device)
@@ -76,10 +80,8 @@ def measure_operators(graph: Graph, model: nn.Module, sample: Mapping[str, Tenso
 
 def now(device: torch.device) -> float:
     """A clock of what this process computes on the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        return time.perf_counter()
-    return time.thread_time()  # what else runs on the machine does not count
+    # on a CPU, what else runs on the machine does not count
+    return wall(device) if device.type == "cuda" else time.thread_time()
 
 
 def measure_channel(
@@ -139,9 +141,9 @@ def _alone(group: dist.ProcessGroup, size: int, rounds: int, device: torch.devic
     spent: list[float] = []
     for _ in range(rounds + 1):
         dist.barrier(group)
-        start = time.perf_counter()
+        start = wall(buffer.device)
         dist.all_reduce(buffer, group=group)
-        spent.append(time.perf_counter() - start)
+        spent.append(wall(buffer.device) - start)
     return float(np.median(spent[1:]))
 
 
@@ -159,7 +161,7 @@ def queued(
     rates: list[float] = []
     for _ in range(rounds + 1):
         dist.barrier(group)
-        start = time.perf_counter()
+        start = wall(buffers[0].device)
         works = [dist.all_reduce(buffer, group=group, async_op=True) for buffer in buffers]
         assert works[-1] is not None
         computed = 0
@@ -171,7 +173,7 @@ def queued(
         for work in works:
             assert work is not None
             work.wait()
-        spent.append(time.perf_counter() - start)
+        spent.append(wall(buffers[0].device) - start)
     return float(np.median(spent[1:])), float(np.median(rates[1:])) if rates else 1.0
 
 

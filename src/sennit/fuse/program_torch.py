@@ -127,7 +127,8 @@ class StepProgram:
         self._refuse_reordered_draws(found)
         self.inputs = tuple(item for item in graph.inputs if item.role not in (Role.TANGENT, Role.SEED))
         (self.loss,) = [output.name for output in graph.outputs if output.kind is OutputKind.LOSS]
-        (self.tangent,) = [item.value.name for item in graph.inputs if item.role is Role.TANGENT]
+        (tangent,) = [item.value for item in graph.inputs if item.role is Role.TANGENT]
+        self.tangent, self._of_loss = tangent.name, torch_dtype(tangent.type.dtype)
         count = [kernel.ops[0].phase for kernel in found].count(Phase.FORWARD)
         assert all(
             kernel.ops[0].phase is Phase.BACKWARD for kernel in found[count:]
@@ -163,6 +164,10 @@ class StepProgram:
         self.forward: Callable[[dict[str, Tensor], Settle], None] = self._namespace["forward"]
         self.backward: Callable[[dict[str, Tensor], TakeGradient, TakeProduct, TakeRows], None]
         self.backward = self._namespace["backward"]
+
+    def one(self) -> Tensor:
+        """What the backward pass begins with: the gradient of the loss by itself."""
+        return torch.ones((), dtype=self._of_loss, device=self.device)
 
     @staticmethod
     def _refuse_reordered_draws(found: Sequence[Kernel]) -> None:

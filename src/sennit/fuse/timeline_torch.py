@@ -14,7 +14,6 @@ The step fills its buckets and does not send them. One that keeps gradients in n
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from statistics import median
@@ -27,6 +26,7 @@ from torch import Tensor
 from sennit.fuse.channel_torch import GradientChannel
 from sennit.fuse.gradients_torch import Gradients
 from sennit.fuse.looked_up import parameter_of
+from sennit.fuse.moments_torch import wall
 from sennit.fuse.row_blocks import row_products
 from sennit.ir.graph import OutputKind
 from sennit.ir.strategy import Bucket, Part, Strategy, WaitAt
@@ -131,9 +131,7 @@ class _Marks:
         noted: dict[int, float] = {}
 
         def note(place: int) -> None:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            noted[place] = time.perf_counter()
+            noted[place] = wall(device)
 
         def noting(take: Callable[..., None]) -> Callable[..., None]:
             def taken(path: str, *what: Any) -> None:
@@ -145,7 +143,7 @@ class _Marks:
         values = owner.values_of(inputs)
         note(0)
         self.program.forward(values, lambda number: note(self.used[number]))
-        values[self.program.tangent] = torch.ones((), device=device)
+        values[self.program.tangent] = self.program.one()
         gradients.begin(values)
         self.program.backward(
             values, noting(gradients.take), noting(gradients.take_product), noting(gradients.take_rows)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from sennit.fuse.bucket_search import Buckets, judged, refined, solved
 from sennit.fuse.buckets import by_size
 from sennit.fuse.compiled_groups_torch import compiled_groups
 from sennit.fuse.model import Channel, Grouping, KernelOrder, StepModel
+from sennit.fuse.moments_torch import Moments, wall
 from sennit.fuse.network_threads import network_first, ordinary
 from sennit.fuse.profile_torch import measure_channel, measure_operators
 from sennit.fuse.row_blocks import row_products
@@ -213,16 +213,15 @@ def is_preference_worth(owner: DataParallel, inputs: Mapping[str, Tensor], tunin
 def timed_steps(owner: DataParallel, inputs: Mapping[str, Tensor], count: int) -> list[float]:
     """Seconds of steady steps without updates, the slowest rank's. The first two are not: nothing is waited for in the first, and the channel has less to carry before the second than before those that follow."""
     dist.barrier(owner.group)
-    spent: list[float] = []
+    moments = Moments(owner.device)
     for _ in range(_FILLING + count):
-        start = time.perf_counter()
         values = owner.run_forward(inputs)
         drop_gradients(owner)  # no optimizer takes those that have just arrived
-        owner.run_backward(values, torch.ones((), device=owner.device))
-        spent.append(time.perf_counter() - start)
+        owner.run_backward(values, owner.program.one())
+        moments.note()
     owner.flush()
     drop_gradients(owner)
-    seconds = torch.tensor(spent[_FILLING:], dtype=torch.float64, device=owner.device)
+    seconds = torch.tensor(moments.seconds()[_FILLING - 1 :], dtype=torch.float64, device=owner.device)
     dist.all_reduce(seconds, dist.ReduceOp.MAX, group=owner.group)
     found: list[float] = seconds.tolist()
     return found
@@ -263,8 +262,9 @@ def _update_per_byte(optimizer: torch.optim.Optimizer, most: int) -> float:
     if size == 0:
         return 0.0
     spent: list[float] = []
+    device = next(parameter.device for group in copied.param_groups for parameter in group["params"])
     for _ in range(4):
-        start = time.perf_counter()
+        start = wall(device)
         type(optimizer).step(copied)
-        spent.append(time.perf_counter() - start)
+        spent.append(wall(device) - start)
     return min(spent) / size

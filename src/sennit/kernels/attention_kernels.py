@@ -7,7 +7,7 @@
 | `efficient_attention` | CUDA | all but f64 | any | yes |
 
 This is what eager torch would choose on a recent GPU; where none fits, eager torch computes the mathematical form too. On the CPU a kernel
-takes q, k and v of four dims and one head size; key and value may have fewer heads. The CUDA kernels are called with as many heads (`run/attention.py`
+takes q, k and v of four dims and one head size; key and value may have fewer heads. The CUDA kernels are called with as many heads (`attention_calls_torch.py`
 merges further leading dims).
 
 A step has the arguments of the aten operator. Of the results of the CUDA kernels it has the two that carry values, and those that the derivative

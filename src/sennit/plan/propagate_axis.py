@@ -2,9 +2,8 @@
 
 | part | function |
 |---|---|
-| what the plan decided, and where its dims have room | `_fit`, `_fits` |
+| what the plan decided, what fits beside other axes, backward products as their forward ones | `plan/propagate_fit.py` |
 | entries of inputs and parameters | `_inputs` |
-| backward products as their forward ones | `_mirror` |
 | the cheapest strategy that follows what is read | `_choose`, `_cheapest`, `_moved` |
 | pieces that a decided reader, a split parameter or a forward value will want | `_hint`, and all of `plan/propagate_hints.py` |
 | sources, decided by their readers | `_is_free`, `_source`, `_reduce_instead` |
@@ -19,7 +18,6 @@ from sennit.capture.rules import (
     Letters,
     Strategy,
     carries_pending,
-    decide,
     making,
     propose,
     split_on,
@@ -28,7 +26,8 @@ from sennit.errors import PlanError
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Input, Op, Phase, Role
 from sennit.ir.layout import Entry, Layout, Pending, Reduction, Split
-from sennit.plan.plan import InputSplit, OpSplit
+from sennit.plan.plan import InputSplit
+from sennit.plan.propagate_fit import AxisFit
 from sennit.plan.propagate_hints import AxisHints, adds_gradients, root_of
 from sennit.plan.propagate_index import Moment, PlanIndex, is_copy, is_product
 from sennit.plan.propagate_time import fewest_ahead, made_with_each
@@ -51,8 +50,11 @@ class AxisPass:
         self.index, self.plan, self.axis, self.is_time = index, index.plan, axis, is_time
         self.strategies, self.values, self.inputs = strategies, values, inputs  # of the axes before, and of this one
         self.graph, self.types = index.graph, index.types
+        self.fit = AxisFit(index, axis, self.types, strategies)
         self.decided = {
-            split.op: self._fit(index.producers[split.op], split) for split in self.plan.splits if split.axis == axis
+            split.op: self.fit.decided(index.producers[split.op], split)
+            for split in self.plan.splits
+            if split.axis == axis
         }
         # on a time axis: what the value would have if everything were split
         self.have: dict[str, Entry | None] = {}
@@ -86,7 +88,9 @@ class AxisPass:
                 self.spread.update(value.name for value in op.results)
                 self.have.update((value.name, None) for value in op.results)
                 continue
-            strategy = self.decided.get(op.name) or self._mirror(op) or self._choose(op)
+            strategy = (
+                self.decided.get(op.name) or (None if self.is_time else self.fit.mirrored(op)) or self._choose(op)
+            )
             for value, entry in zip(op.results, strategy.results, strict=True):
                 self.have[value.name] = entry
             if self.is_time:
@@ -171,7 +175,7 @@ class AxisPass:
                 strategy = making(op, self.types, self._size(op), position, entry, rule)
                 others = strategy and zip(op.results, strategy.results, strict=True)
                 if strategy is not None and all({made} >= wanted.get(item.name, set()) for item, made in others or ()):
-                    return strategy if self._fits(op, strategy) else self._replicated(op)
+                    return strategy if self.fit.fits(op, strategy) else self._replicated(op)
         return self._replicated(op)
 
     def _reduce_instead(self, name: str, entry: Split) -> bool:
@@ -191,7 +195,7 @@ class AxisPass:
                 return False
             reduced = split_on(rule, letter, entry.stride)
             others = [at for at, need in enumerate(reduced.reads) if need is not None and at != position]
-            if not strategy.is_replicated or others or not self._fits(reader, reduced):
+            if not strategy.is_replicated or others or not self.fit.fits(reader, reduced):
                 return False
             revised.append((reader, reduced))
         for reader, strategy in revised:
@@ -202,90 +206,6 @@ class AxisPass:
 
     def _replicated(self, op: Op) -> Strategy:
         return Strategy((None,) * len(self.index.reads[op.name]), (None,) * len(op.results))
-
-    def _mirror(self, op: Op) -> Strategy | None:
-        """A product of the backward pass, split as the forward product with its sequence number is."""
-        forward = self.index.products.get(op.seq) if op.phase is Phase.BACKWARD and op.seq is not None else None
-        if forward is None or self.is_time or not is_product(op) or op.kind == "aten.addmm.default":
-            return None
-        strategy = self.strategies[forward.name].get(self.axis)
-        letter = _letter(forward, strategy) if strategy is not None else None
-        if strategy is None or letter is None:
-            return None
-        mapped, stride = self._mapped(op, forward, letter[0]), letter[1]
-        if mapped is None:
-            return None
-        rule = self.index.book.rule(op)
-        assert isinstance(rule, Letters)
-        mirrored = split_on(rule, mapped, stride)
-        return mirrored if self._fits(op, mirrored) else None
-
-    def _mapped(self, op: Op, forward: Op, letter: str) -> str | None:
-        """The letter of a derivative that a letter of y = x w is: by which of x and w it reads besides the gradient."""
-        if letter == "b":
-            return "b"
-        x, w = (self.index.root(name) for name in forward.reads[-2:])
-        roots = [self.index.root(name) for name in op.reads]
-        for position, other in enumerate(roots):
-            if other in (x, w) and x != w and roots[1 - position] not in (x, w):
-                summed, own, theirs = ("n", "k", "m") if other == w else ("m", "k", "n")
-                names = {summed: "k", own: "mn"[position], theirs: "nm"[position]}
-                return names[letter]
-        return None
-
-    def _fit(self, op: Op, split: OpSplit) -> Strategy:
-        """What the plan decided. Where an earlier axis has split the dim already, in blocks inside its pieces."""
-        size = self._size(op)
-        if size == 1:
-            raise PlanError(
-                f"the stage of this operator has no axis {self.axis!r}",
-                where=f"{op.describe()} on {self.index.meshes[self.index.stage[op.name]]}",
-                fix="split it over an axis of its stage",
-            )
-        strategy = decide(op, self.types, size, split.letter, split.chunks)
-        if self._fits(op, strategy):
-            return strategy
-        taken = [
-            entry.stride
-            for other in self.strategies[op.name].values()
-            for entry, mine in zip((*other.reads, *other.results), (*strategy.reads, *strategy.results), strict=True)
-            if isinstance(entry, Split) and isinstance(mine, Split) and entry.dim == mine.dim
-        ]
-        if taken and min(taken) % size == 0:
-            nested = self._restrided(op, split.letter, strategy, min(taken) // size)
-            if nested is not None and self._fits(op, nested):
-                return nested
-        raise PlanError(
-            f"dim {split.letter!r} has no room for axis {self.axis!r} beside the axes that split it already",
-            where=op.describe(),
-            fix="choose another dim, or a smaller axis",
-        )
-
-    def _restrided(self, op: Op, letter: str, strategy: Strategy, stride: int) -> Strategy | None:
-        """The same split with another stride. A view's strides before and after differ, so it is made from its result's."""
-        rule = self.index.book.rule(op)
-        if isinstance(rule, Letters):
-            return split_on(rule, letter, stride)
-        entry = strategy.results[0]
-        return (
-            making(op, self.types, self._size(op), 0, Split(entry.dim, stride), rule)
-            if isinstance(entry, Split)
-            else None
-        )
-
-    def _fits(self, op: Op, strategy: Strategy) -> bool:
-        """Whether the digits that this axis would take are free of the other axes', in all that the operator touches."""
-        others = self.strategies[op.name]
-        shapes = [self.types[name].shape for name in op.reads] + [value.type.shape for value in op.results]
-        for position, (shape, entry) in enumerate(zip(shapes, (*strategy.reads, *strategy.results), strict=True)):
-            if not isinstance(entry, Split):
-                continue
-            entries: dict[str, Entry | None] = {
-                axis: (*other.reads, *other.results)[position] for axis, other in others.items()
-            }
-            if not self.index.is_layout(self.index.stage[op.name], shape, {**entries, self.axis: entry}):
-                return False
-        return True
 
     def _moment(self, op: Op, strategy: Strategy, late: set[str]) -> Moment:
         if all(value.name in self.index.whole for value in op.results):
@@ -329,7 +249,7 @@ class AxisPass:
             if not near or value.name in outputs or len(needs) != 1 or not isinstance(need := needs.pop(), Split):
                 continue
             strategy = making(op, self.types, self._size(op), 0, need, self.index.book.rule(op))
-            if strategy is not None and self._fits(op, strategy):
+            if strategy is not None and self.fit.fits(op, strategy):
                 moment[op.name] = Moment.DURING
                 self._settle(op, strategy, wanted, moment)
 
@@ -435,7 +355,7 @@ class AxisPass:
         strategy = (
             making(op, self.types, self._size(op), 0, entry, self.index.book.rule(op)) if entry is not None else None
         )
-        return strategy if strategy is not None and self._fits(op, strategy) else None
+        return strategy if strategy is not None and self.fit.fits(op, strategy) else None
 
     def _cheapest(self, op: Op, have: tuple[Entry | None, ...], hint: Entry | None) -> Strategy:
         size, rule = self._size(op), self.index.book.rule(op)
@@ -447,7 +367,7 @@ class AxisPass:
             )
             if passes and not self.is_time and not carries_pending(rule):
                 continue
-            if not self._fits(op, strategy):
+            if not self.fit.fits(op, strategy):
                 continue
             moved = sum(self._moved(size, *read) for read in zip(op.reads, have, strategy.reads, strict=True))
             if (
@@ -501,15 +421,6 @@ def _resized(entry: Entry, made: int, seen: int) -> Entry | None:
     if isinstance(entry, Pending) or seen == 1 or entry.stride * made % seen:
         return None
     return Split(entry.dim, entry.stride * made // seen)
-
-
-def _letter(product: Op, strategy: Strategy) -> tuple[str, int] | None:
-    """The letter, and the stride, that a product is split on; None where it is not."""
-    x, w = strategy.reads[-2:]
-    names = ("b", "m", "k") if product.kind == "aten.bmm.default" else ("m", "k")
-    if isinstance(x, Split):
-        return names[x.dim], x.stride
-    return ("n", w.stride) if isinstance(w, Split) else None
 
 
 def _left(op: Op, strategy: Strategy) -> float:

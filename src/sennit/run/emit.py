@@ -45,7 +45,7 @@ from sennit.ir.program import (
     Step,
     reads,
 )
-from sennit.run.attention import cuda_call
+from sennit.kernels.attention_calls_torch import cuda_call
 from sennit.run.joined import Bucket, Gathers, Joined, joined
 from sennit.run.local_forms import emit_form, emit_rows
 from sennit.run.order import Ordered, ordered
@@ -325,9 +325,10 @@ class _Emitter:
         if reuse is not None:
             kind = reuse.kind
             parts += [f"{reuse.out}={self._variable(reuse.operand)}"] if reuse.out is not None else []
-        name = cuda_call(kind) or (kind if kind.startswith(("aten.", "rank.")) else f"torch.ops.{kind}")
-        call = f"{name}({', '.join(parts)})"
-        return f"rank.present({call})" if _may_return_none(step) and cuda_call(kind) is None else call
+        method = cuda_call(kind)
+        name = kind if kind.startswith(("aten.", "rank.")) else f"torch.ops.{kind}"
+        call = f"{name if method is None else f'rank.{method}'}({', '.join(parts)})"
+        return f"rank.present({call})" if _may_return_none(step) and method is None else call
 
     def _local_move(self, step: Compute) -> str:
         names = [name for arg in step.args if isinstance(arg, Ref) for name in (arg.name,)]

@@ -65,7 +65,7 @@ def piece_of(whole: Tensor, layout: Layout, point: Point) -> Tensor:
 
 
 def assemble_outputs(program: Program, pieces: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Whole outputs from the pieces that each device returned. Replicas must agree to the last bit."""
+    """Whole outputs, where the first piece of each lies, from the pieces that each device returned. Replicas must agree to the last bit."""
     whole: dict[str, Tensor] = {}
     written: dict[str, Tensor] = {}
     for lane in program.lanes:
@@ -75,9 +75,10 @@ def assemble_outputs(program: Program, pieces: Mapping[int, Mapping[str, Tensor]
             for device in lane.devices:
                 piece = pieces[device][key]
                 if key not in whole:
-                    whole[key] = torch.empty(buffer.layout.shape, dtype=piece.dtype)
-                    written[key] = torch.zeros(buffer.layout.shape, dtype=torch.bool)
-                _write(key, whole[key], written[key], piece, buffer.layout, buffer.point(device), device)
+                    whole[key] = torch.empty(buffer.layout.shape, dtype=piece.dtype, device=piece.device)
+                    written[key] = torch.zeros(buffer.layout.shape, dtype=torch.bool, device=piece.device)
+                here = piece.to(whole[key].device)
+                _write(key, whole[key], written[key], here, buffer.layout, buffer.point(device), device)
     return whole
 
 

@@ -27,7 +27,7 @@ from sennit.ir.mesh import Mesh
 from sennit.ir.program import Collective, Lane, Program
 from sennit.ir.program_exchange import Channel
 from sennit.ir.region import Region
-from sennit.run.attention import CudaAttention
+from sennit.kernels.attention_calls_torch import CudaAttention
 from sennit.run.bucket import Bucket, GatherRun
 from sennit.run.handles import Handle
 from sennit.run.local_forms import LocalForms

@@ -22,13 +22,13 @@ views alone read is left out (`Reuses.spared`): its name is another one for what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
 
 from sennit.ir.graph import Ref
 from sennit.ir.program import Buffer, Compute, Free, Lane, Step, defines, reads
+from sennit.kernels.aliases_torch import RESHAPED, may_share
+from sennit.kernels.shared_memory import SharedMemory, Touch
 
 __all__ = ["Reuse", "Reuses", "reused"]
 
@@ -69,10 +69,9 @@ _GRADIENTS: Mapping[str, tuple[str, str | None]] = {
 }
 _WRITES: Mapping[str, tuple[str, str | None]] = {**_POINTWISE, **_FIRST, **_GRADIENTS}
 
-_RESHAPED = ("aten.view.default", "aten._unsafe_view.default")  # what the source calls `reshape` for
 _WHOLE_VIEWS = frozenset(
     {
-        *_RESHAPED,
+        *RESHAPED,
         "aten.alias.default",
         "aten.permute.default",
         "aten.reshape.default",
@@ -111,7 +110,7 @@ def _spared(lane: Lane) -> frozenset[str]:
         for step in lane.steps
         if isinstance(step, Compute)
         and (step.kind == "aten.alias.default" or (step.kind == "aten.clone.default" and not step.kwargs))
-        and readers.get(step.results[0].name, set()) <= {*_RESHAPED}
+        and readers.get(step.results[0].name, set()) <= {*RESHAPED}
     )
 
 
@@ -126,59 +125,31 @@ def _alike(one: Buffer, other: Buffer) -> bool:
 
 
 class _Memory:
-    """Which buffers may share memory, which of them are all of it, and when that memory is last looked at."""
+    """Who looks at the memory of a lane last (`kernels/shared_memory.py`), which buffers are all of it, and which of it a transfer may be reading."""
 
     def __init__(self, lane: Lane, spared: frozenset[str]) -> None:
-        self.spared = spared
-        self.roots: dict[str, frozenset[str]] = {}  # buffer -> what made the memory that it may lie in
         # buffers that are, through whole views, all that a step of ours made: to what it made
         self.whole: dict[str, str] = {}
-        self.last: dict[str, int] = {}  # root -> the last step that looks at it
-        self.looks: list[tuple[str, ...]] = [() for _ in lane.steps]
-        touched: set[str] = set()
-        for number, step in enumerate(lane.steps):
-            if isinstance(step, Free):
-                continue
-            self.looks[number] = reads(step)
-            for root in self._under(reads(step)):
-                self.last[root] = number
-            if not isinstance(step, Compute):
-                touched |= self._under(reads(step))
-            self._made(step)
-        for output in lane.outputs:
-            for root in self._under((output.name,)):
-                self.last[root] = len(lane.steps)
-        self.touched = touched
+        line = [self._touch(step, spared) for step in lane.steps]
+        self.shared = SharedMemory([*line, Touch(tuple(output.name for output in lane.outputs), (), shares=False)])
+        moved = (reads(step) for step in lane.steps if not isinstance(step, Compute | Free))
+        self.touched = self.shared.under(*(name for names in moved for name in names))
 
-    def _under(self, names: Iterable[str]) -> set[str]:
-        return {root for name in names for root in self.roots.get(name, frozenset((name,)))}
-
-    def _made(self, step: Step) -> None:
-        results = [buffer.name for buffer in defines(step)]
+    def _touch(self, step: Step, spared: frozenset[str]) -> Touch:
+        results = tuple(buffer.name for buffer in defines(step))
+        if isinstance(step, Free):
+            return Touch((), (), shares=False)
         if not isinstance(step, Compute):
-            return
+            return Touch(reads(step), results, shares=False)
         source = step.args[0].name if step.args and isinstance(step.args[0], Ref) else None
-        is_view = step.kind in _WHOLE_VIEWS or step.results[0].name in self.spared
+        is_view = step.kind in _WHOLE_VIEWS or step.results[0].name in spared
+        shares = is_view or may_share(step.kind)
         if is_view and source in self.whole:
             self.whole.update((name, self.whole[source]) for name in results)
-        if is_view or _may_share(step.kind):
-            under = frozenset(self._under(reads(step)))
-            self.roots.update((name, under | {name}) for name in results)
-        else:
+        elif not shares:
             self.whole.update((name, name) for name in results)
+        return Touch(reads(step), results, shares)
 
     def is_last_look(self, name: str, number: int) -> bool:
-        """Whether step `number` is the last to look at the memory of `name`, and looks at it through that name alone."""
-        under = self._under((name,))
-        if name not in self.whole or under & self.touched or any(self.last[root] > number for root in under):
-            return False
-        return [bool(self._under((read,)) & under) for read in self.looks[number]].count(True) == 1
-
-
-def _may_share(kind: str) -> bool:
-    """Whether a result may lie in the memory of something that the operator reads."""
-    namespace, name, overload = kind.split(".") if kind.startswith("aten.") else ("", "", "")
-    packet = getattr(torch.ops.aten, name, None) if namespace else None
-    if packet is None:
-        return True  # sennit's own, a user's, or no operator of torch: the source says so when it runs
-    return any(result.alias_info is not None for result in getattr(packet, overload)._schema.returns)
+        is_ours = name in self.whole and self.shared.under(name).isdisjoint(self.touched)
+        return is_ours and self.shared.is_last_look(name, number)

@@ -24,6 +24,7 @@ __all__ = [
     "GroupRecord",
     "PlaceRecord",
     "Reduction",
+    "Ringed",
     "Status",
     "TileRecord",
     "TransferRecord",
@@ -76,6 +77,14 @@ REDUCTIONS = (
 )
 
 
+class Ringed(IntEnum):
+    """What of a tile lies in the ring of staging; the rest lies in a slot."""
+
+    NOTHING = 0
+    SCRATCH = 1
+    INPUT = 2
+
+
 class Status(IntEnum):
     DONE = 0
     WAITING = 1
@@ -109,6 +118,7 @@ class GroupRecord(Structure):
         ("staging_step", c_int64),
         ("slot_bytes", c_int64),
         ("ring_bytes", c_int64),
+        ("staging_at", c_int64),
         ("rank", c_int32),
         ("ranks", c_int32),
         ("spin_limit", c_int32),
@@ -129,7 +139,7 @@ class TileRecord(Structure):
         ("stride", c_int64),
         ("epoch", c_uint64),
         ("mine", PlaceRecord * 2),
-        ("slot", c_void_p),
+        ("scratch", c_void_p),
     ]
 
 
@@ -159,6 +169,9 @@ class CallRecord(Structure):
         ("direct", c_int32),
         ("elements", c_int64),
         ("tile", c_int64),
+        ("place", c_int64),
+        ("ringed", c_int32),
+        ("rest", c_int32),
         ("source", c_void_p),
         ("target", c_void_p),
         ("staged", c_int32 * 2),

@@ -30,6 +30,14 @@ typedef struct {
     size_t bytes;
 } Piece;
 
+/* Bytes before the first whole line of what is written. A store that goes over two lines takes both: users' arrays mostly begin inside of a line, and all-reduces of them took 7% longer on 16 x86_64
+ * cores. Past the cache, a line that is written in two parts, with others between them, goes to memory twice, and each time is read first (13 times as slow). */
+static size_t unaligned(const Piece *piece)
+{
+    size_t head = -(uintptr_t)piece->to % LINE;
+    return head < piece->bytes ? head : piece->bytes;
+}
+
 #if defined(__x86_64__)
 static void store_line_past_cache(char *to, const char *from)
 {
@@ -39,13 +47,6 @@ static void store_line_past_cache(char *to, const char *from)
     _mm_stream_si128((__m128i *)(to + 16), b);
     _mm_stream_si128((__m128i *)(to + 32), c);
     _mm_stream_si128((__m128i *)(to + 48), d);
-}
-
-/* Bytes before the first whole line: one that is written in two parts, with others between them, goes to memory twice, and each time is read first (13 times as slow). */
-static size_t unaligned(const Piece *piece)
-{
-    size_t head = -(uintptr_t)piece->to % LINE;
-    return head < piece->bytes ? head : piece->bytes;
 }
 
 /* Past the cache: what is written is not fetched before, and does not push out what is still needed. For outputs larger than the cache of a core; or, of those that
@@ -69,7 +70,6 @@ static void walk_past_cache(const Piece *pieces, int count, size_t bytes)
 
 static void end_past_cache(void) { _mm_sfence(); }
 #else
-static size_t unaligned(const Piece *piece) { (void)piece; return 0; }
 static void copy_past_cache(const Piece *piece) { memcpy(piece->to, piece->from, piece->bytes); }
 #define walk_past_cache walk
 static void end_past_cache(void) {}
@@ -100,12 +100,12 @@ static void copy_all(Piece *pieces, int count, int past)
     for (int k = 0; k < count; k++)
         shortest = pieces[k].bytes < shortest ? pieces[k].bytes : shortest;
     if (count > 1 && shortest >= LEAST_WALK) {
-        for (int k = 0; k < count && past; k++) {
+        for (int k = 0; k < count; k++) {
             size_t head = unaligned(&pieces[k]);
             memcpy(pieces[k].to, pieces[k].from, head);
             pieces[k] = (Piece){pieces[k].to + head, pieces[k].from + head, pieces[k].bytes - head};
         }
-        walked = (past ? shortest - LINE : shortest) / TURN * TURN; /* no head is longer than a line */
+        walked = (shortest - LINE) / TURN * TURN; /* no head is longer than a line */
         (past ? walk_past_cache : walk)(pieces, count, walked);
         for (int k = 0; k < count; k++)
             pieces[k] = (Piece){pieces[k].to + walked, pieces[k].from + walked, pieces[k].bytes - walked};

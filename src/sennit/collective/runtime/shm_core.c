@@ -8,9 +8,11 @@
  * acquire. A sleeper first says that it sleeps and then looks at its flags once more; who signals first stores the flag and then looks for
  * sleepers; a full fence stands between the two in both, so one of them sees the other.
  *
- * A call of n elements runs in tiles that fit a slot of staging memory. There are SLOTS slots, used in turn; a slot is used again when all peers
- * have left the tile that was in it before. As many tiles are under way at once: while the oldest waits for a peer, a younger one goes on, so a rank
- * that is late for a moment does not hold up the others. What peers touch lies in the segment: input and output are copied through staging where they are
+ * A call of n elements runs in tiles, SLOTS of which are under way at once: while the oldest waits for a peer, a younger one goes on, so a rank
+ * that is late for a moment does not hold up the others. A tile is entered when all peers have left the one that was SLOTS before it, and with it all that were earlier. Its place in staging is a slot, used in turn, which that one had; what many read lies in the
+ * next place of a ring instead. Nobody is there any more: a tile that is still under way is one of the SLOTS - 1 before; from the beginning of its place on, over the end of the ring if need be, to the end of the new one, there
+ * are at most SLOTS places and what was too short for one at the end of the ring; and the ring has more than SLOTS + 1 times the longest place (`Layout`). A line that
+ * many have read a moment ago must be taken from all their caches before it is written; when the ring comes round, it has left them. What peers touch lies in the segment: input and output are copied through staging where they are
  * not there already. A flag carries where its writer's input and output lie, and which call this is, so a rank that calls something else is
  * found by the first wait for it.
  *
@@ -172,9 +174,9 @@ static char *locate(const Group *group, const Call *call, const Tile *tile, int 
 {
     int64_t stride = tile->stride * call->itemsize;
     if (buffer >= FIRST_SCRATCH) {
-        char *slot = tile->slot + (rank - group->rank) * group->staging_step;
+        char *scratch = tile->scratch + (rank - group->rank) * group->staging_step;
         *bytes = count * stride;
-        return slot + (call->scratch[buffer - FIRST_SCRATCH] + chunk) * stride;
+        return scratch + (call->scratch[buffer - FIRST_SCRATCH] + chunk) * stride;
     }
     int64_t part = chunk / call->chunks, first = chunk % call->chunks, all = tile->size * call->itemsize;
     int64_t start = first * stride < all ? first * stride : all;
@@ -364,6 +366,15 @@ static int run_block(Group *group, Call *call, const Tile *tile, int32_t *at, in
     return *at > begin;
 }
 
+/* The next place of the ring, in the staging of each rank: the same on all of them, since all run the same tiles. See the top for why nobody is there any more. */
+static int64_t next_place(Group *group, const Call *call)
+{
+    if (group->staging_at + call->place > group->staging_step)
+        group->staging_at = SLOTS * group->slot_bytes;
+    group->staging_at += call->place;
+    return group->staging_at - call->place;
+}
+
 /* Into a tile: its size, where things lie, the input into staging, and the gate's signals: peers may read it from now on. */
 static void enter_tile(Group *group, Call *call, Tile *tile)
 {
@@ -372,8 +383,13 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
     tile->size = left < call->tile ? left : call->tile;
     tile->stride = tile->size ? (tile->size + grain - 1) / grain * call->alignment : call->alignment;
     tile->epoch = ++group->epoch;
-    tile->slot = group->staging + group->rank * group->staging_step + tile->epoch % SLOTS * group->slot_bytes;
-    char *free = tile->slot + (call->scratch[call->scratch_count] * tile->stride * item + LINE - 1) / LINE * LINE;
+    char *own = group->staging + group->rank * group->staging_step, *free = own + tile->epoch % SLOTS * group->slot_bytes;
+    char *ring = call->ringed ? own + next_place(group, call) : free;
+    tile->scratch = call->ringed == IN_RING_SCRATCH ? ring : free;
+    if (call->ringed == IN_RING_INPUT)
+        free = ring;
+    else if (!call->ringed)
+        free += (call->scratch[call->scratch_count] * tile->stride * item + LINE - 1) / LINE * LINE;
     char *user[2] = {call->source, call->target};
     int64_t length = tile->size * item;
     int small = call->parts[OUTPUT] < call->parts[INPUT] ? OUTPUT : INPUT, aliased = call->alias >= 0 && call->staged[INPUT];

@@ -68,6 +68,7 @@ class ShmEndpoint:
         layout = segment.layout
         self.may_read = may_read  # whether ranks may read each other's memory
         self.direct_from: int | None = None  # bytes of a part, to overrule `goes_directly`; the same on all ranks
+        self.ring_from: int | None = None  # bytes of a tile, to overrule `ringed`; the same
         self.rank, self.size, self.timeout = segment.rank, layout.ranks, timeout
         self.cores = len(set[int]().union(*cores))  # that the ranks may run on, all together
         self.machine = machine
@@ -86,6 +87,7 @@ class ShmEndpoint:
         self._codes: dict[str, LoadedCode] = {}
         self._plans: dict[tuple[str, int, DType, Reduction | None], Plan] = {}
         self._flags_used = 0
+        self._has_ring = False
         self._broken: RuntimeFailure | None = None
         self._record = self._make_record(segment, has_own_core(self.rank, cores))
         self.address = ctypes.addressof(self._record)
@@ -132,6 +134,7 @@ class ShmEndpoint:
         record.owned, record.broken = ctypes.addressof(ctypes.c_char.from_buffer(self._owned)), base + BROKEN
         record.flags_per_slot, record.staging_step = layout.capacity.flags, layout.staging_step
         record.slot_bytes, record.ring_bytes = layout.capacity.slot, layout.capacity.ring
+        record.staging_at = SLOTS * layout.capacity.slot
         record.rank, record.ranks = self.rank, self.size
         record.spin = record.spin_limit = _SPIN_LIMIT if spins else 0
         record.yields, record.patience = _YIELDS, _PATIENCE
@@ -226,7 +229,20 @@ class ShmEndpoint:
             loaded = self.load(code)
             direct = self.may_read and loaded.goes_directly(elements * dtype.itemsize, self.direct_from)
             slot = self._layout.capacity.slot
-            plan = make_plan(loaded, elements, dtype, reduction, slot, title, direct=direct, cache=self._cache)
+            plan = make_plan(
+                loaded,
+                elements,
+                dtype,
+                reduction,
+                slot,
+                title,
+                direct=direct,
+                cache=self._cache,
+                ring_from=self.ring_from,
+            )
+            if plan.record.ringed and not self._has_ring:
+                self._usable().fill_ring()
+                self._has_ring = True
             if title is None:
                 self._plans[code.fingerprint, elements, dtype, reduction] = plan
             return plan

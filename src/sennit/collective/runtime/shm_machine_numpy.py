@@ -27,6 +27,7 @@ from sennit.collective.runtime.shm_abi import (
     CallRecord,
     GroupRecord,
     PlaceRecord,
+    Ringed,
     Status,
     TileRecord,
     TransferRecord,
@@ -256,8 +257,8 @@ class _Visit:
         rank, buffer, chunk = place
         stride = self.tile.stride * call.itemsize
         if buffer >= FIRST_SCRATCH:
-            slot = self.tile.slot + (rank - group.rank) * group.staging_step
-            address, size = slot + (call.scratch[buffer - FIRST_SCRATCH] + chunk) * stride, count * stride
+            scratch = self.tile.scratch + (rank - group.rank) * group.staging_step
+            address, size = scratch + (call.scratch[buffer - FIRST_SCRATCH] + chunk) * stride, count * stride
         else:
             part, first = divmod(chunk, call.chunks)
             start, stop = (min(edge * stride, self.tile.size * call.itemsize) for edge in (first, first + count))
@@ -293,6 +294,13 @@ class _Visit:
             if length:
                 goal[:length] = reduce_all(dtype, reduction, [array[:length] for array in arrays])
 
+    def next_place(self) -> int:
+        group, place = self.group, self.call.place
+        if group.staging_at + place > group.staging_step:
+            group.staging_at = SLOTS * group.slot_bytes
+        group.staging_at += place
+        return int(group.staging_at - place)
+
     def enter_tile(self) -> None:
         group, call, tile = self.group, self.call, self.tile
         item = call.itemsize
@@ -301,8 +309,14 @@ class _Visit:
         tile.stride = max(1, -(-tile.size // grain)) * call.alignment
         group.epoch += 1
         tile.epoch = group.epoch
-        tile.slot = group.staging + group.rank * group.staging_step + tile.epoch % SLOTS * group.slot_bytes
-        free = tile.slot + _line(call.scratch[call.scratch_count] * tile.stride * item)
+        own = group.staging + group.rank * group.staging_step
+        free = own + tile.epoch % SLOTS * group.slot_bytes
+        ring = own + self.next_place() if call.ringed else free
+        tile.scratch = ring if call.ringed == Ringed.SCRATCH else free
+        if call.ringed == Ringed.INPUT:
+            free = ring
+        elif not call.ringed:
+            free += _line(call.scratch[call.scratch_count] * tile.stride * item)
         length = tile.size * item
         small = OUTPUT if call.parts[OUTPUT] < call.parts[INPUT] else INPUT
         aliased = call.alias >= 0 and call.staged[INPUT]

@@ -9,6 +9,10 @@ mostly does not, and is copied through a slot of staging.
 
 with stride(T) <= T / chunks + alignment. T is the same on all ranks, whatever the rank itself must stage. The tiles of a call are of one size.
 
+**The ring.** What at least `_MANY` peers read, inputs of an all_gather or the sums of an all_reduce, does not lie in the slot but in the next place of a ring of staging (`shm_core.c` says why). With 8 ranks on
+16 x86_64 cores (`benchmarks/collective/shm_variants.py --rings`) an all_gather of 512 KiB took 56 instead of 92 microseconds, one of 4 MiB 586 instead of 766, and an all_reduce of 512 KiB 156 instead of 168; with
+4 ranks an all_reduce took 89 instead of 95, and an all_gather as long. What one peer reads stays in a slot, which stays in the caches of two cores.
+
 **Direct.** Where the kernel lets ranks read each other's memory, a call that only moves data need not stage its inputs: who needs a
 part of one reads it where the user has it. That pays where no other rank reads the same part (all_to_all, scatter, a broadcast by slices): else one copy into staging serves
 all of them. Below `_DIRECT_FROM` a call into the kernel for each peer takes longer than a second copy. `goes_directly` is the rule, the same on all ranks. Without scratch
@@ -24,9 +28,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Instruction, Op, Operand
+from sennit.collective.runtime.code import FIRST_SCRATCH, INPUT, OUTPUT, Code, Instruction, Op, Operand
 from sennit.collective.runtime.code_gates import touched_places, with_direct_gates
-from sennit.collective.runtime.shm_abi import DTYPES, LINE, REDUCTIONS, SLOTS, CallRecord, Reduction
+from sennit.collective.runtime.shm_abi import DTYPES, LINE, REDUCTIONS, SLOTS, CallRecord, Reduction, Ringed
 from sennit.collective.runtime.shm_segment import describe_call
 from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveName, CollectiveSpec
@@ -34,10 +38,14 @@ from sennit.ir.dtype import DType
 
 __all__ = ["CACHE", "LoadedCode", "Plan", "make_plan"]
 
-_LARGE = 1 << 22  # bytes of an output: it passes the caches of a core
+_LARGE = 1 << 21  # bytes of an output: it passes the caches of a core;
+_LARGE_PARTS = 1 << 20  # of one that is put together from parts of several ranks
+# What so many peers read lies in the ring of staging, from so many bytes of a tile on.
+_MANY, _RING_FROM = 3, 1 << 14
 CACHE = 32 << 20  # bytes that cores share, where the system does not say
-# Of a slot, but for an all_to_all: its tiles have a part for each rank, and larger ones were a fifth faster with 8.
+# Of a slot, but for those whose tiles have a part for each rank: larger ones were a fifth faster for an all_to_all with 8, and for a reduce_scatter of 512 KiB 15% (71 and 59 us; 16 MiB: 4%).
 _SLOT_USED = 3 << 17
+_BY_PARTS = (CollectiveName.ALL_TO_ALL, CollectiveName.REDUCE_SCATTER)
 # bytes of what is read at a time; measured on 16 x86_64 cores with 4 and 8 ranks (benchmarks/collective/shm_variants.py), as the next
 _DIRECT_FROM = {
     CollectiveName.ALL_TO_ALL: 32 << 10,
@@ -121,17 +129,12 @@ class LoadedCode:
         """Elements of a part at a time."""
         code = self.code
         alignment = LINE // itemsize
-        touched = [b for b in (INPUT, OUTPUT) if self.touched_anywhere[b] and not (direct and b == INPUT)]
-        widths = [max(code.parts(r, b) for r in range(code.ranks)) for b in (INPUT, OUTPUT)]
-        if self.in_place:
-            parts = max(widths) if touched else 0  # one memory
-        else:
-            parts = sum(widths[b] for b in touched)
+        parts = sum(self._staged_widths(direct))
         scratch = sum(code.scratch)
         weight = scratch + parts * code.chunks  # chunks of the slot for one chunk of a part
-        exchanges = isinstance(code.collective, CollectiveSpec) and code.collective.name is CollectiveName.ALL_TO_ALL
+        by_parts = isinstance(code.collective, CollectiveSpec) and code.collective.name in _BY_PARTS
         least = (weight + scratch + 4) * LINE
-        used = slot_bytes if exchanges or least > _SLOT_USED else min(slot_bytes, _SLOT_USED)
+        used = slot_bytes if by_parts or least > _SLOT_USED else min(slot_bytes, _SLOT_USED)
         grain = alignment * code.chunks
         most = elements if not weight else (used - (scratch + 4) * LINE) // (weight * LINE) * grain
         if most < grain and elements > most:
@@ -144,6 +147,53 @@ class LoadedCode:
             return elements
         tiles = -(-elements // most)
         return -(-elements // tiles // grain) * grain
+
+    def ringed(self, tile: int, itemsize: int, direct: bool = False, least: int | None = None) -> tuple[Ringed, int]:
+        """What of a tile lies in the ring, and its bytes there, of the rank that has most of it. `least` stands in for the bytes from which on that pays."""
+        code, alignment = self.code, LINE // itemsize
+        stride = max(1, -(-tile // (alignment * code.chunks))) * alignment
+        if code.scratch:
+            readers, what = _readers(code, FIRST_SCRATCH), Ringed.SCRATCH
+            place = _lines(sum(code.scratch) * stride * itemsize)
+        else:
+            readers, what = 0 if direct else _readers(code, INPUT), Ringed.INPUT
+            place = sum(_lines(width * tile * itemsize) for width in self._staged_widths(direct))
+        pays = readers >= _MANY and place >= _RING_FROM and not self.in_place if least is None else place >= least
+        return (what, place) if pays and place else (Ringed.NOTHING, 0)
+
+    def _staged_widths(self, direct: bool) -> list[int]:
+        """Parts of the buffers that some rank stages."""
+        code = self.code
+        touched = [b for b in (INPUT, OUTPUT) if self.touched_anywhere[b] and not (direct and b == INPUT)]
+        widths = [max(code.parts(r, b) for r in range(code.ranks)) for b in (INPUT, OUTPUT)]
+        if self.in_place:
+            return [max(widths)] if touched else []  # one memory
+        return [widths[b] for b in touched]
+
+
+def _lines(nbytes: int) -> int:
+    return -(-nbytes // LINE) * LINE
+
+
+def _readers(code: Code, buffer: int) -> int:
+    """By how many peers a chunk of the inputs, or of any scratch, is read: the mean over those that are."""
+    chunks, reads = set[tuple[int, int, int]](), set[tuple[int, int, int, int]]()
+    for rank in range(code.ranks):
+        for block in range(code.rank_block_count(rank)):
+            for step in code.block(rank, block):
+                if step.op in (Op.GET, Op.READ_REDUCE):
+                    sources = [Operand(step.peer, step.source_buffer, step.source_chunk)]
+                elif step.op is Op.MULTI_REDUCE:
+                    rows = code.operands[step.argument : step.argument + step.peer]
+                    sources = [Operand(*map(int, row)) for row in rows]
+                else:
+                    continue
+                for place in sources:
+                    if place.rank != rank and min(place.buffer, FIRST_SCRATCH) == buffer:
+                        for chunk in range(place.chunk, place.chunk + step.count):
+                            chunks.add((place.rank, place.buffer, chunk))
+                            reads.add((place.rank, place.buffer, chunk, rank))
+    return len(reads) // len(chunks) if chunks else 0
 
 
 def _is_read_once(code: Code) -> bool:
@@ -241,6 +291,7 @@ def make_plan(
     *,
     direct: bool = False,
     cache: int = CACHE,
+    ring_from: int | None = None,
 ) -> Plan:
     """`title` is what messages call it: the name of the collective, unless it is given. `direct`: all ranks say so. `cache`: bytes that cores share."""
     code, rank = loaded.code, loaded.rank
@@ -269,6 +320,7 @@ def make_plan(
     record.direct = direct
     record.elements = elements
     record.tile = loaded.tile(elements, dtype.itemsize, slot_bytes, direct)
+    record.ringed, record.place = loaded.ringed(record.tile, dtype.itemsize, direct, ring_from)
     if title is None:
         name = code.collective.name.value if isinstance(code.collective, CollectiveSpec) else code.name
         title = describe_call(name, elements, dtype.value, None if reduction is None else reduction.value)
@@ -279,7 +331,8 @@ def make_plan(
     sizes = code.parts(rank, INPUT) * part, code.parts(rank, OUTPUT) * part
     note = np.frombuffer(words.ljust(112, b"\0"), dtype=np.uint8)
     record.words = note.ctypes.data
-    record.large, record.vast = sizes[OUTPUT] >= _LARGE, sizes[OUTPUT] * code.ranks > cache // 2
+    record.large = sizes[OUTPUT] >= (_LARGE_PARTS if code.parts(rank, OUTPUT) > 1 else _LARGE)
+    record.vast = sizes[OUTPUT] * code.ranks > cache // 2
     touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
     plain = loaded.used[OUTPUT] and not touched[OUTPUT] and (touched[INPUT] or not loaded.used[INPUT])
     staged = int(touched[INPUT] and not direct) if plain and not loaded.in_place else None

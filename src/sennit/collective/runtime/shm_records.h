@@ -48,6 +48,8 @@ typedef struct {
     int64_t flag_base;
 } Exit; /* waits of a gate that are put off until its slot is used again */
 
+enum { IN_RING_SCRATCH = 1, IN_RING_INPUT = 2 };
+
 #define NOTES 64
 
 typedef struct {
@@ -59,7 +61,7 @@ typedef struct {
     char *base;
     Doorbell *doorbells; /* by rank */
     Flag *flags;         /* by rank, by slot, flags_per_slot each */
-    char *staging;       /* by rank, SLOTS slots each */
+    char *staging;       /* by rank, staging_step bytes each: SLOTS slots, then a ring */
     char *rings;         /* by set, sender, receiver */
     Place *peers;        /* by slot, by rank, two each: where their input and output lie, as their flags said */
     const int32_t *pids; /* by rank: the processes, for direct calls */
@@ -68,6 +70,7 @@ typedef struct {
     const volatile char *owned;    /* not 0 in the process that made the group; a page that a fork wipes */
     const volatile char *broken;   /* not 0 when a rank has declared a failure */
     int64_t flags_per_slot, staging_step, slot_bytes, ring_bytes;
+    int64_t staging_at; /* of its ring: where the next place begins; the same on all ranks */
     int32_t rank, ranks;
     int32_t spin_limit, yields;
     int64_t patience; /* nanoseconds */
@@ -81,7 +84,7 @@ typedef struct {
     int64_t first, size, stride; /* elements: before it, in it, in a chunk of it; of each part */
     uint64_t epoch;
     Place mine[2];
-    char *slot;
+    char *scratch;
 } Tile;
 
 typedef struct {
@@ -102,6 +105,8 @@ typedef struct {
     int32_t vast;   /* or those of all ranks the cache of all */
     int32_t direct; /* peers read the input in this process's own memory: `mine` and `peers` have its address */
     int64_t elements, tile; /* of a part: in all, and at a time */
+    int64_t place;          /* bytes of the ring that a tile takes, on whichever rank it takes most; 0: all of it lies in a slot */
+    int32_t ringed, rest;   /* what lies in the ring: IN_RING_SCRATCH or IN_RING_INPUT, or nothing */
     char *source, *target;
     int32_t staged[2]; /* whether input and output are copied through staging */
     uint64_t call;     /* what is called, as a number, */

@@ -18,6 +18,7 @@ import os
 import secrets
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,16 +46,20 @@ _NOTE = struct.Struct("<QQ112s")  # number, what it is as a number, what it is i
 NOTE_BYTES = _NOTE.size
 CALLS_KEPT = 64  # the core knows it too
 _LEFT = 2
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the mmap module does not name
 BROKEN = 64  # where a byte says that some rank has declared a failure
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Of each rank. `slot`: bytes of staging for one tile; `flags`: of all codes together; `ring`: bytes of messages to one peer; `arena`: bytes for
-    `allocate`. Of a slot most codes use 384 KiB (`shm_plan.py`), a tile of 256 KiB with its scratch: all slots stay in the second-level cache of a core. Tiles of 128 to 512 KiB
+    """Of each rank. `slot`: bytes of staging for one tile, at most; `wide`: of the ring of staging for tiles that many read; `flags`: of all codes together; `ring`: bytes of messages to one peer; `arena`:
+    bytes for `allocate`.
+
+    Of a slot most codes use 384 KiB (`shm_plan.py`), a tile of 256 KiB with its scratch. Tiles of 128 to 512 KiB
     are within 5% of each other for an all-reduce of 16 MiB by 8 ranks on 16 cores; smaller ones wait more often, larger ones fall out of the cache."""
 
     slot: int = 1 << 20
+    wide: int = 6 << 20
     flags: int = 2048
     ring: int = 1 << 17
     arena: int = 1 << 28
@@ -91,7 +96,8 @@ class Layout:
 
     @property
     def staging_step(self) -> int:
-        return SLOTS * self.capacity.slot
+        """Slots, then the ring, which has more than SLOTS + 1 times the longest place: see `shm_core.c`."""
+        return SLOTS * self.capacity.slot + _pages(max(self.capacity.wide, (SLOTS + 2) * self.capacity.slot))
 
     def arena(self, rank: int) -> int:
         return self.staging + self.ranks * self.staging_step + rank * self.capacity.arena
@@ -114,6 +120,15 @@ class Segment:
         self.memory = mmap.mmap(descriptor, layout.size)
         self.layout, self.rank = layout, rank
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+
+    def fill_ring(self) -> None:
+        """Have the pages of this rank's ring of staging, so that no call waits for them; calls that need them do, where the kernel does not know the advice (5.14 does)."""
+        first = self.layout.staging + self.rank * self.layout.staging_step + SLOTS * self.layout.capacity.slot
+        start = first // _PAGE * _PAGE
+        with suppress(OSError):
+            self.memory.madvise(
+                _POPULATE_WRITE, start, self.layout.staging + (self.rank + 1) * self.layout.staging_step - start
+            )
 
     # ---- states and failures: each rank writes its own only
 

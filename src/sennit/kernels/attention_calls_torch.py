@@ -1,6 +1,6 @@
-"""The attention kernels of CUDA as methods of a rank: what their operators want beside q, k, v and the mask, and return beside values.
+"""The attention kernels of CUDA as methods: what their operators want beside q, k, v and the mask, and return beside values.
 
-The kernel of the CPU needs nothing here: the source calls its operator. Those of CUDA return lengths and states of generators, want the lengths
+The kernel of the CPU needs nothing here: who runs it calls its operator. Those of CUDA return lengths and states of generators, want the lengths
 back, and a mask that has every element, in the type of the query and with rows that begin at multiples of 16 elements. Leading dims beyond the batch are one.
 Which attention becomes which kernel, `kernels/attention_kernels.py` says.
 """
@@ -14,16 +14,16 @@ from torch import Tensor
 __all__ = ["CudaAttention", "cuda_call"]
 
 _CALLS = {
-    "aten._scaled_dot_product_cudnn_attention.default": "rank.cudnn_attention",
-    "aten._scaled_dot_product_cudnn_attention_backward.default": "rank.cudnn_attention_backward",
-    "aten._scaled_dot_product_efficient_attention.default": "rank.efficient_attention",
-    "aten._scaled_dot_product_efficient_attention_backward.default": "rank.efficient_attention_backward",
+    "aten._scaled_dot_product_cudnn_attention.default": "cudnn_attention",
+    "aten._scaled_dot_product_cudnn_attention_backward.default": "cudnn_attention_backward",
+    "aten._scaled_dot_product_efficient_attention.default": "efficient_attention",
+    "aten._scaled_dot_product_efficient_attention_backward.default": "efficient_attention_backward",
 }
 _ROWS = 16  # elements: where torch lets rows of a mask begin
 
 
 def cuda_call(kind: str) -> str | None:
-    """What the source calls for an operator, where it is one of these kernels."""
+    """The method that is called for an operator, where it is one of these kernels."""
     return _CALLS.get(kind)
 
 
