@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from sennit.errors import GraphError, ParseError
@@ -104,16 +104,17 @@ class Op:
     line: str = ""
     seq: int | None = None
     call: int = 0
+    # the values it reads, in order, repeated where they are read twice; made once, since every pass asks for them
+    reads: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        read = (*refs(self.args), *refs(tuple(arg for _, arg in self.kwargs)))
+        object.__setattr__(self, "reads", read)
 
     @property
     def name(self) -> str:
         """An operator goes by the name of its first result."""
         return self.results[0].name
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The values it reads, in order, repeated where they are read twice."""
-        return tuple(refs(self.args)) + tuple(refs(tuple(arg for _, arg in self.kwargs)))
 
     def describe(self) -> str:
         """For error messages: kind, name, module and line."""
