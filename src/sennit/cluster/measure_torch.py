@@ -7,7 +7,7 @@
 - **Link**: two gloo process groups in two threads of this process, over TCP on the loopback device: ping-pong for the latency,
   large messages for the bandwidth; what all-reduces take beyond that is `collective_start` and `reduction`. Where gloo
   cannot be set up, the preset's figures stay, and their source says so.
-- **Collectives**: given the processes that will run, all-reduces of 8 bytes and of 256 KiB between all of them, which the two
+- **Collectives**: given the processes that will run, all-reduces of 256 KiB and of 4 MiB between all of them, which the two
   threads cannot tell: ranks that share cores wait for each other's turn. What the links do not explain is `collective_start`
   and `reduction`.
 
@@ -78,29 +78,28 @@ def measure_laptop(ranks: int, processes: GlooRanks | None = None) -> Cluster:
 def _with_processes(
     cluster: Cluster, times: list[tuple[float, float]], measured: Callable[[float, str], Figure]
 ) -> Cluster:
-    """A ring of p ranks: 2 (p-1) hops, 2 (p-1)/p of the array over the wire, (p-1)/p of it added."""
-    small, large = (max(seconds) for seconds in zip(*times, strict=True))
+    """A ring of p ranks: 2 (p-1) hops, 2 (p-1)/p of the array over the wire, (p-1)/p of it added. The line goes through two sizes that steps have: gloo takes an array of a few bytes another way, in a fifth of the time where ranks share cores."""
+    middle, large = (max(seconds) for seconds in zip(*times, strict=True))
     link, count = cluster.link[0], len(times)
     share = (count - 1) / count
-    start = small - 2 * (count - 1) * 2 * link.latency.value
-    adding = large - small - 2 * share * _MIDDLE / link.bandwidth.value
+    wire, more = 2 * share / link.bandwidth.value, _LARGE - _MIDDLE
+    adding = max(1e-6, large - middle - wire * more) / (share * more)  # seconds a byte
+    start = middle - 2 * (count - 1) * 2 * link.latency.value - (wire + share * adding) * _MIDDLE
     who = f"between {count} processes on {len(os.sched_getaffinity(0))} cores"
     return msgspec.structs.replace(
         cluster,
-        collective_start=measured(max(0.0, start), f"a gloo all-reduce of 8 bytes {who}, less its hops"),
-        reduction=measured(
-            share * _MIDDLE / max(1e-6, adding), f"a gloo all-reduce of 256 KiB {who}, less its hops and bytes"
-        ),
+        collective_start=measured(max(0.0, start), f"a gloo all-reduce of 256 KiB {who}, less its hops and bytes"),
+        reduction=measured(1 / adding, f"gloo all-reduces of 4 MiB and 256 KiB {who}, less the bytes on the wire"),
     )
 
 
-_MIDDLE = 256 << 10  # bytes: about what a gradient has
+_MIDDLE, _LARGE = 256 << 10, 4 << 20  # bytes: about what a gradient has, and the largest bucket of a small model
 
 
 def time_all_reduce(rank: int) -> tuple[float, float]:
-    """On each rank: the seconds of an all-reduce of 8 bytes, and of `_MIDDLE`."""
+    """On each rank: the seconds of an all-reduce of `_MIDDLE` bytes, and of `_LARGE`."""
     seconds = []
-    for size, times in ((8, 10), (_MIDDLE, 5)):
+    for size, times in ((_MIDDLE, 8), (_LARGE, 4)):
         tensor = torch.zeros(size // 4)
         dist.barrier()
         seconds.append(_each(lambda tensor=tensor: dist.all_reduce(tensor), times, batches=3))  # type: ignore[misc]
