@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from sennit.cluster import Basis, Cluster, Topology, load
+from sennit.cluster import Basis, Cluster, Figure, Topology, load
 from sennit.cost import bus_bytes, collective, point_to_point
 from sennit.ir.program import CollectiveKind
 
@@ -71,6 +72,21 @@ def test_a_pair_of_each_device_uses_all_links_of_a_full_mesh() -> None:
     transfer = collective(topology, CollectiveKind.ALL_REDUCE, range(8), LARGE)
     assert transfer.algorithm == "direct"
     assert transfer.wire_bytes / transfer.seconds(topology) == pytest.approx(7 * 48e9, rel=0.01)
+
+
+def test_a_start_is_a_time_or_work_of_the_cores() -> None:
+    """The same alone; as work it is in the part that whatever else the cores do makes longer."""
+    plain = load("laptop:4")
+    assert plain.host is not None
+    start = Figure(2e-3, Basis.MEASURED, "for this test")
+    timed = replace(plain, collective_start=start)
+    worked = replace(timed, host=replace(plain.host, starts_use_cores=True))
+    one, other = (
+        collective(Topology.of(cluster), CollectiveKind.ALL_REDUCE, range(4), 1 << 20) for cluster in (timed, worked)
+    )
+    assert one.seconds(Topology.of(timed)) == pytest.approx(other.seconds(Topology.of(worked)))
+    assert one.latency - other.latency == pytest.approx(start.value)
+    assert other.drain(Topology.of(worked)) - one.drain(Topology.of(timed)) == pytest.approx(start.value)
 
 
 def test_a_group_of_one_moves_nothing() -> None:

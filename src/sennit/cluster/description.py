@@ -185,6 +185,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     blocking: bool
     transfer_cores: Figure | None = None
     take_turns: bool = False
+    starts_use_cores: bool = False
 
 
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

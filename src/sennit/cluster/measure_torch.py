@@ -85,11 +85,20 @@ def _with_processes(
     wire, more = 2 * share / link.bandwidth.value, _LARGE - _MIDDLE
     adding = max(1e-6, large - middle - wire * more) / (share * more)  # seconds a byte
     start = middle - 2 * (count - 1) * 2 * link.latency.value - (wire + share * adding) * _MIDDLE
-    who = f"between {count} processes on {len(os.sched_getaffinity(0))} cores"
+    assert cluster.host is not None
+    cores = cluster.host.cores.value
+    had = min(1.0, cores / count)  # of a core, each rank meanwhile
+    who = f"between {count} processes on {cores:g} cores"
     return msgspec.structs.replace(
         cluster,
-        collective_start=measured(max(0.0, start), f"a gloo all-reduce of 256 KiB {who}, less its hops and bytes"),
-        reduction=measured(1 / adding, f"gloo all-reduces of 4 MiB and 256 KiB {who}, less the bytes on the wire"),
+        host=msgspec.structs.replace(cluster.host, starts_use_cores=True),
+        collective_start=measured(
+            max(0.0, had * start), f"a gloo all-reduce of 256 KiB {who}, less its hops and bytes, as work of one core"
+        ),
+        reduction=measured(
+            1 / (had * adding),
+            f"gloo all-reduces of 4 MiB and 256 KiB {who}, less the bytes on the wire, as work of one core",
+        ),
     )
 
 

@@ -22,7 +22,8 @@ array; gather and scatter: the whole array; all-to-all: what a device holds), a 
 A direct gather or scatter is for links that join each pair of devices; `Algorithm.DIRECT` says that the library uses them so.
 
 Each also waits for the cluster's `collective_start` or `send_start`. Where the cluster gives a `reduction` rate, an all-reduce
-or a reduce-scatter takes (p-1)/p n / rate longer: its library adds what has arrived, and then sends on.
+or a reduce-scatter takes (p-1)/p n / rate longer: its library adds what has arrived, and then sends on. With `starts_use_cores` of a `[host]` the
+start is work too, and slower beside other work.
 
 **Across nodes**, with g of the group's p devices on each of its m nodes, the library lays g rings (or trees), each of which
 passes through every node and leaves it by another device's NIC. So 1/g of the bytes above goes over each NIC, (g-1)/g over
@@ -97,10 +98,18 @@ def collective(topology: Topology, kind: CollectiveKind, members: Sequence[int],
     return replace(best, floor=best.drain(topology) + added / rate.value)
 
 
+def _starting(topology: Topology, best: Transfer, start: float) -> Transfer:
+    """What comes before the first byte: a time by itself, or work of the cores that whatever else they do makes longer."""
+    host = topology.cluster.host
+    if host is not None and host.transfers_use_cores and host.starts_use_cores:
+        return replace(best, floor=best.drain(topology) + start)
+    return replace(best, latency=best.latency + start)
+
+
 def _fastest(topology: Topology, candidates: Iterator[Transfer], start: Figure | None) -> Transfer:
     # min keeps the first of equals, so the order of declaration decides
     best = min(candidates, key=lambda transfer: transfer.seconds(topology))
-    return best if start is None else replace(best, latency=best.latency + start.value)
+    return best if start is None else _starting(topology, best, start.value)
 
 
 def _label(algorithm: str, protocol: str | None) -> str:
