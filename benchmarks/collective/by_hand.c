@@ -29,16 +29,9 @@
 #include <unistd.h>
 
 #include "own_core.h"
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define PAUSE() _mm_pause()
-#else
-#define PAUSE() atomic_signal_fence(memory_order_seq_cst)
-#endif
 
-enum { MOST = 64, ROUNDS = 7, SLOTS = 4, LARGEST = 16 << 20, AREA = 32 << 20 };
+enum { ROUNDS = 7, SLOTS = 4, LARGEST = 16 << 20, AREA = 32 << 20 };
 typedef float Line __attribute__((vector_size(64), aligned(4), may_alias));
-typedef struct { _Atomic uint64_t value; char rest[56]; } Word;
 typedef struct {
     Word come[MOST], entered[MOST], added[MOST], left[MOST];
     double microseconds[MOST];
@@ -50,37 +43,13 @@ static Shared *shared;
 static char *staging, *open_arrays; /* by rank */
 static char *own, *other;           /* private: source and target, of the size that is measured */
 static char *in_huge[2], *in_small[2];
-static int ranks, rank;
 static size_t tile_bytes, width; /* of the way that is measured */
 static int past, share, bounces, source_offset, target_offset;
 static char *bounce;
 static uint64_t tiles_before; /* of all calls: the same on all ranks */
 static size_t ring_at;
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1e6 + time.tv_nsec * 1e-3;
-}
-
-static void say(Word *word, uint64_t value) { atomic_store_explicit(&word[rank].value, value, memory_order_release); }
-static void await(Word *word, int peer, uint64_t value)
-{
-    while (atomic_load_explicit(&word[peer].value, memory_order_acquire) < value)
-        PAUSE();
-}
-static void await_all(Word *word, uint64_t value)
-{
-    for (int peer = 0; peer < ranks; peer++)
-        await(word, peer, value);
-}
-static void meet(void)
-{
-    static uint64_t count;
-    say(shared->come, ++count);
-    await_all(shared->come, count);
-}
+static void meet(void) { meet_at(shared->come); }
 
 /* ---- copies ----------------------------------------------------------------------------------------------------------- */
 

@@ -34,8 +34,7 @@
 
 #include "own_core.h"
 
-enum { MOST = 64, ROUNDS = 11, AREA = 16 << 20, TILE = 384 << 10 };
-typedef struct { _Atomic uint64_t value; char rest[56]; } Word;
+enum { ROUNDS = 11, AREA = 16 << 20, TILE = 384 << 10 };
 typedef struct {
     Word come[MOST];
     double stage[MOST], fetch[MOST];
@@ -46,23 +45,9 @@ typedef struct { char *to; const char *from; size_t bytes; } Piece;
 
 static Shared *shared;
 static char *staging, *own, *other;
-static int ranks, rank, few, has_whole_lines;
+static int few, has_whole_lines;
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1e6 + time.tv_nsec * 1e-3;
-}
-
-static void meet(void)
-{
-    static uint64_t count;
-    atomic_store_explicit(&shared->come[rank].value, ++count, memory_order_release);
-    for (int peer = 0; peer < ranks; peer++)
-        while (atomic_load_explicit(&shared->come[peer].value, memory_order_acquire) < count)
-            _mm_pause();
-}
+static void meet(void) { meet_at(shared->come); }
 
 #define LOAD(AT) _mm512_loadu_si512((const void *)(AT))
 #define PUT(AT, V) _mm512_storeu_si512((void *)(AT), V)

@@ -28,16 +28,8 @@
 #include <unistd.h>
 
 #include "own_core.h"
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define PAUSE() _mm_pause()
-#else
-#define PAUSE() atomic_signal_fence(memory_order_seq_cst)
-#endif
 
-enum { MOST = 64, ROUNDS = 9, SLOTS = 4, TILE = 256 << 10, ARRAY = 16 << 20 };
-
-typedef struct { _Atomic uint64_t value; char rest[56]; } Word;
+enum { ROUNDS = 9, SLOTS = 4, TILE = 256 << 10, ARRAY = 16 << 20 };
 
 typedef struct {
     Word come[MOST], entered[MOST], added[MOST], left[MOST];
@@ -48,36 +40,9 @@ typedef struct {
 
 static Shared *shared;
 static char *staging; /* by rank, SLOTS tiles with their sums */
-static int ranks, rank;
 static char *own, *other;
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1e6 + time.tv_nsec * 1e-3;
-}
-
-static void say(Word *word, uint64_t value) { atomic_store_explicit(&word[rank].value, value, memory_order_release); }
-
-static void await(Word *word, int peer, uint64_t value)
-{
-    while (atomic_load_explicit(&word[peer].value, memory_order_acquire) < value)
-        PAUSE();
-}
-
-static void await_all(Word *word, uint64_t value)
-{
-    for (int peer = 0; peer < ranks; peer++)
-        await(word, peer, value);
-}
-
-static void meet(void)
-{
-    static uint64_t count;
-    say(shared->come, ++count);
-    await_all(shared->come, count);
-}
+static void meet(void) { meet_at(shared->come); }
 
 static char *tile_of(int of, uint64_t number) { return staging + (size_t)(of * SLOTS + number % SLOTS) * (2 * TILE); }
 static char *sum_of(int of, uint64_t number) { return tile_of(of, number) + TILE; }

@@ -1,9 +1,54 @@
-/* What `memory_ceiling.c`, `copy_variants.c` and `by_hand.c` have in common: a rank on a core of its own, and memory as numpy takes it. */
+/* What `memory_ceiling.c`, `copy_variants.c` and `by_hand.c` have in common: a rank on a core of its own, memory as numpy takes it, and words by which ranks wait for each other. */
 
 #include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define PAUSE() _mm_pause()
+#else
+#define PAUSE() atomic_signal_fence(memory_order_seq_cst)
+#endif
+
+enum { MOST = 64 }; /* ranks */
+
+/* One for each rank, which alone writes it, in a cache line of its own. */
+typedef struct { _Atomic uint64_t value; char rest[56]; } Word;
+
+static int ranks, rank;
+
+static inline double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1e6 + time.tv_nsec * 1e-3;
+}
+
+static inline void say(Word *word, uint64_t value) { atomic_store_explicit(&word[rank].value, value, memory_order_release); }
+
+static inline void await(Word *word, int peer, uint64_t value)
+{
+    while (atomic_load_explicit(&word[peer].value, memory_order_acquire) < value)
+        PAUSE();
+}
+
+static inline void await_all(Word *word, uint64_t value)
+{
+    for (int peer = 0; peer < ranks; peer++)
+        await(word, peer, value);
+}
+
+/* All ranks are here. */
+static inline void meet_at(Word *come)
+{
+    static uint64_t count;
+    say(come, ++count);
+    await_all(come, count);
+}
 
 /* To the first core of the rank's share of those that are allowed. */
 static void take_core(int rank, int ranks)
