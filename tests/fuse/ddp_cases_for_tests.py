@@ -22,7 +22,7 @@ from sennit.fuse.moves import Limits, fused_greedily
 from sennit.fuse.network_threads import gloo_threads
 from sennit.fuse.profile_torch import MeasuredCost
 from sennit.fuse.serial_group_torch import serial_group
-from sennit.fuse.timeline_torch import _Marks, stretches
+from sennit.fuse.timeline_torch import _Marks, rate_beside, stretches
 from sennit.fuse.tune_torch import Tuning
 from sennit.ir.strategy import Bucket, Part, Reduce, Strategy, WaitAt
 
@@ -381,7 +381,8 @@ def marked(rank: int) -> list[tuple[list[tuple[int, int]], int, set[int]]]:
         sample = batches(rank)[0]
         wrapped = DataParallel(model, adam(model), sample=sample, tuning=Tuning(turns=0))
         with torch.no_grad():
-            lengths = stretches(wrapped, wrapped.signature.flatten(sample), 1, messages=1)
+            lengths = stretches(wrapped, wrapped.signature.flatten(sample), 1)
+            assert rate_beside(wrapped, wrapped.signature.flatten(sample), 1, messages=1) > 0.0
         assert min(lengths.values()) > 0.0
         found.append((list(lengths), len(wrapped.graph.ops), set(_Marks(wrapped).made.values())))
     return found

@@ -34,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Communication of x bytes takes `latency + per_byte * x`, or the least of the algorithms' lines where there are some; updating x bytes of parameters `update_per_byte * x`."""
+    """Communication of x bytes takes `latency + per_byte * x`, or the least of the algorithms' lines where there are some; updating x bytes of parameters `update_per_byte * x`, and copying x bytes from a bucket to the rest of their gradient `copy_per_byte * x`."""
 
     latency: float
     per_byte: float
@@ -43,6 +43,7 @@ class Channel:
     algorithms: tuple[Line, ...] = ()
     scatter: Line | None = None
     gather: Line | None = None
+    copy_per_byte: float = 0.0
 
     def seconds(self, size: int, algorithm: str | None = None) -> float:
         """By the algorithm of this name; by the fastest without one."""

@@ -227,6 +227,13 @@ class StepModel:
         spans = [(part.path, part.span or (0, self.elements[part.path])) for part in parts]
         return sum(self.bytes[path] * (stop - start) // self.elements[path] for path, (start, stop) in spans)
 
+    def copied(self, bucket: Bucket) -> int:
+        """Bytes that are copied when it is there: pieces of gradients, where it does not lie in the place of its only one."""
+        if len(bucket.parts) == 1:
+            return 0
+        spans = [(part.path, part.span) for part in bucket.parts if part.span is not None]
+        return sum(self.bytes[path] * (span[1] - span[0]) // self.elements[path] for path, span in spans)
+
     def strategy(self, name: str, grouping: Grouping, buckets: Sequence[Bucket]) -> Strategy:
         repeats = grouping.repeats()
 
@@ -281,7 +288,8 @@ class KernelOrder:
                 BucketTime(
                     ready=segment[end],
                     seconds=seconds,
-                    update=channel.update_per_byte * model.updated(bucket),
+                    update=channel.update_per_byte * model.updated(bucket)
+                    + channel.copy_per_byte * model.copied(bucket),
                     priority=-1 if need is None else need,
                     needed=None if need is None else segment[need] + 1 if need else 0,
                     gather=gather,

@@ -37,7 +37,7 @@ from sennit.fuse.network_threads import network_first, ordinary
 from sennit.fuse.profile_torch import measure_channel, measure_operators
 from sennit.fuse.row_blocks import row_products
 from sennit.fuse.search_options import SearchOptions
-from sennit.fuse.timeline_torch import MESSAGE, in_stretches, stretches
+from sennit.fuse.timeline_torch import MESSAGE, in_stretches, rate_beside, stretches
 from sennit.fuse.trial_choice import is_clearly_faster, weighed
 from sennit.ir.strategy import Bucket, Part, Strategy, WaitAt
 
@@ -125,7 +125,7 @@ def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tu
     if owner.group.size() > 1 and owner.device.type == "cpu":
         sharing = replace(channel.sharing, compute_rate=_compute_rate(owner, inputs, sum(alone.values()), channel))
         channel = replace(channel, sharing=sharing)
-    measured = replace(channel, update_per_byte=update)
+    measured = replace(channel, update_per_byte=update, copy_per_byte=_copy_per_byte(owner.device))
     in_the_step = replace(cost, seconds=in_stretches(cost.seconds, names, alone))
     return StepModel(owner.graph, in_the_step, measured, in_rows, owner.packed)
 
@@ -133,8 +133,7 @@ def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tu
 def _compute_rate(owner: DataParallel, inputs: Mapping[str, Tensor], alone: float, channel: Channel) -> float:
     """How fast the step computes beside messages that are carried, 1 as alone. By the step itself: one whose weights pass through the cache again and again loses more there than one of large products."""
     count = 1 + math.ceil(2.0 * alone / (channel.latency + channel.per_byte * MESSAGE))
-    beside = stretches(owner, inputs, _ROUNDS_BESIDE, count)
-    return min(1.0, max(_LEAST_RATE, alone / sum(beside.values())))
+    return min(1.0, max(_LEAST_RATE, rate_beside(owner, inputs, _ROUNDS_BESIDE, count)))
 
 
 def candidates(
@@ -242,6 +241,17 @@ def _untouched(owner: DataParallel) -> Iterator[None]:
         yield
     for parameter, gradient in held:
         parameter.grad = gradient
+
+
+def _copy_per_byte(device: torch.device) -> float:
+    """Seconds per byte of copying what is in no cache."""
+    source, target = (torch.zeros(8 * _MEBI // 4, device=device) for _ in range(2))
+    spent: list[float] = []
+    for _ in range(5):
+        start = wall(device)
+        target.copy_(source)
+        spent.append(wall(device) - start)
+    return median(spent) / source.nbytes
 
 
 def _update_per_byte(optimizer: torch.optim.Optimizer, most: int) -> float:
