@@ -36,6 +36,7 @@ def study(name: str, arguments: argparse.Namespace) -> None:
     from sennit.fuse.gradient_order import gradients_first
     from sennit.fuse.looked_up import looked_up, rows_apart
     from sennit.fuse.row_blocks import row_products
+    from sennit.fuse.row_uses import row_uses
 
     small, large = 2, 8
     (low, _, bytes_of), (high, _, _) = measured(name, small), measured(name, large)
@@ -47,14 +48,15 @@ def study(name: str, arguments: argparse.Namespace) -> None:
     )
     early = gradients_first(graph)
     apart = gradients_first(rows_apart(graph, 2))
-    orders: dict[str, tuple[Any, Any, Any]] = {
-        "as captured": (graph, {}, {}),
-        "gradients first": (early, {}, {}),
-        "and in blocks of rows": (early, row_products(early), {}),
-        "and rows of tables": (apart, row_products(apart), looked_up(apart, 2)),
+    orders: dict[str, tuple[Any, Any, Any, Any]] = {
+        "as captured": (graph, {}, {}, {}),
+        "gradients first": (early, {}, {}, {}),
+        "and in blocks of rows": (early, row_products(early), {}, {}),
+        "and rows of tables": (apart, row_products(apart), looked_up(apart, 2), {}),
+        "and weights in blocks": (apart, row_products(apart), looked_up(apart, 2), row_uses(apart)),
     }
-    for title, (ordered, in_rows, packed) in orders.items():
-        gap, bound, in_step, across, slower = simulated(ordered, cost, in_rows, packed, arguments)
+    for title, (ordered, in_rows, packed, uses) in orders.items():
+        gap, bound, in_step, across, slower = simulated(ordered, cost, in_rows, packed, uses, arguments)
         print(
             f"  {title:22s} nothing travels for {1e3 * gap:5.1f}, structural bound {1e3 * bound:6.1f}, best in the step {1e3 * in_step:6.1f}, across steps {1e3 * across:6.1f} ({1e3 * slower:.1f} with kernels {SLOWER} times as long)",
             flush=True,
@@ -79,14 +81,14 @@ def measured(name: str, batch: int) -> tuple[float, tuple[Any, Any], int]:
 
 
 def simulated(
-    graph: Any, cost: Any, in_rows: Any, packed: Any, arguments: argparse.Namespace
+    graph: Any, cost: Any, in_rows: Any, packed: Any, uses: Any, arguments: argparse.Namespace
 ) -> tuple[float, float, float, float, float]:
     from sennit.fuse.bounds import structural
     from sennit.fuse.bucket_search import judged
     from sennit.fuse.model import Channel, Grouping, KernelOrder, StepModel
     from sennit.fuse.tune_torch import candidates
 
-    model = StepModel(graph, cost, Channel(arguments.latency, arguments.per_byte), in_rows, packed)
+    model = StepModel(graph, cost, Channel(arguments.latency, arguments.per_byte), in_rows, packed, uses)
     order = model.order(Grouping())
     assert order is not None
     seconds = model.kernel_seconds(order, Grouping())

@@ -135,6 +135,19 @@ def cut(model: nn.Module) -> Strategy:
     return Strategy("cut", (), tuple(buckets))
 
 
+def by_rows(model: nn.Module) -> Strategy:
+    """Every matrix in blocks of rows, the last of them first, each in a bucket with a piece of the gradient before it; what else there is at the end."""
+    parts: list[Part] = []
+    rest = [path for path, parameter in model.named_parameters() if parameter.ndim != 2 or len(parameter) < 3]
+    for path, parameter in reversed(list(model.named_parameters())):
+        if path not in rest:
+            rows, width = parameter.shape
+            cuts = [0, width, width * (1 + rows // 2), rows * width]
+            parts += [Part(path, span) for span in itertools.pairwise(cuts)][::-1]
+    pairs = [parts[:1], *(parts[start : start + 2] for start in range(1, len(parts), 2)), [Part(path) for path in rest]]
+    return Strategy("rows", (), tuple(Bucket(tuple(pair), WaitAt.NEXT) for pair in pairs if pair))
+
+
 def head_in_blocks(wait: WaitAt, cuts: tuple[int, ...]) -> Strategy:
     """The table of `Tied` cut at these elements, the last part first and one beside another gradient; then the rest and the rows that are looked up."""
     spans = [Part("table.weight", span) for span in itertools.pairwise((0, *cuts, 256))]
@@ -302,6 +315,7 @@ def strategies(kind: type[nn.Module]) -> list[Strategy]:
         spread(paths, WaitAt.NEXT),
         spread(paths, WaitAt.NEXT, Reduce.REDUCE_SCATTER),
         cut(build(kind)),
+        by_rows(build(kind)),
     ]
 
 

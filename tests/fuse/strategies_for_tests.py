@@ -21,6 +21,7 @@ from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.kernel_cost import Roofline
 from sennit.fuse.model import Channel, Grouping, StepModel
 from sennit.fuse.moves import Limits, fused_greedily, random_move
+from sennit.fuse.row_uses import row_uses
 from sennit.ir.strategy import Bucket, Part, Reduce, Strategy, WaitAt
 from sennit.kernels.graph_attention import with_fused_attention
 
@@ -46,7 +47,7 @@ def here() -> torch.device:
 def step_model(*, fused_attention: bool = True) -> StepModel:
     captured = capture(build(), batches(0)[0])
     graph = gradients_first(with_fused_attention(captured, here().type) if fused_attention else captured)
-    return StepModel(graph, Roofline.of(graph, load("dgx-a100").device), Channel(5e-6, 1e-9))
+    return StepModel(graph, Roofline.of(graph, load("dgx-a100").device), Channel(5e-6, 1e-9), uses=row_uses(graph))
 
 
 def random_strategy(model: StepModel, seed: int) -> Strategy:
@@ -57,7 +58,9 @@ def random_strategy(model: StepModel, seed: int) -> Strategy:
         grouping = random_move(model, grouping, draw, Limits(size=10)) or grouping
     parts: list[Part] = []
     for path, _, _ in model.gradients:
-        cut = draw.randrange(1, model.elements[path]) if draw.random() < 0.2 else None
+        cut = draw.randrange(1, model.elements[path]) if draw.random() < 0.3 else None
+        if cut is not None and draw.random() < 0.5 and (use := model.uses.get(path)) is not None:
+            cut = max(1, cut // use.width) * use.width  # between rows: then they are read and updated by themselves
         spans = [None] if cut is None else [(0, cut), (cut, model.elements[path])]
         parts += [Part(path, span) for span in spans]
     if draw.random() < 0.5:

@@ -378,6 +378,12 @@ class GradientChannel:
                 place.copy_(piece.view)
         return whole
 
+    def brought(self, path: str, number: int) -> Iterator[tuple[int, int, Tensor]]:
+        """The elements of a gradient that this bucket brought, once it was waited for: the first, the one behind the last, and their values, flat."""
+        for (bucket, _), piece in zip(self.places[path], self.pieces[path], strict=True):
+            if bucket == number:
+                yield piece.start, piece.stop, piece.view.view(-1)
+
     def _unpacked(self, path: str) -> Tensor:
         """The whole table: zeros, or what the head's gradient has in it, and the packed rows."""
         union, whole = self.unions.get(path), self.whole[path]

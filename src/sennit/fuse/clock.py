@@ -47,7 +47,7 @@ class BucketTime:
     ready: int
     seconds: float
     update: float = 0.0
-    priority: int = 0
+    priority: float = 0
     needed: int | None = None
     gather: float = 0.0
 
@@ -151,7 +151,7 @@ class _Run:
         self.timing, self.sharing = timing, sharing
         self.now = 0.0
         self.waited = 0.0
-        self.ready: list[tuple[int, float, int]] = []  # (priority, since, bucket): what the channel may take
+        self.ready: list[tuple[float, float, int]] = []  # (priority, since, bucket): what the channel may take
         self.carrying: int | None = None
         self.left = 0.0  # seconds of the bucket on the channel, at full rate
         self.since = 0.0  # when it was taken

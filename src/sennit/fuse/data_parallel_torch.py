@@ -49,6 +49,7 @@ from sennit.fuse.looked_up import ROWS, looked_up, parameter_of, rows_apart
 from sennit.fuse.network_threads import Preference, ordinary
 from sennit.fuse.network_threads import network_first as prefer_network
 from sennit.fuse.program_torch import StepProgram
+from sennit.fuse.row_uses import row_uses
 from sennit.fuse.serial_group_torch import serial_group
 from sennit.fuse.tune_torch import Trial, Tuning, is_preference_worth, tune
 from sennit.fuse.update_torch import DeferredStep
@@ -119,6 +120,8 @@ class DataParallel(nn.Module):
         self._modes = [(module, module.training) for module in model.modules()]
         self._loss_key, self._results, self._new_buffers = self._outputs()
         self._step: DeferredStep | None = DeferredStep(optimizer) if optimizer is not None else None
+        in_rows = self.device.type == "cpu" and self._step is not None and self._step.is_by_element
+        self.row_uses = row_uses(self.graph) if in_rows else {}
         self.gradients = Gradients(self.trained, self.sent, GradientChannel((), {}, self.device, self.group))
         self._synchronise = True
         self._sent_buffers: Together | None = None  # the first rank's, on their way
@@ -163,11 +166,12 @@ class DataParallel(nn.Module):
             strategy,
             self.device,
             packed=self.packed,
+            uses=self.row_uses,
             artifacts=self._artifacts if compile_kernels else None,
         )
         shapes = {path: (parameter.shape, parameter.dtype) for path, parameter in self.sent.items()}
         channel = GradientChannel(strategy.buckets, shapes, self.device, self.group, self.packed)
-        self.gradients = Gradients(self.trained, self.sent, channel)
+        self.gradients = Gradients(self.trained, self.sent, channel, self.program.read_in_blocks)
         self._state = list(self._places())
         self.strategy, self._late = strategy, late
         if self._step is not None:
@@ -301,11 +305,27 @@ class DataParallel(nn.Module):
             self.flush()
 
     def _settle(self, number: int) -> None:
-        """Wait for a bucket that is on its way, and update what it completes if the step was asked for."""
-        if number in self.gradients.owed:
-            complete = self.gradients.arrive(number)
-            if complete and self._step is not None and self._step.is_asked:
-                self._step.update(complete)
+        """Wait for a bucket that is on its way, and update what it completes if the step was asked for; of weights that are read in blocks, the rows that it brings."""
+        gradients, step = self.gradients, self._step
+        complete: list[nn.Parameter] = []
+        coming = [number]
+        while coming:
+            if (bucket := coming.pop()) not in gradients.owed:
+                continue
+            if step is None or not step.is_asked:
+                gradients.arrive(bucket)
+                continue
+            paths = gradients.in_blocks(bucket)
+            in_rows = [path for path in paths if step.has_state(self.trained[path])]
+            complete += gradients.arrive(bucket, in_rows)
+            for path in in_rows:
+                for rows, gradient, is_last in gradients.rows(bucket, path):
+                    step.update_rows(self.trained[path], rows, gradient, is_last=is_last)
+            # the first update of a parameter is that of the whole
+            coming += [block.bucket for path in paths if path not in in_rows for block in gradients.blocks[path]]
+        if complete:
+            assert step is not None
+            step.update(complete)
 
     def flush(self) -> None:
         """Wait for every gradient that is on its way, and do the updates that were asked for."""

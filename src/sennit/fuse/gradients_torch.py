@@ -5,6 +5,7 @@
     program.backward(values, gradients.take, gradients.take_product, gradients.take_rows)
     gradients.end()                          # all buckets are under way: they are owed
     gradients.arrive(b)                      # bucket b is there: the parameters whose gradients it completes
+    gradients.rows(b, path)                  # and of one whose rows are used as they come, those that it brought
 
 `take` adds to a gradient that is there already and sends the sum. `keep` does the same for a pass that communicates nothing, and leaves it with the parameter. A product is handed on as its factors (`products_torch.py`),
 the gradient of a look-up as what it adds up and where (`table_rows_torch.py`).
@@ -12,7 +13,7 @@ the gradient of a look-up as what it adds up and where (`table_rows_torch.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +21,23 @@ from torch import Tensor, nn
 from sennit.fuse.channel_torch import GradientChannel
 from sennit.fuse.looked_up import ROWS, parameter_of
 from sennit.fuse.products_torch import RowBlocks
+from sennit.fuse.row_uses import UseBlock
 from sennit.fuse.table_rows_torch import looked_up_table
 
 __all__ = ["Gradients"]
 
 
 class Gradients:
-    """Those of one strategy. `trained` are the parameters by path; `sent` are they by gradient: a table that is also the head has two."""
+    """Those of one strategy. `trained` are the parameters by path; `sent` are they by gradient: a table that is also the head has two. `blocks` are those that are read in blocks of rows (`row_uses.py`)."""
 
     def __init__(
-        self, trained: Mapping[str, nn.Parameter], sent: Mapping[str, nn.Parameter], channel: GradientChannel
+        self,
+        trained: Mapping[str, nn.Parameter],
+        sent: Mapping[str, nn.Parameter],
+        channel: GradientChannel,
+        blocks: Mapping[str, Sequence[UseBlock]] | None = None,
     ) -> None:
-        self.trained, self.sent, self.channel = trained, sent, channel
+        self.trained, self.sent, self.channel, self.blocks = trained, sent, channel, dict(blocks or {})
         self._heads: dict[str, Tensor] = {}  # that stay on this rank, until the look-up's rows come
         self.owed: dict[int, bool] = {}  # buckets of the last backward pass that were not waited for yet
 
@@ -94,12 +100,29 @@ class Gradients:
         head = self._heads.pop(path, None)
         self.keep(path, gradient if head is None else head + gradient)
 
-    def arrive(self, number: int) -> list[nn.Parameter]:
-        """A bucket is there: the gradients that it completes are the parameters' now."""
+    def in_blocks(self, number: int) -> list[str]:
+        """Parameters that are read in blocks, of which this bucket has some."""
+        if not self.blocks:
+            return []
+        paths = dict.fromkeys(part.path for part in self.channel.slots[number].bucket.parts)
+        return [path for path in paths if path in self.blocks]
+
+    def rows(self, number: int, path: str) -> Iterator[tuple[slice, Tensor, bool]]:
+        """The rows of a parameter that a bucket brought, with their gradient, and whether these are the last."""
+        width = self.trained[path][0].numel()
+        brought = list(self.channel.brought(path, number))
+        is_complete = not any(bucket in self.owed for bucket, _ in self.channel.places[path])
+        for place, (start, stop, gradient) in enumerate(brought):
+            yield slice(start // width, stop // width), gradient, is_complete and place == len(brought) - 1
+
+    def arrive(self, number: int, in_rows: Collection[str] = ()) -> list[nn.Parameter]:
+        """A bucket is there: the gradients that it completes are the parameters' now, but for parameters whose rows are taken one by one."""
         self.channel.wait(number)
         del self.owed[number]
         complete: list[nn.Parameter] = []
         for path in dict.fromkeys(parameter_of(part.path) for part in self.channel.slots[number].bucket.parts):
+            if path in in_rows:
+                continue
             paths = [path, path + ROWS] if path + ROWS in self.sent else [path]
             if not any(bucket in self.owed for one in paths for bucket, _ in self.channel.places[one]):
                 parameter = self.trained[path]

@@ -19,6 +19,7 @@ from sennit.fuse.known_cost import ManyKernels, Question
 from sennit.fuse.looked_up import ROWS, LookUp, parameter_of
 from sennit.fuse.operator_class import Class, classify
 from sennit.fuse.row_blocks import RowProduct, cut_spans, ready_fractions
+from sennit.fuse.row_uses import RowUse, use_blocks
 from sennit.ir.graph import Graph, Op, OutputKind, Role
 from sennit.ir.strategy import Bucket, Group, Part, Reduce, Strategy, WaitAt
 from sennit.ir.strategy_check import Kernel
@@ -50,10 +51,11 @@ class StepModel:
         channel: Channel,
         in_rows: Mapping[str, RowProduct] | None = None,
         packed: Mapping[str, LookUp] | None = None,
+        uses: Mapping[str, RowUse] | None = None,
     ) -> None:
-        """`in_rows` are gradients that are made block by block of rows where they are cut (`row_blocks.py`); of those in `packed` only some rows travel where they are not cut (`looked_up.py`)."""
+        """`in_rows` are gradients that are made block by block of rows where they are cut (`row_blocks.py`), `uses` weights that are read so (`row_uses.py`); of those in `packed` only some rows travel where they are not cut (`looked_up.py`)."""
         self.graph, self.cost, self.channel = graph, cost, channel
-        self.in_rows, self.packed = dict(in_rows or {}), dict(packed or {})
+        self.in_rows, self.packed, self.uses = dict(in_rows or {}), dict(packed or {}), dict(uses or {})
         self.ops: tuple[Op, ...] = graph.ops
         number = {value.name: place for place, op in enumerate(graph.ops) for value in op.results}
         self.reads: list[tuple[int, ...]] = [
@@ -259,20 +261,20 @@ class KernelOrder:
                 place_of[place] = index
         self.maker = {path: place_of[place] for path, place, _ in model.gradients}
         self.use = {path: place_of[place] for path, place in model.first_use.items()}
-        numbers = {op.name: place for place, op in enumerate(model.ops)} if model.in_rows else {}
+        numbers = {op.name: place for place, op in enumerate(model.ops)} if model.in_rows or model.uses else {}
         products = {path: place_of[numbers[rows.product]] for path, rows in model.in_rows.items()}
         # a product in a group is one kernel with it
         self.product = {path: kernel for path, kernel in products.items() if len(order[kernel]) == 1}
+        reading = {path: place_of[numbers[use.product]] for path, use in model.uses.items()}
+        self.read_by = {path: kernel for path, kernel in reading.items() if len(order[kernel]) == 1}
+        self._alone = frozenset(model.uses[path].product for path in self.read_by)
         self.until = list(accumulate(seconds, initial=0.0))  # seconds of the kernels before each
 
     def timing(self, buckets: Sequence[Bucket], *, by_priority: bool = False, also: Sequence[int] = ()) -> Timing:
         """With `by_priority` the channel chooses: what is needed first in the next step goes first, after what this step waits for. Kernels are also kept apart before those `also` names."""
         model, channel = self.model, self.model.channel
         ready = self._ready(buckets)
-        needed = [
-            min(self.use[part.path] for part in bucket.parts) if bucket.wait is WaitAt.NEXT else None
-            for bucket in buckets
-        ]
+        needed = self._needed(buckets)
         bounds: list[float] = sorted({*ready, *also, *(place for place in needed if place), len(self.seconds)})
         segment = {bound: index for index, bound in enumerate(bounds)}
         cut = frozenset(part.path for bucket in buckets for part in bucket.parts if part.span is not None)
@@ -310,6 +312,21 @@ class KernelOrder:
                 for part in bucket.parts
             )
             for bucket in buckets
+        ]
+
+    def _needed(self, buckets: Sequence[Bucket]) -> list[float | None]:
+        """After how many kernels of the next step each bucket is waited for; 3.5 where that is halfway through the fourth, None where this step waits for it."""
+        rows: dict[tuple[str, int], float] = {}
+        for path, blocks in use_blocks(buckets, self.model.uses, self._alone).items():
+            done = 0
+            for block in blocks:
+                rows.setdefault((path, block.bucket), self.read_by[path] + done / self.model.uses[path].rows)
+                done += block.stop - block.start
+        return [
+            min(rows.get((part.path, number), self.use[part.path]) for part in bucket.parts)
+            if bucket.wait is WaitAt.NEXT
+            else None
+            for number, bucket in enumerate(buckets)
         ]
 
     def _seconds_until(self, kernels: float) -> float:

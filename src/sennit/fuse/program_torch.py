@@ -18,6 +18,10 @@ Nor is that of a look-up of which packed rows travel (`looked_up.py`): whoever t
 
         rows('tokens.weight:rows', a9, a1)
 
+A product that is the first to read a weight which the strategy cuts waits for it block by block of rows (`row_uses.py`):
+
+        a12 = reads_head_weight(settle, a11, a3, a4)
+
 Terms of sums that need not be written first are not (`running_sums.py`).
 
 A step of a small model runs thousands of operators of some microseconds each. Straight code costs less beside them than a loop over kernels with a dictionary of values
@@ -49,8 +53,9 @@ from sennit.fuse.kernel_torch import (
     wanted_results,
 )
 from sennit.fuse.looked_up import ROWS, LookUp, in_one_piece, parameter_of
-from sennit.fuse.products_torch import ProductSum, RowBlocks, added_at, from_zeros
+from sennit.fuse.products_torch import ProductSum, ReadInBlocks, RowBlocks, added_at, from_zeros
 from sennit.fuse.row_blocks import RowProduct, blocks, cut_spans, row_products
+from sennit.fuse.row_uses import RowUse, UseBlock, use_blocks
 from sennit.fuse.running_sums import ProductTerm, SliceStart, SliceTerm, Term, running_sums
 from sennit.ir.dtype import DType
 from sennit.ir.graph import Arg, Graph, Op, OutputKind, Phase, Ref, Role
@@ -119,9 +124,10 @@ class StepProgram:
         device: torch.device,
         *,
         packed: Mapping[str, LookUp] | None = None,
+        uses: Mapping[str, RowUse] | None = None,
         artifacts: dict[Any, Any] | None = None,
     ) -> None:
-        """Of the gradients in `packed`, rows travel. `artifacts` holds what was compiled, and takes more; with None, operators run as they are."""
+        """Of the gradients in `packed`, rows travel; weights in `uses` may be read in blocks of rows. `artifacts` holds what was compiled, and takes more; with None, operators run as they are."""
         self.graph, self.strategy, self.device = graph, strategy, device
         found = kernels(strategy, graph)
         self._refuse_reordered_draws(found)
@@ -141,7 +147,10 @@ class StepProgram:
         self._namespace: dict[str, Any] = {"torch": torch, "inf": inf, "nan": nan, "device": device}
         self._namespace |= {"added_at": added_at, "from_zeros": from_zeros}
         self._artifacts = artifacts
-        needs = first_needs(found[:count], graph, strategy)
+        # weights that are read in blocks of rows, each when its bucket is there
+        self.read_in_blocks = use_blocks(strategy.buckets, uses or {}, self._called_alone(found))
+        self._reading = {use.product: (path, use) for path, use in (uses or {}).items() if path in self.read_in_blocks}
+        needs = first_needs(found[:count], graph, strategy, self.read_in_blocks)
         # by operator: what whoever takes a gradient makes in its place; None for operators that go into another
         self._in_rows: dict[str, tuple[str, RowProduct | LookUp] | None] = {}
         if device.type == "cpu":
@@ -238,9 +247,11 @@ class StepProgram:
             made = [value.name for op in kernel.ops for value in op.results]
             given = [name for name in made if name in stays or name in self._gradients]
             written = frozenset(name for name in made if read_at.get(name, set()) - {place}) | frozenset(given)
-            if self._artifacts is not None and is_worth_compiling(kernel):
+            if self._is_compiled(kernel):
                 self._write_compiled(writing, kernel, written)
-            elif (name := kernel.body[0].name) in sums:
+            elif (name := kernel.body[0].name) in self._reading:
+                self._write_reading(writing, name, *self._reading[name])
+            elif name in sums:
                 self._write_term(writing, name, sums[name])
             else:
                 self._write_operators(writing, kernel, over)
@@ -254,8 +265,16 @@ class StepProgram:
 
     def _inside(self, found: Sequence[Kernel]) -> set[str]:
         """Operators that are not called one by one."""
-        compiled = [kernel for kernel in found if self._artifacts is not None and is_worth_compiling(kernel)]
-        return {op.name for kernel in compiled for op in kernel.body} | self._in_rows.keys()
+        compiled = {op.name for kernel in found if self._is_compiled(kernel) for op in kernel.body}
+        return compiled | self._in_rows.keys() | self._reading.keys()
+
+    def _is_compiled(self, kernel: Kernel) -> bool:
+        return self._artifacts is not None and is_worth_compiling(kernel)
+
+    def _called_alone(self, found: Sequence[Kernel]) -> frozenset[str]:
+        return frozenset(
+            kernel.body[0].name for kernel in found if len(kernel.body) == 1 and not self._is_compiled(kernel)
+        )
 
     def _write_operators(self, writing: _Pass, kernel: Kernel, over: frozenset[str]) -> None:
         """The kernel's operators as they are, those in `over` over their first operand. What it repeats gets variables of its own: others hold the first results."""
@@ -295,6 +314,13 @@ class StepProgram:
             case path, LookUp() as item:
                 source, places = writing.read(item.source), writing.read(item.places)
                 writing.add(f"rows({path!r}, {source}, {places})", reads=(source, places))
+
+    def _write_reading(self, writing: _Pass, name: str, path: str, use: RowUse) -> None:
+        call = f"reads_{path.replace('.', '_')}"
+        self._namespace[call] = ReadInBlocks(self.read_in_blocks[path])
+        reads = [writing.read(value) for value in (use.x, use.weight, use.bias) if value is not None]
+        writing.env[name] = writing.variable()
+        writing.add(f"{writing.env[name]} = {call}(settle, {', '.join(reads)})", (writing.env[name],), reads)
 
     def _write_term(self, writing: _Pass, name: str, term: Term | None) -> None:
         match term:
@@ -338,9 +364,14 @@ def _made(ops: Sequence[Op]) -> set[str]:
     return {value.name for op in ops for value in op.results}
 
 
-def first_needs(forward: Sequence[Kernel], graph: Graph, strategy: Strategy) -> dict[int, list[int]]:
+def first_needs(
+    forward: Sequence[Kernel],
+    graph: Graph,
+    strategy: Strategy,
+    in_blocks: Mapping[str, Sequence[UseBlock]] | None = None,
+) -> dict[int, list[int]]:
     """By kernel, the buckets that wait in the next step and whose parameters it is the first to read. A bucket that no kernel reads is
-    settled when the backward pass begins."""
+    settled when the backward pass begins; rows of a parameter in `in_blocks` are settled by the product that reads them."""
     names = {item.value.name: item.path for item in graph.inputs if item.role is Role.PARAM}
     first: dict[str, int] = {}
     for place, kernel in enumerate(forward):
@@ -349,7 +380,8 @@ def first_needs(forward: Sequence[Kernel], graph: Graph, strategy: Strategy) -> 
                 first.setdefault(names[name], place)
     needs: dict[int, list[int]] = {}
     for number, bucket in enumerate(strategy.buckets):
-        uses = [first[path] for part in bucket.parts if (path := parameter_of(part.path)) in first]
+        paths = [parameter_of(part.path) for part in bucket.parts if part.path not in (in_blocks or {})]
+        uses = [first[path] for path in paths if path in first]
         if bucket.wait is WaitAt.NEXT and uses:
             needs.setdefault(min(uses), []).append(number)
     return needs

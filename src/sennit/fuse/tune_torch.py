@@ -127,7 +127,7 @@ def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tu
         channel = replace(channel, sharing=sharing)
     measured = replace(channel, update_per_byte=update, copy_per_byte=_copy_per_byte(owner.device))
     in_the_step = replace(cost, seconds=in_stretches(cost.seconds, names, alone))
-    return StepModel(owner.graph, in_the_step, measured, in_rows, owner.packed)
+    return StepModel(owner.graph, in_the_step, measured, in_rows, owner.packed, owner.row_uses)
 
 
 def _compute_rate(owner: DataParallel, inputs: Mapping[str, Tensor], alone: float, channel: Channel) -> float:

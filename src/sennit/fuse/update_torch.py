@@ -3,6 +3,7 @@
     step = DeferredStep(optimizer)
     step.ask(waiting)          # optimizer.step(): update what is there now; `waiting` are parameters whose gradients are on their way
     step.update(parameters)    # some of them are there
+    step.update_rows(...)      # some rows of one of them are there
     step.forget()              # a new backward pass begins: nothing is asked for
 
 Between `ask` and `update` a scheduler may change learning rates; the update uses those of `ask`. Torch's optimizers treat each parameter by itself, so
@@ -10,6 +11,9 @@ a step in parts gives the bits of a step at once. An optimizer that looks at sev
 one use `across_steps=False`.
 
 A parameter's gradient is gone after its update, as after `zero_grad`.
+
+**Rows.** Torch's common optimizers treat each element by itself (`BY_ELEMENT`), so rows of a parameter can be updated when they have come (`row_uses.py`): the optimizer gets a view of these rows as a parameter, whose state are views of the parameter's state. What is one number for all of it (the count of steps) is the same for every block, and
+becomes the parameter's with the last of them. An optimizer that makes its state in its first step makes it for the whole.
 """
 
 from __future__ import annotations
@@ -23,7 +27,20 @@ from torch import Tensor
 
 from sennit.errors import RunError
 
-__all__ = ["DeferredStep"]
+__all__ = ["BY_ELEMENT", "DeferredStep"]
+
+BY_ELEMENT: frozenset[type[torch.optim.Optimizer]] = frozenset(
+    (
+        torch.optim.SGD,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.RMSprop,
+        torch.optim.Adagrad,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+    )
+)
 
 
 class DeferredStep:
@@ -83,5 +100,41 @@ class DeferredStep:
         for parameter in parameters:
             parameter.grad = None
 
+    @property
+    def is_by_element(self) -> bool:
+        """Whether rows of a parameter may be updated by themselves. A class that is derived from one of torch's may do something else."""
+        return type(self.optimizer) in BY_ELEMENT
+
+    def has_state(self, parameter: Tensor) -> bool:
+        """Whether its update makes no new state."""
+        assert self._settings is not None
+        place = self._group_of.get(id(parameter))  # None: the optimizer does not have it, and updates nothing
+        is_without = isinstance(self.optimizer, torch.optim.SGD) and (
+            place is None or self._settings[place]["momentum"] == 0
+        )
+        return is_without or bool(self.optimizer.state.get(parameter))
+
+    def update_rows(self, parameter: Tensor, rows: slice, gradient: Tensor, *, is_last: bool) -> None:
+        """Update these rows, which have this gradient. `is_last`: no others of this parameter follow."""
+        part, whole = parameter.detach()[rows], self.optimizer.state.get(parameter, {})
+        part.grad = gradient.view_as(part)
+        self.optimizer.state[part] = {
+            key: value[rows] if _is_of(parameter, value) else value.clone() if isinstance(value, Tensor) else value
+            for key, value in whole.items()
+        }
+        self._group_of[id(part)] = self._group_of[id(parameter)]
+        try:
+            self.update([part])
+        finally:
+            del self._group_of[id(part)]
+            after = self.optimizer.state.pop(part)
+        if is_last:
+            whole.update({key: value for key, value in after.items() if not _is_of(part, value)})
+
     def forget(self) -> None:
         self._settings = None
+
+
+def _is_of(parameter: Tensor, value: Any) -> bool:
+    """Whether this state has a number for each element."""
+    return isinstance(value, Tensor) and value.shape == parameter.shape
