@@ -6,6 +6,7 @@
  *         .method(kind, what, long_way, done)                            something to call as c10d calls a backend's method: see `Method`
  *         .learn_arrays(plan, kind, array, out, dtype, reduction, root)  from now on calls like this run `plan`
  *         .learn_tensors(plan, kind, what, output, input, root)
+ *         .know_options(examples)                                        where the fields of such options lie: see shm_options.h
  *         .forget() .close()
  *
  * A call is known by its `Key`: kind, element type and reduction by identity, since these are singletons; sizes and root by value. It is learned when the long way has
@@ -16,7 +17,7 @@
  * A call returns True when it is done. `rest(plan, status, context)` is called, with the lock held, for one that was begun and has not ended.
  *
  * Only the limited C interface of Python 3.11 is used. Tensors describe themselves by the C interface of DLPack 1.3, which torch has from 2.11 on and which takes some 50
- * nanoseconds, where asking for six attributes takes 600; options of c10d are asked for attributes, as Python would.
+ * nanoseconds, where asking for six attributes takes 600; options of c10d are read where they lie if that is known (shm_options.h), and asked for attributes otherwise, as Python would.
  */
 
 #define Py_LIMITED_API 0x030B0000
@@ -27,8 +28,11 @@
 #include <string.h>
 #include <structmember.h>
 
+#include "shm_options.h"
+
 #define WAYS 4   /* places that a call may have in the table */
 #define SETS 128 /* a power of two */
+#define LAYOUTS 8 /* types of options */
 
 typedef int Start(void *group, void *call, char *source, char *target, int32_t staged);
 
@@ -85,6 +89,9 @@ typedef struct {
     PyObject *tensor_type, *sum, *capsule; /* of torch, or NULL */
     const Exchange *exchange;
     PyObject *names[NAMES];
+    OptionsLayout layouts[LAYOUTS];
+    int layout_count;
+    int64_t sum_number; /* of `sum`, as options keep it */
     void *group;
     Start *start;
     uintptr_t own_first, own_last;
@@ -285,8 +292,8 @@ static PyObject *option(const Shortcut *self, PyObject *opts, int name)
     return found;
 }
 
-/* Does the call wait for its end, and add up where it reduces? The root, where it has one. */
-static int reads_options(const Shortcut *self, long what, PyObject *opts, int64_t *root)
+/* The same as below, by attributes. */
+static int asks_options(const Shortcut *self, long what, PyObject *opts, int64_t *root)
 {
     PyObject *asynchronous = option(self, opts, ASYNC_OP);
     int yes = asynchronous == Py_False;
@@ -305,6 +312,24 @@ static int reads_options(const Shortcut *self, long what, PyObject *opts, int64_
     if (PyErr_Occurred())
         PyErr_Clear();
     return yes;
+}
+
+/* Does the call wait for its end, and add up where it reduces? The root, where it has one. */
+static int reads_options(const Shortcut *self, long what, PyObject *opts, int64_t *root)
+{
+    for (int k = 0; k < self->layout_count; k++) {
+        const int32_t *places = self->layouts[k].places;
+        if ((PyObject *)Py_TYPE(opts) != self->layouts[k].type)
+            continue;
+        const char *value = value_of(opts);
+        if (!value || (what & SUMS && places[REDUCTION] == UNKNOWN_PLACE) || (what & FROM_ROOT && places[ROOT] == UNKNOWN_PLACE))
+            break;
+        if (what & FROM_ROOT)
+            *root = read_field(value, places[ROOT], ROOT);
+        return !read_field(value, places[ASYNCHRONOUS], ASYNCHRONOUS) && (!(what & SUMS) || read_field(value, places[REDUCTION], REDUCTION) == self->sum_number) &&
+               (!(what & FROM_ROOT) || *root >= 0);
+    }
+    return asks_options(self, what, opts, root);
 }
 
 static Outcome through_c10d(Shortcut *self, PyObject *kind, long what, PyObject *output, PyObject *input, PyObject *opts)
@@ -454,6 +479,18 @@ static PyObject *learn_tensors(Shortcut *self, PyObject *const *given, Py_ssize_
     return learn(self, given[0], &key);
 }
 
+/* Of options of one type; whether places were found. */
+static PyObject *know_options(Shortcut *self, PyObject *examples)
+{
+    if (!PyTuple_CheckExact(examples))
+        return PyErr_Format(PyExc_TypeError, "a tuple of examples");
+    int known = self->layout_count < LAYOUTS ? learn_layout(examples, &self->layouts[self->layout_count]) : 0;
+    if (known < 0)
+        return NULL;
+    self->layout_count += known;
+    return PyBool_FromLong(known);
+}
+
 /* ---- the objects ----------------------------------------------------------------------------------------------------- */
 
 static int traverse_method(PyObject *object, visitproc visit, void *arg)
@@ -555,6 +592,8 @@ static int clear(PyObject *object)
         Py_CLEAR(*held[k]);
     for (int name = 0; name < NAMES; name++)
         Py_CLEAR(self->names[name]);
+    for (; self->layout_count > 0; self->layout_count--)
+        Py_CLEAR(self->layouts[self->layout_count - 1].type);
     return 0;
 }
 
@@ -589,6 +628,9 @@ static PyObject *new(PyTypeObject *type, PyObject *given, PyObject *named)
         self->names[name] = PyUnicode_InternFromString(spelled[name]);
     if (torch != Py_None && PyArg_ParseTuple(torch, "OOO", &self->tensor_type, &self->sum, &self->capsule)) {
         Py_INCREF(self->tensor_type), Py_INCREF(self->sum), Py_INCREF(self->capsule);
+        PyObject *number = PyNumber_Long(self->sum);
+        self->sum_number = number ? PyLong_AsLongLong(number) : 0;
+        Py_XDECREF(number);
         const Exchange *found = PyCapsule_GetPointer(self->capsule, "dlpack_exchange_api");
         self->exchange = found && found->major == 1 && found->describe ? found : NULL; /* another major version has another layout */
     }
@@ -607,6 +649,7 @@ static PyMethodDef methods[] = {
     {"method", CALLED(method), METH_FASTCALL, "a method of a backend of c10d"},
     {"learn_arrays", CALLED(learn_arrays), METH_FASTCALL, "keep the plan of a call on two buffers"},
     {"learn_tensors", CALLED(learn_tensors), METH_FASTCALL, "keep the plan of a call on tensors"},
+    {"know_options", CALLED(know_options), METH_O, "where options of a type have their fields"},
     {"forget", CALLED(forget_all), METH_NOARGS, "all plans"},
     {"close", CALLED(close_group), METH_NOARGS, "the group is of no more use"},
     {0},

@@ -18,11 +18,24 @@ from typing import Protocol
 from sennit.collective.runtime.shm_machine import CompiledMachine, Machine
 from sennit.collective.runtime.shm_plan import Plan
 
-__all__ = ["FROM_ROOT", "PLAIN", "ROWS", "SUMS", "PlanFacts", "Rest", "Shortcut", "facts_of", "shortcut_of"]
+__all__ = [
+    "FROM_ROOT",
+    "PLAIN",
+    "ROWS",
+    "SUMS",
+    "OptionsExample",
+    "PlanFacts",
+    "Rest",
+    "Shortcut",
+    "facts_of",
+    "shortcut_of",
+]
 
 Rest = Callable[[Plan, int, object], None]  # a plan under way, its status, what the call was made with
 # address of its record, what is staged, bytes of input and output, whether they may be one array
 PlanFacts = tuple[Plan, int, int, int, int, bool]
+# options, and of them as numbers: asyncOp, reduceOp, rootRank
+OptionsExample = tuple[object, int, int | None, int | None]
 
 PLAIN, SUMS, FROM_ROOT, ROWS = 0, 1, 2, 4  # what a call through torch is, as shm_call.c numbers it
 
@@ -63,6 +76,8 @@ class Shortcut(Protocol):
     def learn_tensors(
         self, facts: PlanFacts, kind: str, what: int, output: object, input: object, root: int, /
     ) -> None: ...
+
+    def know_options(self, examples: tuple[OptionsExample, ...], /) -> bool: ...
 
     def forget(self) -> None: ...
 
