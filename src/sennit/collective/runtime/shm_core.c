@@ -5,8 +5,9 @@
  * place kept, and the caller looks whether the peers live and the time is not over, and calls again (shm_endpoint.py).
  *
  * Memory order. A flag is one cache line with one writer. A signal stores it with release, after the data that it speaks of; a wait loads it with
- * acquire. A sleeper first says that it sleeps and then looks at its flags once more; who signals first stores the flag and then looks for
- * sleepers; a full fence stands between the two in both, so one of them sees the other.
+ * acquire. All who wait for a block look at the same line (code_lines.py). A sleeper first says that it sleeps and then looks at its flags once more; who signals first stores the flag and then looks for
+ * sleepers; a full fence stands between the two in both, so one of them sees the other. Of a call of 1 KiB the fence of who signals is a fifth, and sleep is rare: so where the kernel lets a process fence the cores of others (membarrier), and no two
+ * ranks share a core, who goes to sleep does that, and signals have no fence (`unfenced`).
  *
  * A call of n elements runs in tiles, SLOTS of which are under way at once: while the oldest waits for a peer, a younger one goes on, so a rank
  * that is late for a moment does not hold up the others. A tile is entered when all peers have left the one that was SLOTS before it, and with it all that were earlier. Its place in staging is a slot, used in turn, which that one had; what many read lies in the
@@ -27,6 +28,7 @@
 #define _GNU_SOURCE
 #include <limits.h>
 #include <linux/futex.h>
+#include <linux/membarrier.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -106,6 +108,8 @@ static int idle_once(Group *group, Idle *idle)
     }
     if (!idle->asleep) { /* say so first, then look once more */
         atomic_fetch_add(&door->sleepers, 1);
+        if (group->unfenced)
+            syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
         idle->asleep = 1;
         idle->bell = atomic_load(&door->bell);
         return 1;
@@ -129,7 +133,10 @@ static void went_on(Group *group, Idle *idle)
     *idle = (Idle){0};
 }
 
-/* After stores that the rank may wait for, and a full fence. */
+/* sennit_enlist: let others of this host fence the cores of this process. False where the kernel does not. */
+int sennit_enlist(void) { return !syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0); }
+
+/* After stores that the rank may wait for, and a full fence of this rank or of who went to sleep. */
 static void wake(Group *group, int rank)
 {
     Doorbell *door = &group->doorbells[rank];
@@ -178,7 +185,7 @@ static char *locate(const Group *group, const Call *call, const Tile *tile, int 
         *bytes = count * stride;
         return scratch + (call->scratch[buffer - FIRST_SCRATCH] + chunk) * stride;
     }
-    int64_t part = chunk / call->chunks, first = chunk % call->chunks, all = tile->size * call->itemsize;
+    int64_t part = (uint32_t)chunk / (uint32_t)call->chunks, first = chunk - part * call->chunks, all = tile->size * call->itemsize;
     int64_t start = first * stride < all ? first * stride : all;
     int64_t stop = (first + count) * stride < all ? (first + count) * stride : all;
     if (buffer == INPUT && chunk == call->kept && rank == group->rank && call->staged[INPUT]) {
@@ -262,35 +269,37 @@ static int move_data(const Group *group, const Call *call, const Tile *tile, con
     return 1;
 }
 
-/* Flags are by slot. Who signals in a tile has entered it, so its peers have left the tile that was in the slot before: no flag is overwritten before it is
- * read. */
+/* Flags are by slot. Who signals in a tile has entered it, so its peers have left the tile that was in the slot before: what a gate's flag says of a tile is not
+ * overwritten before it is read. */
 static Flag *flag_at(const Group *group, int rank, int64_t number, uint64_t epoch)
 {
-    return &group->flags[(SLOTS * rank + epoch % SLOTS) * group->flags_per_slot + number];
+    return &group->flags[(rank * group->flags_per_rank + number) * SLOTS + epoch % SLOTS];
 }
 
-static void signal_flag(Group *group, const Call *call, const Tile *tile, const Instruction *step)
+static int flag_is_up(const Group *group, const Instruction *step, int64_t flag_base, uint64_t epoch)
 {
-    Flag *flag = flag_at(group, step->peer, call->flag_base + step->argument, tile->epoch);
-    flag->call = call->call;
-    flag->places[INPUT] = tile->mine[INPUT];
-    flag->places[OUTPUT] = tile->mine[OUTPUT];
-    atomic_store_explicit(&flag->value, tile->epoch * STRIDE + step->count, memory_order_release);
-}
-
-static int flag_is_up(Group *group, const Instruction *step, int64_t flag_base, uint64_t epoch)
-{
-    Flag *flag = flag_at(group, group->rank, flag_base + step->argument, epoch);
+    Flag *flag = flag_at(group, step->peer, flag_base + step->argument, epoch);
     return atomic_load_explicit(&flag->value, memory_order_acquire) >= epoch * STRIDE + step->count;
 }
 
-/* A row of signals, and one fence for all of them. Returns how many. */
+/* A row of signals: one store, and one fence where there must be one. Returns how many. */
 static int signal_row(Group *group, const Call *call, const Tile *tile, const Instruction *step, int most)
 {
     int count = 0;
     while (count < most && step[count].op == SIGNAL)
-        signal_flag(group, call, tile, step + count++);
-    atomic_thread_fence(memory_order_seq_cst);
+        count++;
+    if (!count)
+        return 0;
+    Flag *flag = flag_at(group, group->rank, call->flag_base + step->argument, tile->epoch);
+    flag->call = call->call;
+    flag->places[INPUT] = tile->mine[INPUT];
+    flag->places[OUTPUT] = tile->mine[OUTPUT];
+    flag->left = group->left;
+    atomic_store_explicit(&flag->value, tile->epoch * STRIDE + step[count - 1].count, memory_order_release);
+    if (group->unfenced)
+        atomic_signal_fence(memory_order_seq_cst);
+    else
+        atomic_thread_fence(memory_order_seq_cst);
     for (int k = 0; k < count; k++)
         wake(group, step[k].peer);
     return count;
@@ -302,9 +311,11 @@ static int pass_wait(Group *group, const Call *call, const Tile *tile, const Ins
     if (!flag_is_up(group, step, call->flag_base, tile->epoch))
         return 0;
     if (step->source_buffer == 1) { /* of a gate: it lets this block in, and stays until this block has left */
-        const Flag *flag = flag_at(group, group->rank, call->flag_base + step->argument, tile->epoch);
+        const Flag *flag = flag_at(group, step->peer, call->flag_base + step->argument, tile->epoch);
         if (flag->call != call->call)
             return -1;
+        if (flag->left > group->left_by[step->peer])
+            group->left_by[step->peer] = flag->left;
         memcpy(places_of(group, tile, step->peer), flag->places, sizeof flag->places);
     }
     return 1;
@@ -421,11 +432,12 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
     signal_row(group, call, tile, call->code + call->blocks[0], call->blocks[1] - call->blocks[0]);
 }
 
-/* May the next tile be entered: have all peers left the one that was in its slot? */
+/* May the next tile be entered: have all peers left the one that was in its slot? What they said when they entered later ones saves a look at what they say of that one. */
 static int slot_is_free(Group *group)
 {
     Exit *exit = &group->exits[(group->epoch + 1) % SLOTS];
-    while (exit->next < exit->end && flag_is_up(group, exit->next, exit->flag_base, exit->epoch))
+    while (exit->next < exit->end &&
+           (group->left_by[exit->next->peer] >= exit->epoch || flag_is_up(group, exit->next, exit->flag_base, exit->epoch)))
         exit->next++;
     if (exit->next < exit->end)
         group->waiting_for = exit->next->peer;
@@ -458,6 +470,7 @@ static void leave_tile(Group *group, Call *call, const Tile *tile, const int32_t
         if (call->divide > 1)
             divide(call->dtype, to, call->divide, tile->size);
     }
+    group->left = tile->epoch;
     group->exits[tile->epoch % SLOTS] =
         (Exit){call->code + at[0], call->code + call->blocks[1], tile->epoch, call->flag_base};
 }

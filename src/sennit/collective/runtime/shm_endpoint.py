@@ -36,7 +36,7 @@ from sennit.collective.runtime.liveness import Identity, Liveness
 from sennit.collective.runtime.shm_abi import SLOTS, CallRecord, GroupRecord, PlaceRecord, Reduction, Status
 from sennit.collective.runtime.shm_arena import Arena
 from sennit.collective.runtime.shm_cores import has_own_core
-from sennit.collective.runtime.shm_facts import Facts, Secret, everyone, sees, shared_cache
+from sennit.collective.runtime.shm_facts import Facts, Secret, enlists, everyone, sees, shared_cache
 from sennit.collective.runtime.shm_machine import Machine, choose_machine
 from sennit.collective.runtime.shm_plan import LoadedCode, Plan, make_plan
 from sennit.collective.runtime.shm_segment import BROKEN, Capacity, Exchange, Layout, Segment, open_segment
@@ -64,6 +64,7 @@ class ShmEndpoint:
         timeout: float,
         cores: Sequence[Set[int]],
         may_read: bool = False,
+        may_fence: bool = False,
     ) -> None:
         layout = segment.layout
         self.may_read = may_read  # whether ranks may read each other's memory
@@ -90,6 +91,7 @@ class ShmEndpoint:
         self._has_ring = False
         self._broken: RuntimeFailure | None = None
         self._record = self._make_record(segment, has_own_core(self.rank, cores))
+        self._record.unfenced = may_fence and all(has_own_core(rank, cores) for rank in range(self.size))
         self.address = ctypes.addressof(self._record)
 
     @classmethod
@@ -117,9 +119,10 @@ class ShmEndpoint:
         segment = open_segment(rank, layout, exchange)
         cores = [set(facts.cores) for facts in ranks]
         sees_all = sees(machine, [facts for facts in ranks if facts.rank != rank])
-        may_read = all(answer == b"1" for answer in exchange(b"1" if sees_all else b"0"))
+        answers = exchange(b"%d%d" % (sees_all, enlists(machine)))
+        may_read, may_fence = (all(answer[place] == ord("1") for answer in answers) for place in (0, 1))
         del secret  # not before all have looked
-        return cls(segment, [facts.identity for facts in ranks], machine, timeout, cores, may_read)
+        return cls(segment, [facts.identity for facts in ranks], machine, timeout, cores, may_read, may_fence)
 
     def _make_record(self, segment: Segment, spins: bool) -> GroupRecord:
         layout, base = segment.layout, segment.address
@@ -130,9 +133,11 @@ class ShmEndpoint:
         record.staging, record.rings = base + layout.staging, base + layout.rings
         self._pids = (ctypes.c_int32 * layout.ranks)(*(identity.pid for identity in self._identities))
         record.peers, record.pids = self._peers, self._pids
+        self._left_by = (ctypes.c_uint64 * layout.ranks)()
+        record.left_by = self._left_by
         record.notes, record.calls_begun = segment.own_notes, segment.own_calls_begun
         record.owned, record.broken = ctypes.addressof(ctypes.c_char.from_buffer(self._owned)), base + BROKEN
-        record.flags_per_slot, record.staging_step = layout.capacity.flags, layout.staging_step
+        record.flags_per_rank, record.staging_step = layout.capacity.flags, layout.staging_step
         record.slot_bytes, record.ring_bytes = layout.capacity.slot, layout.capacity.ring
         record.staging_at = SLOTS * layout.capacity.slot
         record.rank, record.ranks = self.rank, self.size

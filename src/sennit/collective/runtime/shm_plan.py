@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from sennit.collective.runtime.code import FIRST_SCRATCH, INPUT, OUTPUT, Code, Instruction, Op, Operand
 from sennit.collective.runtime.code_gates import touched_places, with_direct_gates
+from sennit.collective.runtime.code_lines import with_lines
 from sennit.collective.runtime.shm_abi import DTYPES, LINE, REDUCTIONS, SLOTS, CallRecord, Reduction, Ringed
 from sennit.collective.runtime.shm_segment import describe_call
 from sennit.errors import CollectiveError
@@ -72,7 +73,7 @@ class LoadedCode:
 
     @classmethod
     def load(cls, code: Code, rank: int, flag_base: int) -> LoadedCode:
-        code = with_direct_gates(code)
+        code = with_lines(with_direct_gates(code))
         by_peers, by_owner = set[tuple[int, int]](), set[tuple[int, int]]()
         only_read = True
         for owner in range(code.ranks):
