@@ -2,7 +2,9 @@
 #include <stdint.h>
 #include <time.h>
 
+enum { DONE, WAITING };
 typedef int Start(void *group, void *call, char *source, char *target, int32_t staged);
+typedef int Run(void *group, void *call);
 
 static double now(void)
 {
@@ -11,12 +13,16 @@ static double now(void)
     return time.tv_sec * 1e6 + time.tv_nsec * 1e-3;
 }
 
-/* Microseconds of a call, of so many; -1 where one did not end by itself. */
-double calls_in_a_loop(Start *start, void *group, void *call, char *source, char *target, int32_t staged, int32_t count)
+/* Microseconds of a call, of so many; -1 where one failed. */
+double calls_in_a_loop(Start *start, Run *run, void *group, void *call, char *source, char *target, int32_t staged, int32_t count)
 {
     double begin = now();
-    for (int k = 0; k < count; k++)
-        if (start(group, call, source, target, staged))
+    for (int k = 0; k < count; k++) {
+        int status = start(group, call, source, target, staged);
+        while (status == WAITING)
+            status = run(group, call);
+        if (status != DONE)
             return -1;
+    }
     return (now() - begin) / count;
 }

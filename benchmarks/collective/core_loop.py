@@ -56,10 +56,13 @@ def rank_main(
     own = load_core()
     assert own is not None
     cores_of = {"own": own, **{name: ctypes.CDLL(path) for name, path in builds.items()}}
-    starts = {name: ctypes.cast(core.sennit_start, ctypes.c_void_p) for name, core in cores_of.items()}
+    starts = {
+        name: tuple(ctypes.cast(entry, ctypes.c_void_p) for entry in (core.sennit_start, core.sennit_run))
+        for name, core in cores_of.items()
+    }
     run = ctypes.CDLL(loop).calls_in_a_loop
     run.restype = ctypes.c_double
-    run.argtypes = [*[ctypes.c_void_p] * 5, ctypes.c_int32, ctypes.c_int32]
+    run.argtypes = [*[ctypes.c_void_p] * 6, ctypes.c_int32, ctypes.c_int32]
     with ExitStack() as stack:
         group = stack.enter_context(ShmGroup.create(rank, size, exchange, timeout=60))
         for name in options.collectives:
@@ -77,7 +80,7 @@ def rank_main(
                 times: dict[str, list[float]] = {build: [] for build in starts}
                 for _ in range(options.rounds):
                     for build, start in starts.items():
-                        words = start, group.address, plan.address, source.ctypes.data, target.ctypes.data, plan.staged
+                        words = *start, group.address, plan.address, source.ctypes.data, target.ctypes.data, plan.staged
                         run(*words, 1)
                         group.barrier()
                         times[build].append(run(*words, count))
