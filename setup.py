@@ -21,7 +21,7 @@ setup(
         Extension(
             "sennit.collective.runtime._shm_call",
             [f"{FOLDER}/shm_call.c"],
-            depends=[f"{FOLDER}/shm_options.h"],
+            depends=[f"{FOLDER}/shm_options.h", f"{FOLDER}/shm_turn.h"],
             extra_compile_args=["-O2", "-std=gnu11"],
             optional=True,
             py_limited_api=True,

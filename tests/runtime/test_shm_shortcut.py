@@ -42,10 +42,12 @@ class Made:
         status: int = 0,
         rest: Callable[..., None] | None = None,
         reads_options: bool = True,
+        has_turn: bool = True,
     ) -> None:
         self.calls: list[tuple[int, int, int, int]] = []
         self.groups: list[int | None] = []
-        self.lock, self.waiting = threading.Lock(), deque[int]()
+        self.lock: Any = _shm_call.Turn() if has_turn else threading.Lock()
+        self.waiting = deque[int]()
         kind = ctypes.CFUNCTYPE(
             ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32
         )
@@ -58,9 +60,10 @@ class Made:
 
         self.start = kind(start)
         address = ctypes.cast(self.start, ctypes.c_void_p).value
+        starts = address, 0, 0  # none that is brief
         described = torch.Tensor.__dlpack_c_exchange_api__
         knows = torch.Tensor, dist.ReduceOp.SUM, described
-        self.short: Any = _shm_call.Shortcut(self.lock, self.waiting, rest or self.never, GROUP, address, *own, knows)
+        self.short: Any = _shm_call.Shortcut(self.lock, self.waiting, rest or self.never, GROUP, starts, *own, knows)
         if reads_options:
             assert all(self.short.know_options(examples) for examples in options_examples())
 
@@ -158,8 +161,9 @@ def test_one_array_only_where_the_plan_allows_it() -> None:
     assert made.call("all_to_all", array, np.zeros(8, np.float32)) is True
 
 
-def test_while_another_call_is_under_way_it_is_left_alone() -> None:
-    made, array = Made(), np.zeros(8, np.float32)
+@pytest.mark.parametrize("has_turn", [True, False])
+def test_while_another_call_is_under_way_it_is_left_alone(has_turn: bool) -> None:
+    made, array = Made(has_turn=has_turn), np.zeros(8, np.float32)
     made.learn(1, "all_reduce", array, array)
     with made.lock:
         assert made.call("all_reduce", array, array) is None
@@ -170,7 +174,8 @@ def test_while_another_call_is_under_way_it_is_left_alone() -> None:
     assert made.call("all_reduce", array, array) is True
 
 
-def test_the_rest_of_a_call_that_waits_is_finished_with_the_lock_held() -> None:
+@pytest.mark.parametrize("has_turn", [True, False])
+def test_the_rest_of_a_call_that_waits_is_finished_with_the_lock_held(has_turn: bool) -> None:
     told: list[tuple[object, ...]] = []
 
     def rest(*said: object) -> None:
@@ -178,13 +183,39 @@ def test_the_rest_of_a_call_that_waits_is_finished_with_the_lock_held() -> None:
         if len(told) > 1:
             raise TimeoutError("rank 1 did not come")
 
-    made, array = Made(status=1, rest=rest), np.zeros(8, np.float32)
+    made, array = Made(status=1, rest=rest, has_turn=has_turn), np.zeros(8, np.float32)
     made.learn(1, "all_reduce", array, array)
     assert made.call("all_reduce", array, array) is True
     assert told == [("plan", 1, "context", True)]
     with pytest.raises(TimeoutError, match="rank 1"):
         made.call("all_reduce", array, array)
     assert not made.lock.locked()
+
+
+def test_small_calls_begin_briefly_and_go_on_where_they_must_wait() -> None:
+    told: list[str] = []
+    started = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32
+    )
+    going = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    waits = [True]
+    begin = started(lambda *_: told.append("start") or 0)
+    briefly = started(lambda *_: told.append("briefly") or int(waits[0]))
+    go_on = going(lambda *_: told.append("run") or 0)
+    starts = tuple(ctypes.cast(entry, ctypes.c_void_p).value for entry in (begin, briefly, go_on))
+    knows = torch.Tensor, dist.ReduceOp.SUM, torch.Tensor.__dlpack_c_exchange_api__
+    rest = pytest.fail
+    short = _shm_call.Shortcut(_shm_call.Turn(), deque(), rest, GROUP, starts, 0, 0, knows)
+    small, large = np.zeros(8, np.float32), np.zeros(1 << 14, np.float32)
+    for array in (small, large):
+        short.learn_arrays(("plan", 1, 1, array.nbytes, array.nbytes, True), "sum", array, array, None, None, None)
+    assert short.arrays("sum", small, small, None, None, None, None) is True
+    assert told == ["briefly", "run"]
+    waits[0] = False
+    assert short.arrays("sum", small, small, None, None, None, None) is True
+    assert told[2:] == ["briefly"]
+    assert short.arrays("sum", large, large, None, None, None, None) is True
+    assert told[3:] == ["start"]
 
 
 def test_closed_and_forgotten() -> None:

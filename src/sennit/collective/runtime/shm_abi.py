@@ -216,6 +216,7 @@ def load_core() -> ctypes.CDLL | None:
     library.sennit_run.argtypes = [c_void_p, c_void_p]
     library.sennit_start.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int32]
     library.sennit_enlist.argtypes = []
+    library.sennit_start_briefly.argtypes = library.sennit_start.argtypes
     library.sennit_peek.argtypes = [c_int32, c_void_p, c_void_p, c_int64]
     library.sennit_exchange.argtypes = [c_void_p, c_int32, c_void_p, c_int32]
     library.sennit_reduce.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int64]

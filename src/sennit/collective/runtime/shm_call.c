@@ -1,6 +1,7 @@
 /* The short way from Python into the core: look at two arrays, find the plan of their call, and start it. One call of C in place of a page of Python.
  *
- *     Shortcut(lock, calls, rest, group, start, own_first, own_last, torch)
+ *     Turn()                                                             a lock: see shm_turn.h
+ *     Shortcut(lock, calls, rest, group, starts, own_first, own_last, torch)
  *         .arrays(kind, array, out, dtype, reduction, root, context)     a call on numpy's arrays, or anything with a buffer
  *         .now(kind, what, output, input, root)                          on tensors: one that waits, and adds up
  *         .method(kind, what, long_way, done)                            something to call as c10d calls a backend's method: see `Method`
@@ -29,12 +30,19 @@
 #include <structmember.h>
 
 #include "shm_options.h"
+#include "shm_turn.h"
 
 #define WAYS 4   /* places that a call may have in the table */
 #define SETS 128 /* a power of two */
 #define LAYOUTS 8 /* types of options */
 
+/* Calls of so few bytes, input and output, are begun with the interpreter's lock held, like any small function of C: letting it go and taking it back takes as long as a tenth of them. They hold it no longer than they move
+ * bytes and wait some microseconds; then it is let go, so that another thread, which may be what the call waits for, can run. */
+#define BRIEF (32 << 10)
+
 typedef int Start(void *group, void *call, char *source, char *target, int32_t staged);
+typedef int Run(void *group, void *call);
+enum { DONE, WAITING }; /* of what they return */
 
 /* No field has padding after it: keys are compared as bytes. */
 typedef struct {
@@ -82,10 +90,11 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *acquire, *without_waiting, *release; /* of the lock that is held while a call runs */
+    Turn *turn;                                    /* the lock that is held while a call runs, if it is one; */
+    PyObject *acquire, *without_waiting, *release; /* and of any kind */
     PyObject *calls;                               /* those that wait for their turn, or None */
     PyObject *rest;
-    PyObject *method_type;
+    PyObject *method_type, *turn_type;
     PyObject *tensor_type, *sum, *capsule; /* of torch, or NULL */
     const Exchange *exchange;
     PyObject *names[NAMES];
@@ -93,9 +102,10 @@ typedef struct {
     int layout_count;
     int64_t sum_number; /* of `sum`, as options keep it */
     void *group;
-    Start *start;
+    Start *start, *start_briefly;
+    Run *run;
     uintptr_t own_first, own_last;
-    unsigned turn; /* whose place is taken next */
+    unsigned replaced; /* places that were taken from others: whose comes next */
     Known known[SETS][WAYS];
 } Shortcut;
 
@@ -130,6 +140,10 @@ static void forget(Known *place)
 /* Lets the lock go, whatever was raised meanwhile. */
 static int let_go(Shortcut *self)
 {
+    if (self->turn && !self->turn->waiting) {
+        self->turn->taken = 0;
+        return !PyErr_Occurred();
+    }
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyObject *answer = PyObject_CallNoArgs(self->release);
@@ -152,23 +166,45 @@ static int is_simple(const Shortcut *self, const Known *known, Memory at)
 /* What became of a call: it was made; it is not for this file; the rest of it raised. */
 typedef enum { MADE, NOT_HERE, RAISED } Outcome;
 
+/* MADE: the lock is held. */
+static Outcome take_lock(Shortcut *self)
+{
+    if (self->turn)
+        return take_turn(self->turn) ? MADE : NOT_HERE;
+    PyObject *got = PyObject_Call(self->acquire, self->without_waiting, NULL);
+    Py_XDECREF(got);
+    return got == Py_True ? MADE : got ? NOT_HERE : RAISED;
+}
+
+/* The status of a call that was begun. */
+static int start(const Shortcut *self, const Known *known, Memory at)
+{
+    void *call = known->call, *group = self->group; /* its place may be taken by another while this one runs */
+    int32_t staged = known->staged;
+    int status, brief = self->start_briefly && known->bytes[0] + known->bytes[1] <= BRIEF;
+    if (brief) {
+        status = self->start_briefly(group, call, (char *)at.source, (char *)at.target, staged);
+        if (status != WAITING)
+            return status;
+    }
+    PyThreadState *thread = PyEval_SaveThread();
+    status = brief ? self->run(group, call) : self->start(group, call, (char *)at.source, (char *)at.target, staged);
+    PyEval_RestoreThread(thread);
+    return status;
+}
+
 static Outcome run(Shortcut *self, const Known *known, Memory at, PyObject *context)
 {
     if (!known || !is_simple(self, known, at))
         return NOT_HERE;
-    PyObject *got = PyObject_Call(self->acquire, self->without_waiting, NULL);
-    Py_XDECREF(got);
-    if (got != Py_True)
-        return got ? NOT_HERE : RAISED;
+    Outcome taken = take_lock(self);
+    if (taken != MADE)
+        return taken;
     Py_ssize_t before = self->calls == Py_None ? 0 : PyObject_Size(self->calls);
     if (before)
         return let_go(self) ? NOT_HERE : RAISED;
-    PyObject *plan = Py_NewRef(known->plan); /* its place may be taken by another while this one runs */
-    void *call = known->call, *group = self->group;
-    int32_t staged = known->staged;
-    PyThreadState *thread = PyEval_SaveThread();
-    int status = self->start(group, call, (char *)at.source, (char *)at.target, staged);
-    PyEval_RestoreThread(thread);
+    PyObject *plan = Py_NewRef(known->plan);
+    int status = start(self, known, at);
     if (status) {
         PyObject *answer = PyObject_CallFunction(self->rest, "OiO", plan, status, context);
         Py_XDECREF(answer);
@@ -439,7 +475,7 @@ static PyObject *learn(Shortcut *self, PyObject *facts, const Key *key)
         place = places_for(self, key);
         while (way < WAYS && place[way].plan)
             way++;
-        place += way < WAYS ? way : (int)(self->turn++ % WAYS);
+        place += way < WAYS ? way : (int)(self->replaced++ % WAYS);
     }
     Known before = *place;
     PyObject *held[] = {key->kind, key->dtype, key->reduction, known.plan};
@@ -573,6 +609,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
 {
     Shortcut *self = (Shortcut *)object;
     Py_VISIT((PyObject *)Py_TYPE(object));
+    Py_VISIT((PyObject *)self->turn);
     Py_VISIT(self->acquire);
     Py_VISIT(self->release);
     Py_VISIT(self->calls);
@@ -587,7 +624,7 @@ static int clear(PyObject *object)
 {
     Shortcut *self = (Shortcut *)object;
     Py_XDECREF(forget_all(self, NULL));
-    PyObject **held[] = {&self->acquire, &self->without_waiting, &self->release, &self->calls, &self->rest, &self->method_type, &self->tensor_type, &self->sum, &self->capsule};
+    PyObject **held[] = {(PyObject **)&self->turn, &self->acquire, &self->without_waiting, &self->release, &self->calls, &self->rest, &self->method_type, &self->turn_type, &self->tensor_type, &self->sum, &self->capsule};
     for (size_t k = 0; k < sizeof held / sizeof *held; k++)
         Py_CLEAR(*held[k]);
     for (int name = 0; name < NAMES; name++)
@@ -609,10 +646,10 @@ static void dealloc(PyObject *object)
 static PyObject *new(PyTypeObject *type, PyObject *given, PyObject *named)
 {
     PyObject *lock, *calls, *rest, *torch;
-    unsigned long long group, start, first, last;
+    unsigned long long group, start, start_briefly, run, first, last;
     if (named && PyDict_Size(named))
         return PyErr_Format(PyExc_TypeError, "arguments without names, please");
-    if (!PyArg_ParseTuple(given, "OOOKKKKO", &lock, &calls, &rest, &group, &start, &first, &last, &torch))
+    if (!PyArg_ParseTuple(given, "OOOK(KKK)KKO", &lock, &calls, &rest, &group, &start, &start_briefly, &run, &first, &last, &torch))
         return NULL;
     Shortcut *self = (Shortcut *)PyType_GenericAlloc(type, 0);
     if (!self)
@@ -620,7 +657,11 @@ static PyObject *new(PyTypeObject *type, PyObject *given, PyObject *named)
     self->calls = Py_NewRef(calls), self->rest = Py_NewRef(rest);
     PyObject *module = PyType_GetModule(type); /* borrowed */
     self->method_type = module ? PyObject_GetAttrString(module, "Method") : NULL;
+    self->turn_type = module ? PyObject_GetAttrString(module, "Turn") : NULL;
+    if (self->turn_type && (PyObject *)Py_TYPE(lock) == self->turn_type)
+        self->turn = (Turn *)Py_NewRef(lock);
     self->group = (void *)(uintptr_t)group, self->start = (Start *)(uintptr_t)start;
+    self->start_briefly = (Start *)(uintptr_t)start_briefly, self->run = (Run *)(uintptr_t)run;
     self->own_first = first, self->own_last = last;
     self->acquire = PyObject_GetAttrString(lock, "acquire"), self->release = PyObject_GetAttrString(lock, "release");
     self->without_waiting = Py_BuildValue("(O)", Py_False);
@@ -666,10 +707,10 @@ static PyType_Spec shape = {
 
 static int fill(PyObject *module)
 {
-    PyType_Spec *shapes[] = {&shape, &method_shape};
-    const char *names[] = {"Shortcut", "Method"};
+    PyType_Spec *shapes[] = {&shape, &method_shape, &turn_shape};
+    const char *names[] = {"Shortcut", "Method", "Turn"};
     int failed = 0;
-    for (int k = 0; k < 2 && !failed; k++) {
+    for (int k = 0; k < 3 && !failed; k++) {
         PyObject *type = PyType_FromModuleAndSpec(module, shapes[k], NULL);
         failed = type ? PyModule_AddObjectRef(module, names[k], type) : -1;
         Py_XDECREF(type);

@@ -418,7 +418,8 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
     int64_t chunk = tile->stride * item, start = call->kept % call->chunks * chunk, stop = start + chunk;
     start = start < length ? start : length;
     stop = stop < length ? stop : length;
-    for (int part = 0; call->staged[INPUT] && part < call->parts[INPUT]; part++) {
+    for (int turn = 1; call->staged[INPUT] && turn <= call->parts[INPUT]; turn++) {
+        int part = (group->rank + turn) % call->parts[INPUT]; /* not all ranks write at once what the same one has read */
         char *to = group->base + tile->mine[INPUT].offset + part * length;
         const char *from = call->source + (part * call->elements + tile->first) * item;
         if (call->kept < 0 || call->kept / call->chunks != part) {
@@ -485,8 +486,8 @@ static int all_done(const Call *call, const int32_t *at, int put_off)
 }
 
 /* Goes on with a call: enters tiles as long as there are slots, so that peers need not wait for them, runs those under way, the oldest first, and leaves them
- * in order. */
-int sennit_run(Group *group, Call *call)
+ * in order. WAITING after so many rounds in which nothing moved, all together. */
+static int go_on(Group *group, Call *call, int rounds)
 {
     Idle idle = {0};
     int put_off = call->only_read && (call->staged[INPUT] || !call->touched[INPUT]) && !call->touched[OUTPUT];
@@ -516,7 +517,7 @@ int sennit_run(Group *group, Call *call)
         }
         if (moved)
             went_on(group, &idle);
-        else if (!idle_once(group, &idle)) {
+        else if (rounds-- <= 0 || !idle_once(group, &idle)) {
             awake(group, &idle);
             return WAITING;
         }
@@ -525,8 +526,10 @@ int sennit_run(Group *group, Call *call)
     return DONE;
 }
 
+int sennit_run(Group *group, Call *call) { return go_on(group, call, INT_MAX); }
+
 /* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. A closed group is none. */
-int sennit_start(Group *group, Call *call, char *source, char *target, int32_t staged)
+static int begin(Group *group, Call *call, char *source, char *target, int32_t staged)
 {
     if (!group || !*group->owned || *group->broken)
         return UNUSABLE;
@@ -540,7 +543,19 @@ int sennit_start(Group *group, Call *call, char *source, char *target, int32_t s
     note->call = call->call;
     memcpy(note->words, call->words, sizeof note->words);
     atomic_store_explicit(group->calls_begun, group->calls, memory_order_release);
-    return sennit_run(group, call);
+    return DONE;
+}
+
+int sennit_start(Group *group, Call *call, char *source, char *target, int32_t staged)
+{
+    return begin(group, call, source, target, staged) ? UNUSABLE : go_on(group, call, INT_MAX);
+}
+
+/* For who may not wait for long: WAITING where `sennit_start` would wait for more than some microseconds, or at all where others want this core. */
+int sennit_start_briefly(Group *group, Call *call, char *source, char *target, int32_t staged)
+{
+    int spin = group ? atomic_load_explicit(&group->spin, memory_order_relaxed) : 0;
+    return begin(group, call, source, target, staged) ? UNUSABLE : go_on(group, call, spin < LEAST_SPIN ? spin : LEAST_SPIN);
 }
 
 /* ---- messages: a ring of bytes for each ordered pair of ranks ---------------------------------------------------------- */

@@ -20,7 +20,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence, Set
@@ -40,6 +39,7 @@ from sennit.collective.runtime.shm_facts import Facts, Secret, enlists, everyone
 from sennit.collective.runtime.shm_machine import Machine, choose_machine
 from sennit.collective.runtime.shm_plan import LoadedCode, Plan, make_plan
 from sennit.collective.runtime.shm_segment import BROKEN, Capacity, Exchange, Layout, Segment, open_segment
+from sennit.collective.runtime.shm_shortcut import new_turn
 from sennit.errors import CollectiveError, RunError
 from sennit.ir.dtype import DType
 from sennit.ir.layout import Reduction as LayoutReduction
@@ -84,7 +84,7 @@ class ShmEndpoint:
         self._owned[0] = 1
         with suppress(OSError):  # an old kernel: then only calls that wait find out
             self._owned.madvise(_WIPE_ON_FORK)
-        self._lock = threading.Lock()
+        self._lock = new_turn()
         self._codes: dict[str, LoadedCode] = {}
         self._plans: dict[tuple[str, int, DType, Reduction | None], Plan] = {}
         self._flags_used = 0
