@@ -175,7 +175,7 @@ class CallRecord(Structure):
         ("tile", c_int64),
         ("place", c_int64),
         ("ringed", c_int32),
-        ("rest", c_int32),
+        ("in_turns", c_int32),
         ("source", c_void_p),
         ("target", c_void_p),
         ("staged", c_int32 * 2),

@@ -418,8 +418,8 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
     int64_t chunk = tile->stride * item, start = call->kept % call->chunks * chunk, stop = start + chunk;
     start = start < length ? start : length;
     stop = stop < length ? stop : length;
-    for (int turn = 1; call->staged[INPUT] && turn <= call->parts[INPUT]; turn++) {
-        int part = (group->rank + turn) % call->parts[INPUT]; /* not all ranks write at once what the same one has read */
+    for (int turn = 0; call->staged[INPUT] && turn < call->parts[INPUT]; turn++) {
+        int part = call->in_turns ? (group->rank + 1 + turn) % call->parts[INPUT] : turn;
         char *to = group->base + tile->mine[INPUT].offset + part * length;
         const char *from = call->source + (part * call->elements + tile->first) * item;
         if (call->kept < 0 || call->kept / call->chunks != part) {

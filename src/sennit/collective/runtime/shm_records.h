@@ -110,7 +110,8 @@ typedef struct {
     int32_t direct; /* peers read the input in this process's own memory: `mine` and `peers` have its address */
     int64_t elements, tile; /* of a part: in all, and at a time */
     int64_t place;          /* bytes of the ring that a tile takes, on whichever rank it takes most; 0: all of it lies in a slot */
-    int32_t ringed, rest;   /* what lies in the ring: IN_RING_SCRATCH or IN_RING_INPUT, or nothing */
+    int32_t ringed;         /* what lies in the ring: IN_RING_SCRATCH or IN_RING_INPUT, or nothing */
+    int32_t in_turns;       /* each rank stages another part first */
     char *source, *target;
     int32_t staged[2]; /* whether input and output are copied through staging */
     uint64_t call;     /* what is called, as a number, */
