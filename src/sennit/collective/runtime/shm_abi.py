@@ -128,8 +128,6 @@ class GroupRecord(Structure):
         ("calls", c_uint64),
         ("spin", c_int32),
         ("waiting_for", c_int32),
-        ("unfenced", c_int32),
-        ("rest", c_int32),
         ("left", c_uint64),
         ("left_by", POINTER(c_uint64)),
         ("exits", ExitRecord * SLOTS),
@@ -215,7 +213,6 @@ def load_core() -> ctypes.CDLL | None:
     library = ctypes.CDLL(str(found[0]))
     library.sennit_run.argtypes = [c_void_p, c_void_p]
     library.sennit_start.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int32]
-    library.sennit_enlist.argtypes = []
     library.sennit_start_briefly.argtypes = library.sennit_start.argtypes
     library.sennit_peek.argtypes = [c_int32, c_void_p, c_void_p, c_int64]
     library.sennit_exchange.argtypes = [c_void_p, c_int32, c_void_p, c_int32]

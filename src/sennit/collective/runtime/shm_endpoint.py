@@ -35,7 +35,7 @@ from sennit.collective.runtime.liveness import Identity, Liveness
 from sennit.collective.runtime.shm_abi import SLOTS, CallRecord, GroupRecord, PlaceRecord, Reduction, Status
 from sennit.collective.runtime.shm_arena import Arena
 from sennit.collective.runtime.shm_cores import has_own_core
-from sennit.collective.runtime.shm_facts import Facts, Secret, enlists, everyone, sees, shared_cache
+from sennit.collective.runtime.shm_facts import Facts, Secret, everyone, sees, shared_cache
 from sennit.collective.runtime.shm_machine import Machine, choose_machine
 from sennit.collective.runtime.shm_plan import LoadedCode, Plan, make_plan
 from sennit.collective.runtime.shm_segment import BROKEN, Capacity, Exchange, Layout, Segment, open_segment
@@ -64,7 +64,6 @@ class ShmEndpoint:
         timeout: float,
         cores: Sequence[Set[int]],
         may_read: bool = False,
-        may_fence: bool = False,
     ) -> None:
         layout = segment.layout
         self.may_read = may_read  # whether ranks may read each other's memory
@@ -91,7 +90,6 @@ class ShmEndpoint:
         self._has_ring = False
         self._broken: RuntimeFailure | None = None
         self._record = self._make_record(segment, has_own_core(self.rank, cores))
-        self._record.unfenced = may_fence and all(has_own_core(rank, cores) for rank in range(self.size))
         self.address = ctypes.addressof(self._record)
 
     @classmethod
@@ -119,10 +117,9 @@ class ShmEndpoint:
         segment = open_segment(rank, layout, exchange)
         cores = [set(facts.cores) for facts in ranks]
         sees_all = sees(machine, [facts for facts in ranks if facts.rank != rank])
-        answers = exchange(b"%d%d" % (sees_all, enlists(machine)))
-        may_read, may_fence = (all(answer[place] == ord("1") for answer in answers) for place in (0, 1))
+        may_read = all(answer == b"1" for answer in exchange(b"1" if sees_all else b"0"))
         del secret  # not before all have looked
-        return cls(segment, [facts.identity for facts in ranks], machine, timeout, cores, may_read, may_fence)
+        return cls(segment, [facts.identity for facts in ranks], machine, timeout, cores, may_read)
 
     def _make_record(self, segment: Segment, spins: bool) -> GroupRecord:
         layout, base = segment.layout, segment.address

@@ -3,7 +3,6 @@
     Facts        of a rank: who it is, which process, which machine runs its calls, its cores, and a secret in its memory
     everyone     the facts of all ranks, checked: they are the ranks of one group, on one host
     sees         whether this rank may read the memory of others: it finds their secrets there
-    enlists      whether other ranks may fence the cores of this one
     shared_cache bytes of the cache that the cores share
 
 The secret is a few random bytes. A rank that the kernel lets read the memory of another (the same user and `ptrace` rights, no filter of a container in the way) finds
@@ -27,7 +26,7 @@ from sennit.collective.runtime.shm_plan import CACHE
 from sennit.collective.runtime.shm_segment import Exchange
 from sennit.errors import RunError
 
-__all__ = ["Facts", "Secret", "enlists", "everyone", "sees", "shared_cache"]
+__all__ = ["Facts", "Secret", "everyone", "sees", "shared_cache"]
 
 _SECRET = 16  # bytes
 
@@ -100,11 +99,6 @@ def sees(machine: Machine, others: Sequence[Facts]) -> bool:
     found = ctypes.create_string_buffer(_SECRET)
     peek, place = machine.library.sennit_peek, ctypes.addressof(found)
     return all(peek(other.pid, place, other.secret_at, _SECRET) and found.raw.hex() == other.secret for other in others)
-
-
-def enlists(machine: Machine) -> bool:
-    """Lets the other ranks fence the cores of this process (`shm_core.c` says what for); whether the kernel does."""
-    return isinstance(machine, CompiledMachine) and bool(machine.library.sennit_enlist())
 
 
 def shared_cache() -> int:

@@ -43,9 +43,8 @@ class ShmGroup(ShmMessages):
         timeout: float,
         cores: Sequence[Set[int]],
         may_read: bool = False,
-        may_fence: bool = False,
     ) -> None:
-        super().__init__(segment, identities, machine, timeout, cores, may_read, may_fence)
+        super().__init__(segment, identities, machine, timeout, cores, may_read)
         self.table = default_table(self.size, self.cores, may_read)
         self._ready: dict[tuple[object, ...], Plan] = {}  # by what was asked for
         rest = _finish_later(weakref.ref(self))

@@ -59,9 +59,8 @@ class ShmMessages(ShmEndpoint):
         timeout: float,
         cores: Sequence[Set[int]],
         may_read: bool = False,
-        may_fence: bool = False,
     ) -> None:
-        super().__init__(segment, identities, machine, timeout, cores, may_read, may_fence)
+        super().__init__(segment, identities, machine, timeout, cores, may_read)
         self._peer_locks = [[threading.Lock() for _ in range(self.size)] for _ in ("send", "receive")]
         self._early: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(
             deque

@@ -78,7 +78,6 @@ typedef struct {
     uint64_t epoch, calls;
     _Atomic int32_t spin; /* how long to spin before the first yield; adapts */
     int32_t waiting_for;  /* out: the rank whose signal is awaited, or that runs another call */
-    int32_t unfenced, rest; /* signals are made without a fence, since who goes to sleep fences all ranks */
     uint64_t left;          /* the last tile that this rank has left */
     uint64_t *left_by;      /* by rank: one that it has left, and all before it, as far as its flags have told */
     Exit exits[SLOTS];

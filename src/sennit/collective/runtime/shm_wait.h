@@ -5,7 +5,6 @@
 
 #include <limits.h>
 #include <linux/futex.h>
-#include <linux/membarrier.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -79,8 +78,6 @@ static int idle_once(Group *group, Idle *idle)
     }
     if (!idle->asleep) { /* say so first, then look once more */
         atomic_fetch_add(&door->sleepers, 1);
-        if (group->unfenced)
-            syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL_EXPEDITED, 0, 0);
         idle->asleep = 1;
         idle->bell = atomic_load(&door->bell);
         return 1;
@@ -104,10 +101,7 @@ static void went_on(Group *group, Idle *idle)
     *idle = (Idle){0};
 }
 
-/* sennit_enlist: let others of this host fence the cores of this process. False where the kernel does not. */
-int sennit_enlist(void) { return !syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED, 0, 0); }
-
-/* After stores that the rank may wait for, and a full fence of this rank or of who went to sleep. */
+/* After stores that the rank may wait for, and a full fence. */
 static void wake(Group *group, int rank)
 {
     Doorbell *door = &group->doorbells[rank];
