@@ -13,7 +13,7 @@ setup(
         Extension(
             "sennit.collective.runtime._shm_core",
             [f"{FOLDER}/shm_core.c"],
-            depends=[f"{FOLDER}/shm_copy.h", f"{FOLDER}/shm_records.h", f"{FOLDER}/shm_reduce.h"],
+            depends=[f"{FOLDER}/shm_{part}.h" for part in ("copy", "messages", "records", "reduce", "wait")],
             extra_compile_args=["-O3", "-std=gnu11", "-fwrapv", "-fno-math-errno", "-fno-trapping-math"],
             optional=True,
             py_limited_api=True,
@@ -21,6 +21,7 @@ setup(
         Extension(
             "sennit.collective.runtime._shm_call",
             [f"{FOLDER}/shm_call.c"],
+            depends=[f"{FOLDER}/shm_{part}.h" for part in ("arrays", "known", "options", "tensors", "turn")],
             extra_compile_args=["-O2", "-std=gnu11"],
             optional=True,
             py_limited_api=True,

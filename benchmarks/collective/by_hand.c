@@ -1,6 +1,6 @@
 /* Collectives written by hand for one machine, one size and one way each: what a program can reach here that has no interpreter, no checks and no sleep. For `by_hand.py`.
  *
- *     by_hand RANKS [0|1|-1 [SOURCE TARGET]]      1: more kinds of staging, -1: none; SOURCE, TARGET: bytes from a page's beginning to that of an array, like numpy's unless they are given; prints lines of: collective, bytes, way, microseconds of a call (the median of rounds, of the slowest rank)
+ *     by_hand RANKS [0|1|-1 [COLLECTIVE|all [SOURCE TARGET]]]      1: more kinds of staging, -1: none; SOURCE, TARGET: bytes from a page's beginning to that of an array, like numpy's unless they are given; prints lines of: collective, bytes, way, microseconds of a call (the median of rounds, of the slowest rank)
  *
  * | way | is |
  * |---|---|
@@ -413,7 +413,7 @@ static void take_arrays(int huge_source, int huge_target)
     meet();
 }
 
-static void run(int all)
+static void run(int all, const char *only)
 {
     take_core(rank, ranks);
     for (int k = 0; k < 2; k++)
@@ -424,7 +424,7 @@ static void run(int all)
     size_t sizes[] = {1 << 10, 8 << 10, 64 << 10, 512 << 10, 4 << 20, 16 << 20};
     size_t rings[] = {0, 4 << 20, 8 << 20, 16 << 20, 32 << 20}, tiles[] = {64 << 10, 128 << 10, 256 << 10};
     for (int kind = 0; kind < KINDS; kind++)
-        for (int k = 0; k < 6; k++) {
+        for (int k = 0; k < 6 && (!strcmp(only, "all") || !strcmp(only, names[kind])); k++) {
             size_t bytes = sizes[k], huge_from = 4 << 20;
             take_arrays((kind == GATHER ? bytes / ranks : bytes) >= huge_from, (kind == SCATTER ? bytes / ranks : bytes) >= huge_from);
             for (int ring = 0; ring < 5 && all >= 0; ring++)
@@ -456,14 +456,15 @@ int main(int count, char **words)
 {
     ranks = count > 1 ? atoi(words[1]) : 8;
     int more = count > 2 ? atoi(words[2]) : 0;
-    source_offset = count > 3 ? atoi(words[3]) : 0x10, target_offset = count > 4 ? atoi(words[4]) : 0x910;
+    const char *only = count > 3 ? words[3] : "all";
+    source_offset = count > 4 ? atoi(words[4]) : 0x10, target_offset = count > 5 ? atoi(words[5]) : 0x910;
     shared = mmap(0, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     staging = mmap(0, (size_t)ranks * AREA, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     open_arrays = mmap(0, (size_t)ranks * LARGEST, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t children[MOST];
     for (rank = 0; rank < ranks; rank++)
         if ((children[rank] = fork()) == 0) {
-            run(more);
+            run(more, only);
             _exit(0);
         }
     for (int k = 0; k < ranks; k++)

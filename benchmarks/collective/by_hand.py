@@ -1,6 +1,6 @@
 """The collectives of `by_hand.c`, run and kept: what programs reach that are written for one machine, one size and one way.
 
-    python benchmarks/collective/by_hand.py [--ranks 8 4] [--more] [--json F]
+    python benchmarks/collective/by_hand.py [--ranks 8 4] [--collectives all] [--more] [--json F]
 
 Prints, for each collective and size, the least of the ways that any program has, which of them it was, the least of each kind, and `open`: arrays that all ranks map, which users do not bring. `reach.py` takes the
 JSON for its floor.
@@ -35,9 +35,9 @@ class Row(NamedTuple):
         return self.way.startswith(("open", "pulled_"))
 
 
-def measured(program: Path, ranks: int, more: bool) -> Iterator[Row]:
+def measured(program: Path, ranks: int, more: bool, only: str) -> Iterator[Row]:
     done = subprocess.run(
-        [program, str(ranks), str(int(more))], capture_output=True, text=True, timeout=600, check=True
+        [program, str(ranks), str(int(more)), only], capture_output=True, text=True, timeout=600, check=True
     )
     for line in done.stdout.splitlines():
         if line.startswith("#"):
@@ -67,6 +67,7 @@ def show(rows: list[Row]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Collectives written by hand.")
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 4])
+    parser.add_argument("--collectives", nargs="+", default=["all"], help="names of by_hand.c, or all")
     parser.add_argument("--more", action="store_true", help="more kinds of staging")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -76,7 +77,7 @@ def main() -> int:
         program = Path(folder) / "by_hand"
         subprocess.run(["cc", "-O3", "-march=native", "-o", program, HERE / "by_hand.c"], check=True)
         for ranks in options.ranks:
-            found = list(measured(program, ranks, options.more))
+            found = [row for only in options.collectives for row in measured(program, ranks, options.more, only)]
             show(found)
             rows += found
     if options.json is not None:

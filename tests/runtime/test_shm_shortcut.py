@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed import distributed_c10d as c10d
 
+from sennit.collective.runtime.private_torch import options_examples
 from sennit.collective.runtime.shm_shortcut import FROM_ROOT, PLAIN, ROWS, SUMS
 
 _shm_call = pytest.importorskip("sennit.collective.runtime._shm_call", reason="the short way was not built")
@@ -35,10 +36,18 @@ REDUCTIONS = ("sum", "max", None)
 class Made:
     """A shortcut, and the calls that reached the core: plan's number, source, target, staged."""
 
-    def __init__(self, own: tuple[int, int] = (0, 0), status: int = 0, rest: Callable[..., None] | None = None) -> None:
+    def __init__(
+        self,
+        own: tuple[int, int] = (0, 0),
+        status: int = 0,
+        rest: Callable[..., None] | None = None,
+        reads_options: bool = True,
+        has_turn: bool = True,
+    ) -> None:
         self.calls: list[tuple[int, int, int, int]] = []
         self.groups: list[int | None] = []
-        self.lock, self.waiting = threading.Lock(), deque[int]()
+        self.lock: Any = _shm_call.Turn() if has_turn else threading.Lock()
+        self.waiting = deque[int]()
         kind = ctypes.CFUNCTYPE(
             ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32
         )
@@ -51,9 +60,12 @@ class Made:
 
         self.start = kind(start)
         address = ctypes.cast(self.start, ctypes.c_void_p).value
+        starts = address, 0, 0  # none that is brief
         described = torch.Tensor.__dlpack_c_exchange_api__
         knows = torch.Tensor, dist.ReduceOp.SUM, described
-        self.short: Any = _shm_call.Shortcut(self.lock, self.waiting, rest or self.never, GROUP, address, *own, knows)
+        self.short: Any = _shm_call.Shortcut(self.lock, self.waiting, rest or self.never, GROUP, starts, *own, knows)
+        if reads_options:
+            assert all(self.short.know_options(examples) for examples in options_examples())
 
     def never(self, *_: object) -> None:
         raise AssertionError("the core ended the call")
@@ -149,8 +161,9 @@ def test_one_array_only_where_the_plan_allows_it() -> None:
     assert made.call("all_to_all", array, np.zeros(8, np.float32)) is True
 
 
-def test_while_another_call_is_under_way_it_is_left_alone() -> None:
-    made, array = Made(), np.zeros(8, np.float32)
+@pytest.mark.parametrize("has_turn", [True, False])
+def test_while_another_call_is_under_way_it_is_left_alone(has_turn: bool) -> None:
+    made, array = Made(has_turn=has_turn), np.zeros(8, np.float32)
     made.learn(1, "all_reduce", array, array)
     with made.lock:
         assert made.call("all_reduce", array, array) is None
@@ -161,7 +174,8 @@ def test_while_another_call_is_under_way_it_is_left_alone() -> None:
     assert made.call("all_reduce", array, array) is True
 
 
-def test_the_rest_of_a_call_that_waits_is_finished_with_the_lock_held() -> None:
+@pytest.mark.parametrize("has_turn", [True, False])
+def test_the_rest_of_a_call_that_waits_is_finished_with_the_lock_held(has_turn: bool) -> None:
     told: list[tuple[object, ...]] = []
 
     def rest(*said: object) -> None:
@@ -169,13 +183,39 @@ def test_the_rest_of_a_call_that_waits_is_finished_with_the_lock_held() -> None:
         if len(told) > 1:
             raise TimeoutError("rank 1 did not come")
 
-    made, array = Made(status=1, rest=rest), np.zeros(8, np.float32)
+    made, array = Made(status=1, rest=rest, has_turn=has_turn), np.zeros(8, np.float32)
     made.learn(1, "all_reduce", array, array)
     assert made.call("all_reduce", array, array) is True
     assert told == [("plan", 1, "context", True)]
     with pytest.raises(TimeoutError, match="rank 1"):
         made.call("all_reduce", array, array)
     assert not made.lock.locked()
+
+
+def test_small_calls_begin_briefly_and_go_on_where_they_must_wait() -> None:
+    told: list[str] = []
+    started = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32
+    )
+    going = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    waits = [True]
+    begin = started(lambda *_: told.append("start") or 0)
+    briefly = started(lambda *_: told.append("briefly") or int(waits[0]))
+    go_on = going(lambda *_: told.append("run") or 0)
+    starts = tuple(ctypes.cast(entry, ctypes.c_void_p).value for entry in (begin, briefly, go_on))
+    knows = torch.Tensor, dist.ReduceOp.SUM, torch.Tensor.__dlpack_c_exchange_api__
+    rest = pytest.fail
+    short = _shm_call.Shortcut(_shm_call.Turn(), deque(), rest, GROUP, starts, 0, 0, knows)
+    small, large = np.zeros(8, np.float32), np.zeros(1 << 14, np.float32)
+    for array in (small, large):
+        short.learn_arrays(("plan", 1, 1, array.nbytes, array.nbytes, True), "sum", array, array, None, None, None)
+    assert short.arrays("sum", small, small, None, None, None, None) is True
+    assert told == ["briefly", "run"]
+    waits[0] = False
+    assert short.arrays("sum", small, small, None, None, None, None) is True
+    assert told[2:] == ["briefly"]
+    assert short.arrays("sum", large, large, None, None, None, None) is True
+    assert told[3:] == ["start"]
 
 
 def test_closed_and_forgotten() -> None:
@@ -233,8 +273,12 @@ def method(made: Made, kind: str, what: int) -> Callable[..., bool | None]:
     return found
 
 
-def test_an_all_reduce_of_a_tensor() -> None:
-    made, x = Made(), torch.zeros(4, 6)
+both_ways = pytest.mark.parametrize("reads_options", [True, False], ids=["read", "asked"])
+
+
+@both_ways
+def test_an_all_reduce_of_a_tensor(reads_options: bool) -> None:
+    made, x = Made(reads_options=reads_options), torch.zeros(4, 6)
     learn(made, 1, "all_reduce", SUMS, x, x, -1)
     opts = options(c10d.AllreduceOptions)
     all_reduce = method(made, "all_reduce", SUMS)
@@ -272,8 +316,9 @@ def test_an_all_reduce_of_a_tensor() -> None:
     assert len(made.calls) == 4
 
 
-def test_collectives_of_two_tensors() -> None:
-    made, part, whole = Made(), torch.zeros(6), torch.zeros(2, 6)
+@both_ways
+def test_collectives_of_two_tensors(reads_options: bool) -> None:
+    made, part, whole = Made(reads_options=reads_options), torch.zeros(6), torch.zeros(2, 6)
     learn(made, 1, "all_gather", PLAIN, whole, part, -1)
     learn(made, 2, "reduce_scatter", SUMS, part, whole, -1)
     learn(made, 3, "all_to_all", ROWS, whole, torch.zeros(2, 6), -1)
@@ -303,6 +348,43 @@ def test_collectives_of_two_tensors() -> None:
     assert all_to_all(other, whole, exchange) is None
     assert broadcast([part], options(c10d.BroadcastOptions, rootRank=0)) is None
     assert len(made.calls) == count
+
+
+reductions = st.sampled_from([getattr(dist.ReduceOp, name) for name in ("SUM", "AVG", "MAX", "BXOR")]) | st.floats(
+    0.5, 2.0
+).map(dist._make_nccl_premul_sum)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.booleans(), reductions, st.integers(0, 2))
+def test_options_that_are_read_say_what_they_say_when_asked(waits: bool, reduction: Any, root: int) -> None:
+    x, y = torch.zeros(6), torch.zeros(6)
+    cases = (
+        ("all_reduce", SUMS, options(c10d.AllreduceOptions, asyncOp=not waits, reduceOp=reduction)),
+        ("reduce_scatter", SUMS, options(c10d.ReduceScatterOptions, asyncOp=not waits, reduceOp=reduction)),
+        ("all_gather", PLAIN, options(c10d.AllgatherOptions, asyncOp=not waits)),
+        ("broadcast", FROM_ROOT, options(c10d.BroadcastOptions, asyncOp=not waits, rootRank=root)),
+    )
+    for kind, what, opts in cases:
+        answers = []
+        for reads_options in (True, False):
+            made = Made(reads_options=reads_options)
+            learn(made, 1, kind, what, x, y, 1)
+            answers.append(method(made, kind, what)(x, y, opts))
+        sums = what != SUMS or reduction == dist.ReduceOp.SUM
+        known = what != FROM_ROOT or root == 1
+        assert answers == [True if waits and sums and known else None] * 2, kind
+
+
+def test_options_whose_fields_are_not_where_the_examples_have_them_are_not_known() -> None:
+    short = Made(reads_options=False).short
+    examples = next(options_examples())
+    assert short.know_options(examples[:1]) is False  # one example fits many places
+    assert short.know_options(tuple((opts, 1 - waits, op, root) for opts, waits, op, root in examples)) is False
+    assert short.know_options(tuple((opts, waits, op, 1) for opts, waits, op, _ in examples)) is False
+    with pytest.raises(TypeError):
+        short.know_options(list(examples))
+    assert short.know_options(examples) is True
 
 
 def test_a_method_passes_on_what_it_does_not_make() -> None:

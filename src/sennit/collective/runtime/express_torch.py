@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sennit.collective.runtime.private_torch import AVERAGE, SUM, reduction_of
+from sennit.collective.runtime.private_torch import AVERAGE, SUM, options_examples, reduction_of
 from sennit.collective.runtime.shared_torch import Shared
 from sennit.collective.runtime.shm_machine import CompiledMachine
 from sennit.collective.runtime.shm_plan import Plan
@@ -90,6 +90,9 @@ class Express:
             calls=queue.jobs,
             torch=None if described is None else (Tensor, SUM, described),
         )
+        if self.short is not None:
+            for examples in options_examples():
+                self.short.know_options(examples)
 
     def close(self) -> None:
         if self.short is not None:

@@ -9,6 +9,7 @@ the new class needs `GroupBase` changed, here, and what `group_torch.py` returns
 | `GroupBase` | what a Python backend derives from |
 | `WorkBase` | what its methods return |
 | `is_asynchronous`, `time_limit`, `reduction_of` | reading the options that c10d passes along |
+| `options_examples` | where in memory such options keep what they are asked for: `shm_options.h` |
 | `gather_single`, `scatter_single` | collectives that have another name from 2.13 on, where the old one warns at each call |
 | `store_host` | where the rendezvous is |
 | `stay_unrecorded` | torch 2.15 records the calls of every group, and fails on one that has no backend in C++ |
@@ -16,12 +17,22 @@ the new class needs `GroupBase` changed, here, and what `group_torch.py` returns
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    ReduceScatterOptions,
+    Store,
+    TCPStore,
+)
 from torch._C._distributed_c10d import Work as WorkBase
 
 __all__ = [
@@ -32,6 +43,7 @@ __all__ = [
     "WorkBase",
     "gather_single",
     "is_asynchronous",
+    "options_examples",
     "reduction_of",
     "scatter_single",
     "stay_unrecorded",
@@ -64,6 +76,26 @@ def reduction_of(options: Any) -> tuple[str, float | Tensor | None]:
     reduce_op = getattr(options, "reduceOp", options)
     name = _REDUCTIONS.get(getattr(reduce_op, "op", reduce_op), "no reduction")
     return name, reduce_op.__getstate__()[1] if name == "premul_sum" else None  # `factor` is an attribute from 2.13 on
+
+
+def options_examples() -> Iterator[tuple[tuple[Any, int, int | None, int | None], ...]]:
+    """For each type of options: some with every reduction, and roots of all sizes, as (options, asyncOp, reduceOp, rootRank)."""
+    kinds = [getattr(dist.ReduceOp, name) for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")]
+    roots = [0, 1, 2, 255, 256, 65537, 1 << 31]
+    for make in (AllreduceOptions, ReduceScatterOptions, AllgatherOptions, AllToAllOptions, BroadcastOptions):
+        empty = make()
+        reductions = kinds if hasattr(empty, "reduceOp") else [None]
+        ranks = roots if hasattr(empty, "rootRank") else [None]
+        made = []
+        for asynchronous, reduction, root, _ in product((False, True), reductions, ranks, range(2)):
+            options: Any = make()
+            options.asyncOp = asynchronous
+            if reduction is not None:
+                options.reduceOp = reduction
+            if root is not None:
+                options.rootRank = root
+            made.append((options, int(asynchronous), None if reduction is None else int(reduction), root))
+        yield tuple(made)
 
 
 def gather_single(output: Tensor, input: Tensor, group: Any) -> None:

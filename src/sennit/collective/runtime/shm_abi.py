@@ -34,7 +34,7 @@ __all__ = [
 
 LINE = 64  # bytes of a cache line
 SLOTS = 4  # tiles of a group that may be under way
-FLAG_BYTES = LINE
+FLAG_BYTES = 2 * LINE  # processors fetch lines in pairs
 RING_HEAD = 2 * LINE  # the two counters before the bytes of a ring
 
 
@@ -114,7 +114,7 @@ class GroupRecord(Structure):
         ("calls_begun", c_void_p),
         ("owned", c_void_p),
         ("broken", c_void_p),
-        ("flags_per_slot", c_int64),
+        ("flags_per_rank", c_int64),
         ("staging_step", c_int64),
         ("slot_bytes", c_int64),
         ("ring_bytes", c_int64),
@@ -128,6 +128,8 @@ class GroupRecord(Structure):
         ("calls", c_uint64),
         ("spin", c_int32),
         ("waiting_for", c_int32),
+        ("left", c_uint64),
+        ("left_by", POINTER(c_uint64)),
         ("exits", ExitRecord * SLOTS),
     ]
 
@@ -171,7 +173,7 @@ class CallRecord(Structure):
         ("tile", c_int64),
         ("place", c_int64),
         ("ringed", c_int32),
-        ("rest", c_int32),
+        ("in_turns", c_int32),
         ("source", c_void_p),
         ("target", c_void_p),
         ("staged", c_int32 * 2),
@@ -211,6 +213,7 @@ def load_core() -> ctypes.CDLL | None:
     library = ctypes.CDLL(str(found[0]))
     library.sennit_run.argtypes = [c_void_p, c_void_p]
     library.sennit_start.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int32]
+    library.sennit_start_briefly.argtypes = library.sennit_start.argtypes
     library.sennit_peek.argtypes = [c_int32, c_void_p, c_void_p, c_int64]
     library.sennit_exchange.argtypes = [c_void_p, c_int32, c_void_p, c_int32]
     library.sennit_reduce.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int64]

@@ -1,11 +1,13 @@
 /* The short way from Python into the core: look at two arrays, find the plan of their call, and start it. One call of C in place of a page of Python.
  *
- *     Shortcut(lock, calls, rest, group, start, own_first, own_last, torch)
+ *     Turn()                                                             a lock: see shm_turn.h
+ *     Shortcut(lock, calls, rest, group, starts, own_first, own_last, torch)
  *         .arrays(kind, array, out, dtype, reduction, root, context)     a call on numpy's arrays, or anything with a buffer
  *         .now(kind, what, output, input, root)                          on tensors: one that waits, and adds up
  *         .method(kind, what, long_way, done)                            something to call as c10d calls a backend's method: see `Method`
  *         .learn_arrays(plan, kind, array, out, dtype, reduction, root)  from now on calls like this run `plan`
  *         .learn_tensors(plan, kind, what, output, input, root)
+ *         .know_options(examples)                                        where the fields of such options lie: see shm_options.h
  *         .forget() .close()
  *
  * A call is known by its `Key`: kind, element type and reduction by identity, since these are singletons; sizes and root by value. It is learned when the long way has
@@ -16,7 +18,7 @@
  * A call returns True when it is done. `rest(plan, status, context)` is called, with the lock held, for one that was begun and has not ended.
  *
  * Only the limited C interface of Python 3.11 is used. Tensors describe themselves by the C interface of DLPack 1.3, which torch has from 2.11 on and which takes some 50
- * nanoseconds, where asking for six attributes takes 600; options of c10d are asked for attributes, as Python would.
+ * nanoseconds, where asking for six attributes takes 600; options of c10d are read where they lie if that is known (shm_options.h), and asked for attributes otherwise, as Python would.
  */
 
 #define Py_LIMITED_API 0x030B0000
@@ -27,102 +29,19 @@
 #include <string.h>
 #include <structmember.h>
 
-#define WAYS 4   /* places that a call may have in the table */
-#define SETS 128 /* a power of two */
-
-typedef int Start(void *group, void *call, char *source, char *target, int32_t staged);
-
-/* No field has padding after it: keys are compared as bytes. */
-typedef struct {
-    PyObject *kind, *dtype, *reduction; /* the last two are None for tensors */
-    int64_t type;                       /* of a tensor's elements; 0 for arrays */
-    int64_t root;                       /* or the rows of an exchange, or -1 */
-    int64_t sizes[2];                   /* bytes of input and output, or elements of tensors */
-} Key;
-
-typedef struct {
-    Key key;        /* its objects are held, so that no other has their addresses */
-    PyObject *plan; /* NULL: an empty place */
-    void *call;
-    int64_t bytes[2];
-    int32_t staged, one_array;
-} Known;
-
-typedef struct {
-    uintptr_t source, target;
-} Memory;
-
-enum { ASYNC_OP, REDUCE_OP, ROOT_RANK, DTYPE, NAMES };
-static const char *const spelled[NAMES] = {"asyncOp", "reduceOp", "rootRank", "dtype"};
-
-/* what a call through c10d is, besides its kind */
-enum { SUMS = 1, FROM_ROOT = 2, BY_ROWS = 4 };
-
-/* What DLPack 1.3 lays down of a tensor, and of the interface that a type of tensors offers by its attribute __dlpack_c_exchange_api__. */
-typedef struct {
-    void *data;
-    int32_t device_type, device, dims;
-    uint8_t code, bits; /* of an element */
-    uint16_t lanes;
-    int64_t *shape, *strides;
-    uint64_t offset;
-} Described;
-
-typedef struct {
-    uint32_t major, minor;
-    void *older, *allocate, *from_object, *to_object;
-    int (*describe)(void *object, Described *out);
-} Exchange;
-
-#define ON_CPU 1
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *acquire, *without_waiting, *release; /* of the lock that is held while a call runs */
-    PyObject *calls;                               /* those that wait for their turn, or None */
-    PyObject *rest;
-    PyObject *method_type;
-    PyObject *tensor_type, *sum, *capsule; /* of torch, or NULL */
-    const Exchange *exchange;
-    PyObject *names[NAMES];
-    void *group;
-    Start *start;
-    uintptr_t own_first, own_last;
-    unsigned turn; /* whose place is taken next */
-    Known known[SETS][WAYS];
-} Shortcut;
-
-static Known *places_for(Shortcut *self, const Key *key)
-{
-    const uint64_t *words = (const uint64_t *)key;
-    uint64_t hash = 0;
-    for (size_t k = 0; k < sizeof *key / sizeof *words; k++)
-        hash = (hash ^ words[k]) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29;
-    return self->known[hash >> 40 & (SETS - 1)];
-}
-
-static Known *find(Shortcut *self, const Key *key)
-{
-    Known *place = places_for(self, key);
-    for (int way = 0; way < WAYS; way++, place++)
-        if (place->plan && !memcmp(&place->key, key, sizeof *key))
-            return place;
-    return NULL;
-}
-
-static void forget(Known *place)
-{
-    PyObject *held[] = {place->key.kind, place->key.dtype, place->key.reduction, place->plan};
-    *place = (Known){0};
-    for (int k = 0; k < 4; k++)
-        Py_XDECREF(held[k]);
-}
+#include "shm_arrays.h"
+#include "shm_known.h"
+#include "shm_tensors.h"
 
 /* ---- running --------------------------------------------------------------------------------------------------------- */
 
 /* Lets the lock go, whatever was raised meanwhile. */
 static int let_go(Shortcut *self)
 {
+    if (self->turn && !self->turn->waiting) {
+        self->turn->taken = 0;
+        return !PyErr_Occurred();
+    }
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyObject *answer = PyObject_CallNoArgs(self->release);
@@ -145,23 +64,45 @@ static int is_simple(const Shortcut *self, const Known *known, Memory at)
 /* What became of a call: it was made; it is not for this file; the rest of it raised. */
 typedef enum { MADE, NOT_HERE, RAISED } Outcome;
 
+/* MADE: the lock is held. */
+static Outcome take_lock(Shortcut *self)
+{
+    if (self->turn)
+        return take_turn(self->turn) ? MADE : NOT_HERE;
+    PyObject *got = PyObject_Call(self->acquire, self->without_waiting, NULL);
+    Py_XDECREF(got);
+    return got == Py_True ? MADE : got ? NOT_HERE : RAISED;
+}
+
+/* The status of a call that was begun. */
+static int start(const Shortcut *self, const Known *known, Memory at)
+{
+    void *call = known->call, *group = self->group; /* its place may be taken by another while this one runs */
+    int32_t staged = known->staged;
+    int status, brief = self->start_briefly && known->bytes[0] + known->bytes[1] <= BRIEF;
+    if (brief) {
+        status = self->start_briefly(group, call, (char *)at.source, (char *)at.target, staged);
+        if (status != WAITING)
+            return status;
+    }
+    PyThreadState *thread = PyEval_SaveThread();
+    status = brief ? self->run(group, call) : self->start(group, call, (char *)at.source, (char *)at.target, staged);
+    PyEval_RestoreThread(thread);
+    return status;
+}
+
 static Outcome run(Shortcut *self, const Known *known, Memory at, PyObject *context)
 {
     if (!known || !is_simple(self, known, at))
         return NOT_HERE;
-    PyObject *got = PyObject_Call(self->acquire, self->without_waiting, NULL);
-    Py_XDECREF(got);
-    if (got != Py_True)
-        return got ? NOT_HERE : RAISED;
+    Outcome taken = take_lock(self);
+    if (taken != MADE)
+        return taken;
     Py_ssize_t before = self->calls == Py_None ? 0 : PyObject_Size(self->calls);
     if (before)
         return let_go(self) ? NOT_HERE : RAISED;
-    PyObject *plan = Py_NewRef(known->plan); /* its place may be taken by another while this one runs */
-    void *call = known->call, *group = self->group;
-    int32_t staged = known->staged;
-    PyThreadState *thread = PyEval_SaveThread();
-    int status = self->start(group, call, (char *)at.source, (char *)at.target, staged);
-    PyEval_RestoreThread(thread);
+    PyObject *plan = Py_NewRef(known->plan);
+    int status = start(self, known, at);
     if (status) {
         PyObject *answer = PyObject_CallFunction(self->rest, "OiO", plan, status, context);
         Py_XDECREF(answer);
@@ -178,44 +119,6 @@ static PyObject *in_python(Outcome outcome)
 
 /* ---- numpy ----------------------------------------------------------------------------------------------------------- */
 
-/* The address and bytes of contiguous memory, or 0: then the long way says what is wrong with it. */
-static uintptr_t look_at(PyObject *array, int flags, int64_t *bytes)
-{
-    Py_buffer view;
-    if (PyObject_GetBuffer(array, &view, flags)) {
-        PyErr_Clear();
-        return 0;
-    }
-    uintptr_t address = view.len ? (uintptr_t)view.buf : 0;
-    *bytes = view.len;
-    PyBuffer_Release(&view); /* the caller holds the array */
-    return address;
-}
-
-/* 1: a call like this may be known, with the key; its element type is held. `words` are kind, array, out, dtype, reduction, root. */
-static int reads_arrays(const Shortcut *self, PyObject *const *words, Key *key, Memory *at)
-{
-    PyObject *array = words[1], *out = words[2];
-    if (array == Py_None || out == Py_None)
-        return 0;
-    *key = (Key){.kind = words[0], .reduction = words[4], .root = words[5] == Py_None ? -1 : PyLong_AsLong(words[5])};
-    if (key->root < 0 && PyErr_Occurred()) { /* no number: the long way says so */
-        PyErr_Clear();
-        return 0;
-    }
-    at->target = look_at(out, PyBUF_WRITABLE, &key->sizes[1]);
-    if (array == out)
-        at->source = at->target, key->sizes[0] = key->sizes[1];
-    else
-        at->source = look_at(array, PyBUF_SIMPLE, &key->sizes[0]);
-    if (!at->source || !at->target)
-        return 0;
-    key->dtype = words[3] == Py_None ? PyObject_GetAttr(array, self->names[DTYPE]) : Py_NewRef(words[3]);
-    if (!key->dtype)
-        PyErr_Clear(); /* something else than an array: the same */
-    return key->dtype != NULL;
-}
-
 static PyObject *arrays(Shortcut *self, PyObject *const *given, Py_ssize_t count)
 {
     Key key;
@@ -230,82 +133,6 @@ static PyObject *arrays(Shortcut *self, PyObject *const *given, Py_ssize_t count
 }
 
 /* ---- torch ----------------------------------------------------------------------------------------------------------- */
-
-typedef struct {
-    uintptr_t address;
-    int64_t elements, rows, type;
-} Plain;
-
-/* 1: a plain contiguous tensor of this machine's memory; 0: something else, which the long way looks at. */
-static int is_plain(const Shortcut *self, PyObject *tensor, Plain *plain)
-{
-    Described found;
-    if ((PyObject *)Py_TYPE(tensor) != self->tensor_type)
-        return 0;
-    if (self->exchange->describe(tensor, &found)) {
-        PyErr_Clear();
-        return 0;
-    }
-    int64_t dense = 1;
-    for (int dim = found.dims - 1; dim >= 0; dim--) {
-        if (found.shape[dim] != 1 && found.strides[dim] != dense)
-            return 0;
-        dense *= found.shape[dim];
-    }
-    plain->address = (uintptr_t)found.data + found.offset;
-    plain->elements = dense;
-    plain->rows = found.dims ? found.shape[0] : 0;
-    plain->type = (int64_t)found.code << 32 | (int64_t)found.bits << 16 | found.lanes;
-    return dense > 0 && found.device_type == ON_CPU;
-}
-
-/* 1: a call like this may be known, with its key, but for the root. */
-static int reads_tensors(const Shortcut *self, PyObject *kind, long what, PyObject *output, PyObject *input, Key *key, Memory *at)
-{
-    Plain in, out;
-    if (!self->exchange || !is_plain(self, output, &out))
-        return 0;
-    if (output == input)
-        in = out;
-    else if (!is_plain(self, input, &in))
-        return 0;
-    if (in.type != out.type || (what & BY_ROWS && (in.rows != out.rows || in.elements != out.elements)))
-        return 0;
-    *key = (Key){kind, Py_None, Py_None, in.type, what & BY_ROWS ? in.rows : -1, {in.elements, out.elements}};
-    *at = (Memory){in.address, out.address};
-    return 1;
-}
-
-/* An attribute of the options of a call, held. What cannot be asked is not understood, and goes the long way. */
-static PyObject *option(const Shortcut *self, PyObject *opts, int name)
-{
-    PyObject *found = PyObject_GetAttr(opts, self->names[name]);
-    if (!found)
-        PyErr_Clear();
-    return found;
-}
-
-/* Does the call wait for its end, and add up where it reduces? The root, where it has one. */
-static int reads_options(const Shortcut *self, long what, PyObject *opts, int64_t *root)
-{
-    PyObject *asynchronous = option(self, opts, ASYNC_OP);
-    int yes = asynchronous == Py_False;
-    Py_XDECREF(asynchronous);
-    if (yes && what & SUMS) {
-        PyObject *reduction = option(self, opts, REDUCE_OP);
-        yes = reduction && PyObject_RichCompareBool(reduction, self->sum, Py_EQ) == 1;
-        Py_XDECREF(reduction);
-    }
-    if (yes && what & FROM_ROOT) {
-        PyObject *rank = option(self, opts, ROOT_RANK);
-        *root = rank ? PyLong_AsLong(rank) : -1;
-        Py_XDECREF(rank);
-        yes = *root >= 0;
-    }
-    if (PyErr_Occurred())
-        PyErr_Clear();
-    return yes;
-}
 
 static Outcome through_c10d(Shortcut *self, PyObject *kind, long what, PyObject *output, PyObject *input, PyObject *opts)
 {
@@ -414,7 +241,7 @@ static PyObject *learn(Shortcut *self, PyObject *facts, const Key *key)
         place = places_for(self, key);
         while (way < WAYS && place[way].plan)
             way++;
-        place += way < WAYS ? way : (int)(self->turn++ % WAYS);
+        place += way < WAYS ? way : (int)(self->replaced++ % WAYS);
     }
     Known before = *place;
     PyObject *held[] = {key->kind, key->dtype, key->reduction, known.plan};
@@ -452,6 +279,18 @@ static PyObject *learn_tensors(Shortcut *self, PyObject *const *given, Py_ssize_
     if (what & FROM_ROOT)
         key.root = root;
     return learn(self, given[0], &key);
+}
+
+/* Of options of one type; whether places were found. */
+static PyObject *know_options(Shortcut *self, PyObject *examples)
+{
+    if (!PyTuple_CheckExact(examples))
+        return PyErr_Format(PyExc_TypeError, "a tuple of examples");
+    int known = self->layout_count < LAYOUTS ? learn_layout(examples, &self->layouts[self->layout_count]) : 0;
+    if (known < 0)
+        return NULL;
+    self->layout_count += known;
+    return PyBool_FromLong(known);
 }
 
 /* ---- the objects ----------------------------------------------------------------------------------------------------- */
@@ -536,6 +375,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
 {
     Shortcut *self = (Shortcut *)object;
     Py_VISIT((PyObject *)Py_TYPE(object));
+    Py_VISIT((PyObject *)self->turn);
     Py_VISIT(self->acquire);
     Py_VISIT(self->release);
     Py_VISIT(self->calls);
@@ -550,11 +390,13 @@ static int clear(PyObject *object)
 {
     Shortcut *self = (Shortcut *)object;
     Py_XDECREF(forget_all(self, NULL));
-    PyObject **held[] = {&self->acquire, &self->without_waiting, &self->release, &self->calls, &self->rest, &self->method_type, &self->tensor_type, &self->sum, &self->capsule};
+    PyObject **held[] = {(PyObject **)&self->turn, &self->acquire, &self->without_waiting, &self->release, &self->calls, &self->rest, &self->method_type, &self->turn_type, &self->tensor_type, &self->sum, &self->capsule};
     for (size_t k = 0; k < sizeof held / sizeof *held; k++)
         Py_CLEAR(*held[k]);
     for (int name = 0; name < NAMES; name++)
         Py_CLEAR(self->names[name]);
+    for (; self->layout_count > 0; self->layout_count--)
+        Py_CLEAR(self->layouts[self->layout_count - 1].type);
     return 0;
 }
 
@@ -570,10 +412,10 @@ static void dealloc(PyObject *object)
 static PyObject *new(PyTypeObject *type, PyObject *given, PyObject *named)
 {
     PyObject *lock, *calls, *rest, *torch;
-    unsigned long long group, start, first, last;
+    unsigned long long group, start, start_briefly, run, first, last;
     if (named && PyDict_Size(named))
         return PyErr_Format(PyExc_TypeError, "arguments without names, please");
-    if (!PyArg_ParseTuple(given, "OOOKKKKO", &lock, &calls, &rest, &group, &start, &first, &last, &torch))
+    if (!PyArg_ParseTuple(given, "OOOK(KKK)KKO", &lock, &calls, &rest, &group, &start, &start_briefly, &run, &first, &last, &torch))
         return NULL;
     Shortcut *self = (Shortcut *)PyType_GenericAlloc(type, 0);
     if (!self)
@@ -581,7 +423,11 @@ static PyObject *new(PyTypeObject *type, PyObject *given, PyObject *named)
     self->calls = Py_NewRef(calls), self->rest = Py_NewRef(rest);
     PyObject *module = PyType_GetModule(type); /* borrowed */
     self->method_type = module ? PyObject_GetAttrString(module, "Method") : NULL;
+    self->turn_type = module ? PyObject_GetAttrString(module, "Turn") : NULL;
+    if (self->turn_type && (PyObject *)Py_TYPE(lock) == self->turn_type)
+        self->turn = (Turn *)Py_NewRef(lock);
     self->group = (void *)(uintptr_t)group, self->start = (Start *)(uintptr_t)start;
+    self->start_briefly = (Start *)(uintptr_t)start_briefly, self->run = (Run *)(uintptr_t)run;
     self->own_first = first, self->own_last = last;
     self->acquire = PyObject_GetAttrString(lock, "acquire"), self->release = PyObject_GetAttrString(lock, "release");
     self->without_waiting = Py_BuildValue("(O)", Py_False);
@@ -589,6 +435,9 @@ static PyObject *new(PyTypeObject *type, PyObject *given, PyObject *named)
         self->names[name] = PyUnicode_InternFromString(spelled[name]);
     if (torch != Py_None && PyArg_ParseTuple(torch, "OOO", &self->tensor_type, &self->sum, &self->capsule)) {
         Py_INCREF(self->tensor_type), Py_INCREF(self->sum), Py_INCREF(self->capsule);
+        PyObject *number = PyNumber_Long(self->sum);
+        self->sum_number = number ? PyLong_AsLongLong(number) : 0;
+        Py_XDECREF(number);
         const Exchange *found = PyCapsule_GetPointer(self->capsule, "dlpack_exchange_api");
         self->exchange = found && found->major == 1 && found->describe ? found : NULL; /* another major version has another layout */
     }
@@ -607,6 +456,7 @@ static PyMethodDef methods[] = {
     {"method", CALLED(method), METH_FASTCALL, "a method of a backend of c10d"},
     {"learn_arrays", CALLED(learn_arrays), METH_FASTCALL, "keep the plan of a call on two buffers"},
     {"learn_tensors", CALLED(learn_tensors), METH_FASTCALL, "keep the plan of a call on tensors"},
+    {"know_options", CALLED(know_options), METH_O, "where options of a type have their fields"},
     {"forget", CALLED(forget_all), METH_NOARGS, "all plans"},
     {"close", CALLED(close_group), METH_NOARGS, "the group is of no more use"},
     {0},
@@ -623,10 +473,10 @@ static PyType_Spec shape = {
 
 static int fill(PyObject *module)
 {
-    PyType_Spec *shapes[] = {&shape, &method_shape};
-    const char *names[] = {"Shortcut", "Method"};
+    PyType_Spec *shapes[] = {&shape, &method_shape, &turn_shape};
+    const char *names[] = {"Shortcut", "Method", "Turn"};
     int failed = 0;
-    for (int k = 0; k < 2 && !failed; k++) {
+    for (int k = 0; k < 3 && !failed; k++) {
         PyObject *type = PyType_FromModuleAndSpec(module, shapes[k], NULL);
         failed = type ? PyModule_AddObjectRef(module, names[k], type) : -1;
         Py_XDECREF(type);

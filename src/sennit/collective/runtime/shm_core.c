@@ -5,7 +5,7 @@
  * place kept, and the caller looks whether the peers live and the time is not over, and calls again (shm_endpoint.py).
  *
  * Memory order. A flag is one cache line with one writer. A signal stores it with release, after the data that it speaks of; a wait loads it with
- * acquire. A sleeper first says that it sleeps and then looks at its flags once more; who signals first stores the flag and then looks for
+ * acquire. All who wait for a block look at the same line (code_lines.py). A sleeper first says that it sleeps and then looks at its flags once more; who signals first stores the flag and then looks for
  * sleepers; a full fence stands between the two in both, so one of them sees the other.
  *
  * A call of n elements runs in tiles, SLOTS of which are under way at once: while the oldest waits for a peer, a younger one goes on, so a rank
@@ -25,119 +25,14 @@
  */
 
 #define _GNU_SOURCE
-#include <limits.h>
-#include <linux/futex.h>
-#include <sched.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <sys/uio.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "shm_copy.h"
+#include "shm_messages.h"
 #include "shm_records.h"
 #include "shm_reduce.h"
-
-/* ---- waiting --------------------------------------------------------------------------------------------------------- */
-
-static int64_t nanoseconds(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * 1000000000LL + now.tv_nsec;
-}
-
-static void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#else
-    atomic_signal_fence(memory_order_seq_cst);
-#endif
-}
-
-/* After so many nanoseconds others have the core whom yielding does not speed up: a sleeper that is woken comes before them. */
-#define YIELD_LIMIT 300000
-
-#define EAGER 32 /* rounds */
-
-/* Of spinning, however many others want the core: a few microseconds, which is how far ranks that run at the same time are apart. */
-#define LEAST_SPIN 64
-
-typedef struct {
-    int rounds, asleep, crowded; /* the last: others wanted the core meanwhile */
-    uint32_t bell;
-    int64_t since;
-} Idle;
-
-static void awake(Group *group, Idle *idle)
-{
-    if (idle->asleep)
-        atomic_fetch_sub(&group->doorbells[group->rank].sleepers, 1);
-    idle->asleep = 0;
-}
-
-/* Called when nothing can go on, again and again. False when patience is over. */
-static int idle_once(Group *group, Idle *idle)
-{
-    Doorbell *door = &group->doorbells[group->rank];
-    int spin = atomic_load_explicit(&group->spin, memory_order_relaxed);
-    if (idle->rounds < spin) {
-        /* what comes soon is seen soon; later, looking less often leaves more to the other thread of this core, which may be the rank that is awaited */
-        int pauses = idle->rounds < EAGER ? 1 : 4;
-        idle->rounds += pauses;
-        while (pauses--)
-            relax();
-        return 1;
-    }
-    idle->rounds++;
-    int64_t now = nanoseconds();
-    if (!idle->since)
-        idle->since = now;
-    if (idle->rounds < spin + group->yields && now - idle->since < YIELD_LIMIT) {
-        sched_yield();
-        /* a yield that took long let others run, whose time spinning takes */
-        if (nanoseconds() - now > 3000) {
-            int least = group->spin_limit < LEAST_SPIN ? group->spin_limit : LEAST_SPIN;
-            idle->crowded = 1;
-            atomic_store_explicit(&group->spin, spin / 2 > least ? spin / 2 : least, memory_order_relaxed);
-        }
-        return 1;
-    }
-    if (!idle->asleep) { /* say so first, then look once more */
-        atomic_fetch_add(&door->sleepers, 1);
-        idle->asleep = 1;
-        idle->bell = atomic_load(&door->bell);
-        return 1;
-    }
-    int64_t left = idle->since + group->patience - now;
-    if (left <= 0)
-        return 0;
-    struct timespec timeout = {left / 1000000000, left % 1000000000};
-    syscall(SYS_futex, &door->bell, FUTEX_WAIT, idle->bell, &timeout, 0, 0);
-    awake(group, idle);
-    return nanoseconds() - idle->since < group->patience;
-}
-
-/* Something went on: the next wait starts anew. If nobody else wanted the core, it may spin longer next time. With more ranks than cores the limit is none. */
-static void went_on(Group *group, Idle *idle)
-{
-    int spin = atomic_load_explicit(&group->spin, memory_order_relaxed);
-    if (idle->rounds && !idle->crowded && spin < group->spin_limit)
-        atomic_store_explicit(&group->spin, spin * 2 < group->spin_limit ? spin * 2 : group->spin_limit, memory_order_relaxed);
-    awake(group, idle);
-    *idle = (Idle){0};
-}
-
-/* After stores that the rank may wait for, and a full fence. */
-static void wake(Group *group, int rank)
-{
-    Doorbell *door = &group->doorbells[rank];
-    if (atomic_load_explicit(&door->sleepers, memory_order_relaxed)) {
-        atomic_fetch_add(&door->bell, 1);
-        syscall(SYS_futex, &door->bell, FUTEX_WAKE, INT_MAX, 0, 0, 0);
-    }
-}
+#include "shm_wait.h"
 
 /* ---- the memory of other processes ----------------------------------------------------------------------------------- */
 
@@ -178,7 +73,7 @@ static char *locate(const Group *group, const Call *call, const Tile *tile, int 
         *bytes = count * stride;
         return scratch + (call->scratch[buffer - FIRST_SCRATCH] + chunk) * stride;
     }
-    int64_t part = chunk / call->chunks, first = chunk % call->chunks, all = tile->size * call->itemsize;
+    int64_t part = (uint32_t)chunk / (uint32_t)call->chunks, first = chunk - part * call->chunks, all = tile->size * call->itemsize;
     int64_t start = first * stride < all ? first * stride : all;
     int64_t stop = (first + count) * stride < all ? (first + count) * stride : all;
     if (buffer == INPUT && chunk == call->kept && rank == group->rank && call->staged[INPUT]) {
@@ -262,34 +157,33 @@ static int move_data(const Group *group, const Call *call, const Tile *tile, con
     return 1;
 }
 
-/* Flags are by slot. Who signals in a tile has entered it, so its peers have left the tile that was in the slot before: no flag is overwritten before it is
- * read. */
+/* Flags are by slot. Who signals in a tile has entered it, so its peers have left the tile that was in the slot before: what a gate's flag says of a tile is not
+ * overwritten before it is read. */
 static Flag *flag_at(const Group *group, int rank, int64_t number, uint64_t epoch)
 {
-    return &group->flags[(SLOTS * rank + epoch % SLOTS) * group->flags_per_slot + number];
+    return &group->flags[(rank * group->flags_per_rank + number) * SLOTS + epoch % SLOTS];
 }
 
-static void signal_flag(Group *group, const Call *call, const Tile *tile, const Instruction *step)
+static int flag_is_up(const Group *group, const Instruction *step, int64_t flag_base, uint64_t epoch)
 {
-    Flag *flag = flag_at(group, step->peer, call->flag_base + step->argument, tile->epoch);
-    flag->call = call->call;
-    flag->places[INPUT] = tile->mine[INPUT];
-    flag->places[OUTPUT] = tile->mine[OUTPUT];
-    atomic_store_explicit(&flag->value, tile->epoch * STRIDE + step->count, memory_order_release);
-}
-
-static int flag_is_up(Group *group, const Instruction *step, int64_t flag_base, uint64_t epoch)
-{
-    Flag *flag = flag_at(group, group->rank, flag_base + step->argument, epoch);
+    Flag *flag = flag_at(group, step->peer, flag_base + step->argument, epoch);
     return atomic_load_explicit(&flag->value, memory_order_acquire) >= epoch * STRIDE + step->count;
 }
 
-/* A row of signals, and one fence for all of them. Returns how many. */
+/* A row of signals: one store, and one fence. Returns how many. */
 static int signal_row(Group *group, const Call *call, const Tile *tile, const Instruction *step, int most)
 {
     int count = 0;
     while (count < most && step[count].op == SIGNAL)
-        signal_flag(group, call, tile, step + count++);
+        count++;
+    if (!count)
+        return 0;
+    Flag *flag = flag_at(group, group->rank, call->flag_base + step->argument, tile->epoch);
+    flag->call = call->call;
+    flag->places[INPUT] = tile->mine[INPUT];
+    flag->places[OUTPUT] = tile->mine[OUTPUT];
+    flag->left = group->left;
+    atomic_store_explicit(&flag->value, tile->epoch * STRIDE + step[count - 1].count, memory_order_release);
     atomic_thread_fence(memory_order_seq_cst);
     for (int k = 0; k < count; k++)
         wake(group, step[k].peer);
@@ -302,9 +196,11 @@ static int pass_wait(Group *group, const Call *call, const Tile *tile, const Ins
     if (!flag_is_up(group, step, call->flag_base, tile->epoch))
         return 0;
     if (step->source_buffer == 1) { /* of a gate: it lets this block in, and stays until this block has left */
-        const Flag *flag = flag_at(group, group->rank, call->flag_base + step->argument, tile->epoch);
+        const Flag *flag = flag_at(group, step->peer, call->flag_base + step->argument, tile->epoch);
         if (flag->call != call->call)
             return -1;
+        if (flag->left > group->left_by[step->peer])
+            group->left_by[step->peer] = flag->left;
         memcpy(places_of(group, tile, step->peer), flag->places, sizeof flag->places);
     }
     return 1;
@@ -407,7 +303,8 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
     int64_t chunk = tile->stride * item, start = call->kept % call->chunks * chunk, stop = start + chunk;
     start = start < length ? start : length;
     stop = stop < length ? stop : length;
-    for (int part = 0; call->staged[INPUT] && part < call->parts[INPUT]; part++) {
+    for (int turn = 0; call->staged[INPUT] && turn < call->parts[INPUT]; turn++) {
+        int part = call->in_turns ? (group->rank + 1 + turn) % call->parts[INPUT] : turn;
         char *to = group->base + tile->mine[INPUT].offset + part * length;
         const char *from = call->source + (part * call->elements + tile->first) * item;
         if (call->kept < 0 || call->kept / call->chunks != part) {
@@ -421,11 +318,12 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
     signal_row(group, call, tile, call->code + call->blocks[0], call->blocks[1] - call->blocks[0]);
 }
 
-/* May the next tile be entered: have all peers left the one that was in its slot? */
+/* May the next tile be entered: have all peers left the one that was in its slot? What they said when they entered later ones saves a look at what they say of that one. */
 static int slot_is_free(Group *group)
 {
     Exit *exit = &group->exits[(group->epoch + 1) % SLOTS];
-    while (exit->next < exit->end && flag_is_up(group, exit->next, exit->flag_base, exit->epoch))
+    while (exit->next < exit->end &&
+           (group->left_by[exit->next->peer] >= exit->epoch || flag_is_up(group, exit->next, exit->flag_base, exit->epoch)))
         exit->next++;
     if (exit->next < exit->end)
         group->waiting_for = exit->next->peer;
@@ -458,6 +356,7 @@ static void leave_tile(Group *group, Call *call, const Tile *tile, const int32_t
         if (call->divide > 1)
             divide(call->dtype, to, call->divide, tile->size);
     }
+    group->left = tile->epoch;
     group->exits[tile->epoch % SLOTS] =
         (Exit){call->code + at[0], call->code + call->blocks[1], tile->epoch, call->flag_base};
 }
@@ -472,8 +371,8 @@ static int all_done(const Call *call, const int32_t *at, int put_off)
 }
 
 /* Goes on with a call: enters tiles as long as there are slots, so that peers need not wait for them, runs those under way, the oldest first, and leaves them
- * in order. */
-int sennit_run(Group *group, Call *call)
+ * in order. WAITING after so many rounds in which nothing moved, all together. */
+static int go_on(Group *group, Call *call, int rounds)
 {
     Idle idle = {0};
     int put_off = call->only_read && (call->staged[INPUT] || !call->touched[INPUT]) && !call->touched[OUTPUT];
@@ -503,7 +402,7 @@ int sennit_run(Group *group, Call *call)
         }
         if (moved)
             went_on(group, &idle);
-        else if (!idle_once(group, &idle)) {
+        else if (rounds-- <= 0 || !idle_once(group, &idle)) {
             awake(group, &idle);
             return WAITING;
         }
@@ -512,8 +411,10 @@ int sennit_run(Group *group, Call *call)
     return DONE;
 }
 
+int sennit_run(Group *group, Call *call) { return go_on(group, call, INT_MAX); }
+
 /* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. A closed group is none. */
-int sennit_start(Group *group, Call *call, char *source, char *target, int32_t staged)
+static int begin(Group *group, Call *call, char *source, char *target, int32_t staged)
 {
     if (!group || !*group->owned || *group->broken)
         return UNUSABLE;
@@ -527,141 +428,17 @@ int sennit_start(Group *group, Call *call, char *source, char *target, int32_t s
     note->call = call->call;
     memcpy(note->words, call->words, sizeof note->words);
     atomic_store_explicit(group->calls_begun, group->calls, memory_order_release);
-    return sennit_run(group, call);
+    return DONE;
 }
 
-/* ---- messages: a ring of bytes for each ordered pair of ranks ---------------------------------------------------------- */
-
-#define HEADER 16 /* tag and size; payloads are filled up to as many bytes, so no header wraps round */
-
-typedef struct {
-    Counter written, read;
-    char data[];
-} Ring;
-
-static Ring *ring_of(const Group *group, int set, int sender, int receiver)
+int sennit_start(Group *group, Call *call, char *source, char *target, int32_t staged)
 {
-    int64_t number = ((int64_t)set * group->ranks + sender) * group->ranks + receiver;
-    return (Ring *)(group->rings + number * ((int64_t)sizeof(Ring) + group->ring_bytes));
+    return begin(group, call, source, target, staged) ? UNUSABLE : go_on(group, call, INT_MAX);
 }
 
-static void ring_copy(const Group *group, Ring *ring, uint64_t position, char *data, int64_t bytes, int into)
+/* For who may not wait for long: WAITING where `sennit_start` would wait for more than some microseconds, or at all where others want this core. */
+int sennit_start_briefly(Group *group, Call *call, char *source, char *target, int32_t staged)
 {
-    int64_t at = position % group->ring_bytes, first = group->ring_bytes - at < bytes ? group->ring_bytes - at : bytes;
-    if (into) {
-        memcpy(ring->data + at, data, first);
-        memcpy(ring->data, data + first, bytes - first);
-    } else {
-        memcpy(data, ring->data + at, first);
-        memcpy(data + first, ring->data, bytes - first);
-    }
-}
-
-/* As much of a transfer as the ring allows. 1: something moved; 0: nothing; -1: another message is first in the ring. */
-static int advance(Group *group, int set, Transfer *transfer)
-{
-    int sends = transfer->sends;
-    Ring *ring = sends ? ring_of(group, set, group->rank, transfer->peer) : ring_of(group, set, transfer->peer, group->rank);
-    Counter *own = sends ? &ring->written : &ring->read, *theirs = sends ? &ring->read : &ring->written;
-    uint64_t mine = atomic_load_explicit(&own->bytes, memory_order_relaxed);
-    int64_t room = (int64_t)(atomic_load_explicit(&theirs->bytes, memory_order_acquire) - mine) + (sends ? group->ring_bytes : 0);
-    uint64_t start = mine;
-    if (transfer->stage == 0) {
-        uint64_t header[2] = {transfer->tag, (uint64_t)transfer->bytes};
-        if (room < HEADER)
-            return 0;
-        ring_copy(group, ring, mine, (char *)header, HEADER, sends);
-        if (!sends && (header[0] != transfer->tag || header[1] != (uint64_t)transfer->bytes)) {
-            transfer->found_tag = header[0];
-            transfer->found_bytes = (int64_t)header[1];
-            return -1;
-        }
-        transfer->stage = 1;
-        mine += HEADER;
-        room -= HEADER;
-    }
-    int64_t left = transfer->bytes - transfer->done, most = group->ring_bytes / 4; /* so that the other side may begin */
-    int64_t some = left < room ? left : room;
-    some = some < most ? some : most;
-    ring_copy(group, ring, mine, transfer->data + transfer->done, some, sends);
-    transfer->done += some;
-    mine += some;
-    if (transfer->done == transfer->bytes) { /* filling exists in the ring whenever the payload does: sizes are multiples of it */
-        transfer->stage = 2;
-        mine += (HEADER - transfer->bytes % HEADER) % HEADER;
-    }
-    if (mine == start)
-        return 0;
-    atomic_store_explicit(&own->bytes, mine, memory_order_release);
-    atomic_thread_fence(memory_order_seq_cst);
-    wake(group, transfer->peer);
-    return 1;
-}
-
-/* All transfers, in any order. Goes on where it stood if it is called again. */
-int sennit_exchange(Group *group, int32_t set, Transfer *transfers, int32_t count)
-{
-    Idle idle = {0};
-    for (;;) {
-        int moved = 0, open = 0;
-        for (int k = 0; k < count; k++) {
-            if (transfers[k].stage == 2)
-                continue;
-            int result = advance(group, set, &transfers[k]);
-            if (result < 0) {
-                awake(group, &idle);
-                return UNEXPECTED;
-            }
-            moved |= result;
-            open += transfers[k].stage != 2;
-        }
-        if (!open) {
-            awake(group, &idle);
-            return DONE;
-        }
-        if (moved)
-            went_on(group, &idle);
-        else if (!idle_once(group, &idle)) {
-            awake(group, &idle);
-            return WAITING;
-        }
-    }
-}
-
-/* ---- posts: words that say where data lies in memory that its writer owns (shm_posts.py) -------------------------------- */
-
-typedef struct {
-    Counter *counter;
-    uint64_t least;
-} Watch;
-
-/* The data that the word speaks of is written; who waits at the door is woken. */
-void sennit_post(Counter *counter, uint64_t value, Doorbell *door)
-{
-    atomic_store_explicit(&counter->bytes, value, memory_order_release);
-    atomic_thread_fence(memory_order_seq_cst);
-    Group visitor = {.doorbells = door};
-    wake(&visitor, 0);
-}
-
-uint64_t sennit_look(Counter *counter)
-{
-    return atomic_load_explicit(&counter->bytes, memory_order_acquire);
-}
-
-/* Until one of the words is as high as it should be: DONE; WAITING when patience is over. */
-int sennit_await(Group *group, const Watch *watches, int32_t count)
-{
-    Idle idle = {0};
-    for (;;) {
-        for (int k = 0; k < count; k++)
-            if (sennit_look(watches[k].counter) >= watches[k].least) {
-                went_on(group, &idle);
-                return DONE;
-            }
-        if (!idle_once(group, &idle)) {
-            awake(group, &idle);
-            return WAITING;
-        }
-    }
+    int spin = group ? atomic_load_explicit(&group->spin, memory_order_relaxed) : 0;
+    return begin(group, call, source, target, staged) ? UNUSABLE : go_on(group, call, spin < LEAST_SPIN ? spin : LEAST_SPIN);
 }

@@ -20,7 +20,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence, Set
@@ -40,6 +39,7 @@ from sennit.collective.runtime.shm_facts import Facts, Secret, everyone, sees, s
 from sennit.collective.runtime.shm_machine import Machine, choose_machine
 from sennit.collective.runtime.shm_plan import LoadedCode, Plan, make_plan
 from sennit.collective.runtime.shm_segment import BROKEN, Capacity, Exchange, Layout, Segment, open_segment
+from sennit.collective.runtime.shm_shortcut import new_turn
 from sennit.errors import CollectiveError, RunError
 from sennit.ir.dtype import DType
 from sennit.ir.layout import Reduction as LayoutReduction
@@ -83,7 +83,7 @@ class ShmEndpoint:
         self._owned[0] = 1
         with suppress(OSError):  # an old kernel: then only calls that wait find out
             self._owned.madvise(_WIPE_ON_FORK)
-        self._lock = threading.Lock()
+        self._lock = new_turn()
         self._codes: dict[str, LoadedCode] = {}
         self._plans: dict[tuple[str, int, DType, Reduction | None], Plan] = {}
         self._flags_used = 0
@@ -130,9 +130,11 @@ class ShmEndpoint:
         record.staging, record.rings = base + layout.staging, base + layout.rings
         self._pids = (ctypes.c_int32 * layout.ranks)(*(identity.pid for identity in self._identities))
         record.peers, record.pids = self._peers, self._pids
+        self._left_by = (ctypes.c_uint64 * layout.ranks)()
+        record.left_by = self._left_by
         record.notes, record.calls_begun = segment.own_notes, segment.own_calls_begun
         record.owned, record.broken = ctypes.addressof(ctypes.c_char.from_buffer(self._owned)), base + BROKEN
-        record.flags_per_slot, record.staging_step = layout.capacity.flags, layout.staging_step
+        record.flags_per_rank, record.staging_step = layout.capacity.flags, layout.staging_step
         record.slot_bytes, record.ring_bytes = layout.capacity.slot, layout.capacity.ring
         record.staging_at = SLOTS * layout.capacity.slot
         record.rank, record.ranks = self.rank, self.size

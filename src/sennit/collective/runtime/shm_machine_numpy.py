@@ -1,6 +1,6 @@
 """The machine of `shm_core.c` in Python, on the same segment and by the same protocol: slow and right, for hosts without a compiler.
 
-Names and phases are those of the core; read them side by side. The one difference: no tile is entered before the one before it is left. Flags are single words, stored and loaded whole. Python has no memory fence, so taking a
+Names and phases are those of the core; read them side by side. Two things differ: no tile is entered before the one before it is left; and what flags say of tiles that were left before is not used. Flags are single words, stored and loaded whole. Python has no memory fence, so taking a
 lock stands in for one: it orders what comes before against what comes after. Nobody sleeps on a futex here, so nobody need be woken.
 """
 
@@ -167,7 +167,7 @@ class _Visit:
                 leaving = group.exits[(group.epoch + 1) % SLOTS]
                 while (leaving.next or 0) < (leaving.end or 0):
                     step = self.instruction(leaving.next)
-                    if self.flag(group.rank, leaving.flag_base + step.argument, leaving.epoch).value < (
+                    if self.flag(step.peer, leaving.flag_base + step.argument, leaving.epoch).value < (
                         leaving.epoch * STRIDE + step.count
                     ):
                         group.waiting_for = step.peer
@@ -216,7 +216,7 @@ class _Visit:
     def flag(self, rank: int, number: int, epoch: int) -> c_uint64:
         group = self.group
         return c_uint64.from_address(
-            group.flags + ((SLOTS * rank + epoch % SLOTS) * group.flags_per_slot + number) * FLAG_BYTES
+            group.flags + ((rank * group.flags_per_rank + number) * SLOTS + epoch % SLOTS) * FLAG_BYTES
         )
 
     def run_block(self, block: int) -> bool | None:
@@ -227,7 +227,7 @@ class _Visit:
             step = self.step(call.at[self.first + block])
             match step.op:
                 case Op.WAIT:
-                    flag = self.flag(group.rank, call.flag_base + step.argument, self.tile.epoch)
+                    flag = self.flag(step.peer, call.flag_base + step.argument, self.tile.epoch)
                     if flag.value < self.tile.epoch * STRIDE + step.count:
                         group.waiting_for = step.peer
                         break
@@ -240,7 +240,7 @@ class _Visit:
                         places = (PlaceRecord * 2).from_address(ctypes.addressof(flag) + _PLACES)
                         group.peers[2 * step.peer], group.peers[2 * step.peer + 1] = places[INPUT], places[OUTPUT]
                 case Op.SIGNAL:
-                    flag = self.flag(step.peer, call.flag_base + step.argument, self.tile.epoch)
+                    flag = self.flag(group.rank, call.flag_base + step.argument, self.tile.epoch)
                     c_uint64.from_address(ctypes.addressof(flag) + 8).value = call.call
                     places = (PlaceRecord * 2).from_address(ctypes.addressof(flag) + _PLACES)
                     places[INPUT], places[OUTPUT] = self.tile.mine[INPUT], self.tile.mine[OUTPUT]

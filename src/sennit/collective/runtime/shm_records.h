@@ -29,7 +29,8 @@ typedef struct {
     _Atomic uint64_t value; /* epoch * STRIDE + count */
     uint64_t call;          /* what its writer runs */
     Place places[2];        /* its input and output */
-    char rest[LINE - 48];
+    uint64_t left;          /* the last tile that its writer has left, with all before it */
+    char rest[2 * LINE - 56]; /* processors fetch lines in pairs: who looks at one of a pair would take the other from its writer */
 } Flag;
 
 typedef struct {
@@ -60,7 +61,7 @@ typedef struct {
 typedef struct {
     char *base;
     Doorbell *doorbells; /* by rank */
-    Flag *flags;         /* by rank, by slot, flags_per_slot each */
+    Flag *flags;         /* by rank, flags_per_rank each, by slot: the rank's own blocks write them */
     char *staging;       /* by rank, staging_step bytes each: SLOTS slots, then a ring */
     char *rings;         /* by set, sender, receiver */
     Place *peers;        /* by slot, by rank, two each: where their input and output lie, as their flags said */
@@ -69,7 +70,7 @@ typedef struct {
     _Atomic uint64_t *calls_begun; /* of this rank, in the segment */
     const volatile char *owned;    /* not 0 in the process that made the group; a page that a fork wipes */
     const volatile char *broken;   /* not 0 when a rank has declared a failure */
-    int64_t flags_per_slot, staging_step, slot_bytes, ring_bytes;
+    int64_t flags_per_rank, staging_step, slot_bytes, ring_bytes;
     int64_t staging_at; /* of its ring: where the next place begins; the same on all ranks */
     int32_t rank, ranks;
     int32_t spin_limit, yields;
@@ -77,6 +78,8 @@ typedef struct {
     uint64_t epoch, calls;
     _Atomic int32_t spin; /* how long to spin before the first yield; adapts */
     int32_t waiting_for;  /* out: the rank whose signal is awaited, or that runs another call */
+    uint64_t left;          /* the last tile that this rank has left */
+    uint64_t *left_by;      /* by rank: one that it has left, and all before it, as far as its flags have told */
     Exit exits[SLOTS];
 } Group;
 
@@ -106,7 +109,8 @@ typedef struct {
     int32_t direct; /* peers read the input in this process's own memory: `mine` and `peers` have its address */
     int64_t elements, tile; /* of a part: in all, and at a time */
     int64_t place;          /* bytes of the ring that a tile takes, on whichever rank it takes most; 0: all of it lies in a slot */
-    int32_t ringed, rest;   /* what lies in the ring: IN_RING_SCRATCH or IN_RING_INPUT, or nothing */
+    int32_t ringed;         /* what lies in the ring: IN_RING_SCRATCH or IN_RING_INPUT, or nothing */
+    int32_t in_turns;       /* each rank stages another part first */
     char *source, *target;
     int32_t staged[2]; /* whether input and output are copied through staging */
     uint64_t call;     /* what is called, as a number, */

@@ -1,6 +1,7 @@
 """The short way from Python into the core, where it was built: `_shm_call`, from `shm_call.c`, which says what it does.
 
     shortcut_of    one for a group, or None
+    new_turn       a lock for it, which is taken in C
     facts_of       what it should know of a plan that the long way has run: the next call like that is short
 
 Python's part of a call is what is left of a small all-reduce: the core takes about a microsecond between two ranks, and the long way takes three from numpy. Everything here may be left out;
@@ -13,18 +14,48 @@ import ctypes
 from collections.abc import Callable, Sized
 from importlib import import_module
 from threading import Lock
+from types import TracebackType
 from typing import Protocol
 
 from sennit.collective.runtime.shm_machine import CompiledMachine, Machine
 from sennit.collective.runtime.shm_plan import Plan
 
-__all__ = ["FROM_ROOT", "PLAIN", "ROWS", "SUMS", "PlanFacts", "Rest", "Shortcut", "facts_of", "shortcut_of"]
+__all__ = [
+    "FROM_ROOT",
+    "PLAIN",
+    "ROWS",
+    "SUMS",
+    "OptionsExample",
+    "PlanFacts",
+    "Rest",
+    "Shortcut",
+    "Turn",
+    "facts_of",
+    "new_turn",
+    "shortcut_of",
+]
 
 Rest = Callable[[Plan, int, object], None]  # a plan under way, its status, what the call was made with
 # address of its record, what is staged, bytes of input and output, whether they may be one array
 PlanFacts = tuple[Plan, int, int, int, int, bool]
+# options, and of them as numbers: asyncOp, reduceOp, rootRank
+OptionsExample = tuple[object, int, int | None, int | None]
 
 PLAIN, SUMS, FROM_ROOT, ROWS = 0, 1, 2, 4  # what a call through torch is, as shm_call.c numbers it
+
+
+class Turn(Protocol):
+    """What a lock must do that is held while a call of a group runs."""
+
+    def acquire(self, blocking: bool = True) -> bool: ...
+
+    def release(self) -> None: ...
+
+    def __enter__(self) -> bool: ...
+
+    def __exit__(
+        self, type: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
 
 
 class Shortcut(Protocol):
@@ -64,6 +95,8 @@ class Shortcut(Protocol):
         self, facts: PlanFacts, kind: str, what: int, output: object, input: object, root: int, /
     ) -> None: ...
 
+    def know_options(self, examples: tuple[OptionsExample, ...], /) -> bool: ...
+
     def forget(self) -> None: ...
 
     def close(self) -> None: ...
@@ -73,7 +106,7 @@ def shortcut_of(
     machine: Machine,
     group: int,
     own_memory: tuple[int, int],
-    lock: Lock,
+    lock: Turn,
     rest: Rest,
     *,
     calls: Sized | None = None,
@@ -86,9 +119,21 @@ def shortcut_of(
         built = import_module("sennit.collective.runtime._shm_call")
     except ImportError:
         return None
-    start = ctypes.cast(machine.library.sennit_start, ctypes.c_void_p).value
-    assert start is not None
-    made: Shortcut = built.Shortcut(lock, calls, rest, group, start, *own_memory, torch)
+    library = machine.library
+    starts = tuple(
+        ctypes.cast(entry, ctypes.c_void_p).value
+        for entry in (library.sennit_start, library.sennit_start_briefly, library.sennit_run)
+    )
+    made: Shortcut = built.Shortcut(lock, calls, rest, group, starts, *own_memory, torch)
+    return made
+
+
+def new_turn() -> Turn:
+    """A lock that the short way takes without a call of Python, where that was built."""
+    try:
+        made: Turn = import_module("sennit.collective.runtime._shm_call").Turn()
+    except ImportError:
+        return Lock()
     return made
 
 

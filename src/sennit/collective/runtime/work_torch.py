@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sennit.collective.runtime.p2p_ticket import Ticket
 from sennit.collective.runtime.private_torch import WorkBase
+from sennit.collective.runtime.shm_shortcut import new_turn
 
 __all__ = ["CallQueue", "NothingLeft", "SennitWork"]
 
@@ -113,7 +114,7 @@ class CallQueue:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.running = threading.Lock()  # held while a call runs
+        self.running = new_turn()  # held while a call runs
         self._counting = threading.Lock()
         self.submitted = self.ended = 0
         self.jobs: deque[tuple[Job, Ticket]] = deque()

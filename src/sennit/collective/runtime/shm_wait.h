@@ -1,0 +1,114 @@
+/* Waiting: a rank that can do nothing spins, then yields its core, then sleeps at its doorbell until a peer that has signalled wakes it. `shm_core.c` says why none sleeps over a signal. */
+
+#ifndef SENNIT_SHM_WAIT_H
+#define SENNIT_SHM_WAIT_H
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "shm_records.h"
+
+static int64_t nanoseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+static void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    atomic_signal_fence(memory_order_seq_cst);
+#endif
+}
+
+/* After so many nanoseconds others have the core whom yielding does not speed up: a sleeper that is woken comes before them. */
+#define YIELD_LIMIT 300000
+
+#define EAGER 32 /* rounds */
+
+/* Of spinning, however many others want the core: a few microseconds, which is how far ranks that run at the same time are apart. */
+#define LEAST_SPIN 64
+
+typedef struct {
+    int rounds, asleep, crowded; /* the last: others wanted the core meanwhile */
+    uint32_t bell;
+    int64_t since;
+} Idle;
+
+static void awake(Group *group, Idle *idle)
+{
+    if (idle->asleep)
+        atomic_fetch_sub(&group->doorbells[group->rank].sleepers, 1);
+    idle->asleep = 0;
+}
+
+/* Called when nothing can go on, again and again. False when patience is over. */
+static int idle_once(Group *group, Idle *idle)
+{
+    Doorbell *door = &group->doorbells[group->rank];
+    int spin = atomic_load_explicit(&group->spin, memory_order_relaxed);
+    if (idle->rounds < spin) {
+        /* what comes soon is seen soon; later, looking less often leaves more to the other thread of this core, which may be the rank that is awaited */
+        int pauses = idle->rounds < EAGER ? 1 : 4;
+        idle->rounds += pauses;
+        while (pauses--)
+            relax();
+        return 1;
+    }
+    idle->rounds++;
+    int64_t now = nanoseconds();
+    if (!idle->since)
+        idle->since = now;
+    if (idle->rounds < spin + group->yields && now - idle->since < YIELD_LIMIT) {
+        sched_yield();
+        /* a yield that took long let others run, whose time spinning takes */
+        if (nanoseconds() - now > 3000) {
+            int least = group->spin_limit < LEAST_SPIN ? group->spin_limit : LEAST_SPIN;
+            idle->crowded = 1;
+            atomic_store_explicit(&group->spin, spin / 2 > least ? spin / 2 : least, memory_order_relaxed);
+        }
+        return 1;
+    }
+    if (!idle->asleep) { /* say so first, then look once more */
+        atomic_fetch_add(&door->sleepers, 1);
+        idle->asleep = 1;
+        idle->bell = atomic_load(&door->bell);
+        return 1;
+    }
+    int64_t left = idle->since + group->patience - now;
+    if (left <= 0)
+        return 0;
+    struct timespec timeout = {left / 1000000000, left % 1000000000};
+    syscall(SYS_futex, &door->bell, FUTEX_WAIT, idle->bell, &timeout, 0, 0);
+    awake(group, idle);
+    return nanoseconds() - idle->since < group->patience;
+}
+
+/* Something went on: the next wait starts anew. If nobody else wanted the core, it may spin longer next time. With more ranks than cores the limit is none. */
+static void went_on(Group *group, Idle *idle)
+{
+    int spin = atomic_load_explicit(&group->spin, memory_order_relaxed);
+    if (idle->rounds && !idle->crowded && spin < group->spin_limit)
+        atomic_store_explicit(&group->spin, spin * 2 < group->spin_limit ? spin * 2 : group->spin_limit, memory_order_relaxed);
+    awake(group, idle);
+    *idle = (Idle){0};
+}
+
+/* After stores that the rank may wait for, and a full fence. */
+static void wake(Group *group, int rank)
+{
+    Doorbell *door = &group->doorbells[rank];
+    if (atomic_load_explicit(&door->sleepers, memory_order_relaxed)) {
+        atomic_fetch_add(&door->bell, 1);
+        syscall(SYS_futex, &door->bell, FUTEX_WAKE, INT_MAX, 0, 0, 0);
+    }
+}
+
+#endif
