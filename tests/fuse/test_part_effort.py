@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from sennit.cluster import load
 from sennit.fuse.compiled_cost import Compiled
 from sennit.fuse.compiled_parts import Part, Sort, parts_of
 from sennit.fuse.computed_once import computed_once
 from sennit.fuse.kernel_cost import Staged
+from sennit.fuse.operator_class import Class, classify
 from sennit.fuse.signature import signature
 from sennit.ir.graph import Graph
 from sennit.ir.strategy_check import Kernel
@@ -115,6 +117,26 @@ def test_draws_are_never_the_same() -> None:
     body = """%a : f32[64] = aten.rand_like.default(%x)
         %b : f32[64] = aten.rand_like.default(%x)"""
     assert len(computed_once(group("x:f32[64]", body, "a", "b").ops)[0]) == 2
+
+
+def test_nothing_that_torch_draws_is_the_same_twice() -> None:
+    """Of all operators that torch knows: those that use a generator."""
+    names = {
+        str(overload).split(".")[1] for overload in _overloads() if torch.Tag.nondeterministic_seeded in overload.tags
+    }
+    assert {"bernoulli", "native_dropout", "rand_like"} <= names
+    for name in sorted(names):
+        body = f"""%a : f32[64] = aten.{name}.default(%x)
+        %b : f32[64] = aten.{name}.default(%x)"""
+        graph = group("x:f32[64]", body, "a", "b")
+        assert len(computed_once(graph.ops)[0]) == 2, name
+        assert classify(graph.ops[0], graph.types()) is Class.OTHER, name
+
+
+def _overloads() -> list[torch._ops.OpOverload]:
+    packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten)]
+    found = [packet for packet in packets if isinstance(packet, torch._ops.OpOverloadPacket)]
+    return [getattr(packet, name) for packet in found for name in packet.overloads()]
 
 
 def test_a_group_of_one_operator_takes_what_that_took() -> None:

@@ -23,7 +23,7 @@ from statistics import fmean
 import numpy as np
 
 from sennit.fuse.compiled_parts import Part, Sort, parts_of
-from sennit.fuse.kernel_cost import Estimate, Lone, Staged, bases
+from sennit.fuse.kernel_cost import Estimate, Lone, Staged, added_to, bases
 from sennit.fuse.operator_class import Class, classify, moves_nothing, stem
 from sennit.fuse.part_effort import looked_at
 from sennit.ir.dtype import DType
@@ -174,14 +174,18 @@ class Compiled:
 
     def _library(self, kernel: Kernel, written: frozenset[str], parts: Sequence[Part]) -> float:
         calls = {name for part in parts if part.sort is Sort.LIBRARY for name in part.ops}
+        types = self.staged.roofline.types
+        totals = {op.name: added_to(op, kernel, written, types) for op in kernel.body if op.name in calls}
+        sums = {total.name for total in totals.values() if total is not None}
         seconds = 0.0
         for op in kernel.body:
-            if op.name in calls:
-                guessed = (
-                    op.results[0].type.dtype is DType.F32 and self.staged.measured_inside(op, kernel, written) is None
-                )
-                factor = _TF32 if guessed and stem(op.kind).startswith("convolution") else 1.0
-                seconds += factor * self.staged.inside(op, kernel, written)
+            if op.name not in calls or op.name in sums:
+                continue
+            guessed = op.results[0].type.dtype is DType.F32 and self.staged.measured_inside(op, kernel, written) is None
+            factor = _TF32 if guessed and stem(op.kind).startswith("convolution") else 1.0
+            seconds += factor * self.staged.inside(op, kernel, written)
+            if (total := totals[op.name]) is not None and self.staged.measured_call(op, kernel, written) is None:
+                seconds += self.staged.alone(total)  # the library copies what is added first
         return seconds
 
     def _memory(self) -> float:

@@ -32,6 +32,7 @@ from enum import IntEnum
 from math import prod
 
 from sennit.fuse.computed_once import computed_once
+from sennit.fuse.kernel_cost import added_to
 from sennit.fuse.operator_class import (
     Class,
     classify,
@@ -113,8 +114,12 @@ def _with_twins(part: Part, same: Mapping[str, str]) -> Part:
 def parts_of(kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> tuple[Part, ...]:
     """The launches of a compiled group, in the order of their last operators."""
     body, same = computed_once(kernel.body)
-    group = _Group(body, frozenset(same.get(name, name) for name in written), types)
+    wanted = frozenset(same.get(name, name) for name in written)
+    group = _Group(body, wanted, types)
+    whole = Kernel(body)
     for op in body:
+        if (total := added_to(op, whole, wanted, types)) is not None:
+            group.called_with[total.name] = op.name
         if not moves_nothing(op):
             group.add(op)
     group.join_siblings()
@@ -144,6 +149,7 @@ class _Group:
             for name in op.reads:
                 self.readers.setdefault(self.base.get(name, name), []).append(op.name)
         self.wanted = {self.base.get(name, name) for name in written}
+        self.called_with: dict[str, str] = {}  # sums that a library makes with a product: which
         self.parts: list[_Open] = []
         self.home: dict[str, _Open] = {}  # of a value
 
@@ -174,6 +180,11 @@ class _Group:
     def add(self, op: Op) -> None:
         part = _alone(op, self.types)
         part.ops.append(op)
+        if op.name in self.called_with:
+            product = self.home[self.called_with[op.name]]
+            self.parts.remove(product)
+            part = _Open(Sort.LIBRARY, product.size, product.outer, [*product.ops, op])
+            self.home.update((value.name, part) for it in product.ops for value in it.results)
         self.parts.append(part)
         self.home.update((value.name, part) for value in op.results)
         for other in sorted(self._before(part), key=self.parts.index, reverse=True):

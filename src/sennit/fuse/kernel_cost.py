@@ -15,7 +15,7 @@ measured profiles and the learned estimator give the same type.
 with the product, or an operator that is alone, by the device's measured profile where it has one. What views of one value show of it counts once; of a table that is looked up in, what is found.
 
 Operators that were measured one by one (`Staged.measured`, by signature) take the time that they took: that is known of a model before any of its groups is. A product of a transposed value takes another time than one of values that lie plainly, and Inductor adds the
-bias of a product that only pointwise operators read with them. So a product is asked for as a compiler calls it in the group (`called`): with the views in front of it, without such a bias; and by itself only where that was not measured.
+bias of a product that only pointwise operators read with them; a sum of a product and another value that is handed out it makes one call with the product. So a product is asked for as a compiler calls it in the group (`called`): with the views in front of it, without such a bias; and by itself only where that was not measured.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from sennit.cost.operator import operator_cost
 from sennit.fuse.operator_class import PRODUCTS, Class, classify, is_elementwise, moves_nothing, picks, stem
 from sennit.fuse.signature import signature
 from sennit.ir.dtype import TensorType
-from sennit.ir.graph import Graph, Op
+from sennit.ir.graph import Graph, Op, Ref
 from sennit.ir.layout import Layout
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Buffer, Compute
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["Estimate", "KernelCost", "Lone", "Roofline", "Staged", "as_step", "bases", "called", "traffic"]
+__all__ = ["Estimate", "KernelCost", "Lone", "Roofline", "Staged", "added_to", "as_step", "bases", "called", "traffic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,14 @@ class Staged:
         """The same, where it was measured; as the operator is, where only that was."""
         if not self.measured or moves_nothing(op):
             return None
-        seconds = self._measured(called(op, kernel, written, self.roofline.types)) if _is_product(op) else None
+        seconds = self.measured_call(op, kernel, written)
         return self.as_measured(op) if seconds is None else seconds
+
+    def measured_call(self, op: Op, kernel: Kernel, written: frozenset[str]) -> float | None:
+        """Seconds of a product as a compiler calls it in a kernel, where that was measured."""
+        if not self.measured or not _is_product(op):
+            return None
+        return self._measured(called(op, kernel, written, self.roofline.types))
 
     def as_measured(self, op: Op) -> float | None:
         """Seconds of one operator, where it was measured."""
@@ -206,16 +212,46 @@ class Staged:
 
 
 def called(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> Kernel:
-    """A product of a kernel as a compiler calls it: with the views of the kernel that its operands are, and without its bias where only pointwise operators of the kernel read it."""
+    """A product of a kernel as a compiler calls it: with the views of the kernel that its operands are, without its bias where only pointwise operators of the kernel read it, and with the sum that it makes one call of (`added_to`)."""
     has_bias = stem(op.kind) == "addmm" and len(op.args) == 3 and not op.kwargs
     if has_bias and _is_only_for_pointwise(op, kernel, written, types):
         op = replace(op, kind="aten.mm.default", args=op.args[1:])
+    elif (total := added_to(op, kernel, written, types)) is not None:
+        addend = next(arg for arg in total.args if arg != Ref(op.results[0].name))
+        op = replace(op, kind="aten.addmm.default", args=(addend, *op.args))
     needed, found = set(op.reads), [op]
     for other in reversed(kernel.body):
         if moves_nothing(other) and any(value.name in needed for value in other.results):
             needed.update(other.reads)
             found.append(other)
     return Kernel(tuple(reversed(found)))
+
+
+def added_to(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> Op | None:
+    """The sum of a product `mm` and another value that a compiler makes one call of the library, `addmm`: nothing else reads the product, and something reads the sum that is not pointwise, or is outside. Of two products the first takes the second."""
+    if op.kind != "aten.mm.default" or op.results[0].name in written:
+        return None
+    mine, made = op.results[0], {other.name: other for other in kernel.body}
+    readers = [other for other in kernel.body if mine.name in other.reads]
+    match readers:
+        case [Op(kind="aten.add.Tensor", args=(Ref(left), Ref(right)), kwargs=()) as total] if left != right:
+            other = right if left == mine.name else left
+        case _:
+            return None
+    first = made.get(left)
+    if right == mine.name and first is not None and _is_for_one(first, kernel, written):
+        return None
+    kind = types[other]
+    fits = kind.dtype is mine.type.dtype and len(kind.shape) <= 2 and total.results[0].type.shape == mine.type.shape
+    return total if fits and not _is_only_for_pointwise(total, kernel, written, types) else None
+
+
+def _is_for_one(op: Op, kernel: Kernel, written: frozenset[str]) -> bool:
+    """Whether it is a product that one operator reads."""
+    name = op.results[0].name
+    return (
+        op.kind == "aten.mm.default" and name not in written and sum(name in other.reads for other in kernel.body) == 1
+    )
 
 
 def _is_product(op: Op) -> bool:
