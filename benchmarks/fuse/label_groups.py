@@ -181,9 +181,9 @@ def main() -> None:
 def known_groups(arguments: Any) -> Iterator[Job]:
     """The groups of a file: their operators, some of them, and all. Read when the first is asked for: workers start meanwhile."""
     rows = [row for row in rows_of(arguments.relabel) if not arguments.only or root_of(row["from"]) in arguments.only]
-    # in an order that is the same for every file: what a deadline leaves is drawn from all models
+    # in an order that is the same for every file, look-ups first: what a deadline leaves is drawn from all models
     rows.sort(key=lambda row: hashlib.sha256(row["graph"].encode()).hexdigest())
-    groups = [Job(row["from"], drawn_of(row["graph"])) for row in rows]
+    groups = sorted((Job(row["from"], drawn_of(row["graph"])) for row in rows), key=lambda job: not looks_up(job))
     again = [Job(job.model, replace(job.drawn, key=f"{job.drawn.key} again"), "again") for job in groups]
     stages = {"operators": lone_operators(groups), "again": iter(again[: arguments.repeats]), "groups": iter(groups)}
     wanted = chain.from_iterable(stages[name] for name in arguments.stages)

@@ -158,7 +158,11 @@ class Compiled:
         # two norms of two values wait for each of them
         alike = {op.reads[0]: lone for op, lone in zip(inside, found, strict=True) if op.kind == kind}
         added = _ADDED if part.sort is Sort.ROW else 1.0
-        return max(_LEAST * seconds, seconds + added * sum(lone.took - lone.modelled for lone in alike.values()))
+        if any(lone.parts > 1 for lone in alike.values()):  # which of its parts was longer nobody knows
+            return seconds * exp(added * fmean(log(lone.took / lone.modelled) for lone in alike.values()))
+        excess = sum(lone.took - lone.modelled for lone in alike.values())
+        # each has waits of its own that may be longer; what all of them need not wait for is one start
+        return max(_LEAST * seconds, seconds + added * (excess if excess > 0 else excess / len(alike)))
 
     def _lone(self, op: Op) -> Lone | None:
         lones = self.staged.lones
@@ -169,7 +173,9 @@ class Compiled:
             else:
                 results = frozenset(value.name for value in op.results)
                 split = Compiled(self.staged.with_measured({})).split(Kernel((op,)), results)
-                lones[op.name] = Lone(sum(it.read + it.written for it in split.parts), split.seconds, took)
+                lones[op.name] = Lone(
+                    sum(it.read + it.written for it in split.parts), split.seconds, took, len(split.parts)
+                )
         return lones[op.name]
 
     def _library(self, kernel: Kernel, written: frozenset[str], parts: Sequence[Part]) -> float:

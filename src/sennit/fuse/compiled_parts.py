@@ -33,6 +33,7 @@ from math import prod
 
 from sennit.fuse.computed_once import computed_once
 from sennit.fuse.kernel_cost import added_to
+from sennit.fuse.launch_shape import LaunchShape, is_uneven, tile_waste
 from sennit.fuse.operator_class import (
     Class,
     classify,
@@ -63,7 +64,7 @@ class Sort(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`size` elements in its space, `outer` results of a reduction; `ops` by name, and `stored` those of them whose results it writes to memory; `reordered` elements are written with their channels last; `contiguous` says that each value it reads is one run of memory, `kept` that programs keep their rows, and `effort` what there is to compute and to wait for."""
+    """`size` elements in its space, `outer` results of a reduction; `ops` by name, and `stored` those of them whose results it writes to memory; `reordered` elements are written with their channels last; `contiguous` says that each value it reads is one run of memory, `kept` that programs keep their rows, and `effort` what there is to compute and to wait for, and `shape` what its programs hold."""
 
     sort: Sort
     size: int
@@ -77,6 +78,7 @@ class Part:
     contiguous: bool = True
     kept: bool = True
     effort: Effort = field(default_factory=Effort)
+    shape: LaunchShape = field(default_factory=LaunchShape)
 
 
 _ROWS = ("softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "native_layer_norm")
@@ -330,19 +332,44 @@ class _Group:
             launches += sum(_sums(op, part.outer) - 1 for op in part.ops if stem(op.kind).endswith("norm_backward"))
         launches += sum(self.convolved.get(value.name, 0) for value in made)
         kept = part.sort is not Sort.ROW or self._is_kept(part, {name for name, _ in stored})
+        read = self._reads(part)
         return Part(
             part.sort,
             part.size,
             part.outer,
             launches,
-            sum(self._reads(part).values()),
+            sum(read.values()),
             sum(size for _, size in stored),
             frozenset(inside),
             frozenset(name for name, _ in stored),
             sum(value.type.elements for value in made if value.name in self.convolved),
             self._is_contiguous(part),
             kept,
-            effort_of(part.ops, part.size, kept, self.base, self.turned, self._reads(part), self.types),
+            effort_of(part.ops, part.size, kept, self.base, self.turned, read, self.types),
+            self._shape(part, read, len(stored)),
+        )
+
+    def _shape(self, part: _Open, outside: Mapping[str, int], stores: int) -> LaunchShape:
+        names = [
+            name
+            for name in dict.fromkeys(name for op in part.ops for name in op.reads)
+            if self.base.get(name, name) in outside
+        ]
+        wide = [name for name in names if self.types[name].elements >= part.size and name not in self.narrow]
+        across = [
+            (self.types[name].shape[-1], self.types[name].shape[order.index(len(order) - 1)])
+            for name in names
+            if (order := self.turned.get(name)) is not None and order[-1] != len(order) - 1
+        ]
+        return LaunchShape(
+            len(outside),
+            len(wide),
+            sum(self.types[name].dtype.itemsize for name in wide),
+            stores,
+            sum(classify(op, self.types) is Class.REDUCTION for op in part.ops),
+            max((tile_waste(*sides) for sides in across), default=1.0),
+            len(across),
+            any(self.types[name].elements < part.size and is_uneven(self.types[name].shape) for name in names),
         )
 
 

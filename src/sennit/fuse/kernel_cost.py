@@ -29,7 +29,7 @@ from sennit.cost import OperatorCosts
 from sennit.cost.operator import operator_cost
 from sennit.fuse.operator_class import PRODUCTS, Class, classify, is_elementwise, moves_nothing, picks, stem
 from sennit.fuse.signature import signature
-from sennit.ir.dtype import TensorType
+from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Graph, Op, Ref
 from sennit.ir.layout import Layout
 from sennit.ir.mesh import Mesh
@@ -37,6 +37,8 @@ from sennit.ir.program import Buffer, Compute
 from sennit.ir.strategy_check import Kernel
 
 __all__ = ["Estimate", "KernelCost", "Lone", "Roofline", "Staged", "added_to", "as_step", "bases", "called", "traffic"]
+
+_HALF = (DType.BF16, DType.F16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +101,12 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Lone:
-    """An operator by itself: the bytes that it moves, the seconds that it should take, and those that it took."""
+    """An operator by itself: the bytes that it moves, the seconds that it should take, and those that it took; `parts` launches or groups of them is it."""
 
     moved: int
     modelled: float
     took: float
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +215,13 @@ class Staged:
 
 
 def called(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> Kernel:
-    """A product of a kernel as a compiler calls it: with the views of the kernel that its operands are, without its bias where only pointwise operators of the kernel read it, and with the sum that it makes one call of (`added_to`)."""
+    """A product of a kernel as a compiler calls it: with the views of the kernel that its operands are, without its bias where only pointwise operators of the kernel read it (in half precision the bias stays: the sum would be rounded twice), and with the sum that it makes one call of (`added_to`)."""
     has_bias = stem(op.kind) == "addmm" and len(op.args) == 3 and not op.kwargs
-    if has_bias and _is_only_for_pointwise(op, kernel, written, types):
+    if has_bias and op.results[0].type.dtype not in _HALF and _is_only_for_pointwise(op, kernel, written, types):
         op = replace(op, kind="aten.mm.default", args=op.args[1:])
     elif (total := added_to(op, kernel, written, types)) is not None:
-        addend = next(arg for arg in total.args if arg != Ref(op.results[0].name))
+        mine = _for_one(op, kernel, written)
+        addend = next(arg for arg in total.args if mine is not None and arg != Ref(mine[0]))
         op = replace(op, kind="aten.addmm.default", args=(addend, *op.args))
     needed, found = set(op.reads), [op]
     for other in reversed(kernel.body):
@@ -228,30 +232,40 @@ def called(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, 
 
 
 def added_to(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> Op | None:
-    """The sum of a product `mm` and another value that a compiler makes one call of the library, `addmm`: nothing else reads the product, and something reads the sum that is not pointwise, or is outside. Of two products the first takes the second."""
-    if op.kind != "aten.mm.default" or op.results[0].name in written:
+    """The sum of a product `mm` and another value that a compiler makes one call of the library, `addmm`: nothing else reads the product, and something reads the sum that is not pointwise, or is outside. Rows and columns that are exchanged twice are as they were. Of two products the first takes the second."""
+    mine = _for_one(op, kernel, written)
+    if mine is None:
         return None
-    mine, made = op.results[0], {other.name: other for other in kernel.body}
-    readers = [other for other in kernel.body if mine.name in other.reads]
-    match readers:
-        case [Op(kind="aten.add.Tensor", args=(Ref(left), Ref(right)), kwargs=()) as total] if left != right:
-            other = right if left == mine.name else left
+    name, total = mine
+    match total:
+        case Op(kind="aten.add.Tensor", args=(Ref(left), Ref(right)), kwargs=()) if left != right:
+            other = right if left == name else left
         case _:
             return None
-    first = made.get(left)
-    if right == mine.name and first is not None and _is_for_one(first, kernel, written):
-        return None
-    kind = types[other]
-    fits = kind.dtype is mine.type.dtype and len(kind.shape) <= 2 and total.results[0].type.shape == mine.type.shape
+    if name == right:
+        for first in kernel.body:
+            if (taken := _for_one(first, kernel, written)) is not None and taken[0] == left:
+                return None
+    kind, made = types[other], op.results[0].type
+    fits = kind.dtype is made.dtype and len(kind.shape) <= 2 and total.results[0].type.shape == made.shape
     return total if fits and not _is_only_for_pointwise(total, kernel, written, types) else None
 
 
-def _is_for_one(op: Op, kernel: Kernel, written: frozenset[str]) -> bool:
-    """Whether it is a product that one operator reads."""
-    name = op.results[0].name
-    return (
-        op.kind == "aten.mm.default" and name not in written and sum(name in other.reads for other in kernel.body) == 1
-    )
+def _for_one(op: Op, kernel: Kernel, written: frozenset[str]) -> tuple[str, Op] | None:
+    """Of a product `mm` that one operator reads: its value there, which may have been transposed and back, and the operator."""
+    if op.kind != "aten.mm.default":
+        return None
+    name, turned = op.results[0].name, False
+    while name not in written:
+        readers = [other for other in kernel.body if name in other.reads]
+        match readers:
+            case [Op(kind="aten.permute.default", args=(_, (1, 0))) as view]:
+                name, turned = view.results[0].name, not turned
+            case [reader] if not turned:
+                return name, reader
+            case _:
+                return None
+    return None
 
 
 def _is_product(op: Op) -> bool:
