@@ -102,16 +102,14 @@ def read(paths: list[Path], operators: Path | None, cluster: str, limit: int | N
     return rows
 
 
-def noise(first: Path, again: Path) -> None:
-    """How far two labels of one group are apart: no estimator can be better than about that."""
-    one, two = lines_of(first), lines_of(again)
-    pairs = [(json.loads(one[key]), json.loads(two[key])) for key in two if key in one]
+def noise(path: Path) -> None:
+    """How far two labels of one group are apart (`merge_labels.py` keeps both): no estimator can be better than about that."""
     by_size: dict[str, list[float]] = {}
-    for before, after in pairs:
-        off = abs(before["seconds"] / after["seconds"] - 1)
-        size = size_class(after["seconds"])
-        by_size.setdefault(size, []).append(off)
-        by_size.setdefault("all", []).append(off)
+    for row in map(json.loads, lines_of(path).values()):
+        if len(row.get("labels", ())) == 2:
+            first, second = row["labels"]
+            for size in (size_class(row["seconds"]), "all"):
+                by_size.setdefault(size, []).append(abs(first / second - 1))
     for size, errors in sorted(by_size.items()):
         print(f"two labels of one group, {size}, {len(errors)}:")
         print(line("", np.array(errors)), flush=True)

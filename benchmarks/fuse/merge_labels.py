@@ -1,9 +1,10 @@
-"""Two labels of a group become one: the shorter, which is what tuning was after.
+"""Two labels of a group become one: their mean, or the shorter where they are far apart.
 
     python benchmarks/fuse/merge_labels.py first.jsonl.gz second.jsonl.gz [...] --out merged.jsonl.gz
 
-A label is made from the start each time, with Inductor's choice of configurations, and that choice is sometimes the wrong one: two labels of one group are mostly a percent apart, and now and then by a factor of two. What the device did beside it
-can only lengthen a time, too. So of two labels the shorter counts. `labels` of a line of the result has the seconds of both. A group or operator whose inputs are indices (`look_up_indices.py`) has labels of the files behind the first alone: the first was made with zeros for indices, if `--look-ups-anew` says so.
+A label is made from the start each time, with Inductor's choice of configurations, and that choice is sometimes the wrong one: two labels of one group are mostly a percent apart, and now and then by a factor of two. So labels that are within
+`APART` of each other become their geometric mean, and of others the shorter counts, which is what tuning was after. `labels` of a line of the result has the seconds of both. With `--look-ups-anew` a group or operator whose inputs are
+indices (`look_up_indices.py`) has the labels of the files behind the first alone: those of the first were made with zeros for indices.
 
 Lines are matched by what was timed (`signature.py`), so that names of values do not matter; a line that the first file does not have is added.
 """
@@ -13,8 +14,10 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
@@ -23,6 +26,8 @@ from label_groups import drawn_of, rows_of
 from look_up_indices import index_limits
 
 from sennit.fuse.signature import signature
+
+APART = 0.15
 
 
 def key_of(row: dict[str, Any]) -> tuple[str, bool]:
@@ -44,8 +49,11 @@ def merged(paths: list[Path], anew: bool) -> list[dict[str, Any]]:
     rows = []
     for labels in found.values():
         shortest = min(labels, key=lambda row: row["seconds"])
-        seconds = [float(f"{row['seconds']:.4g}") for row in labels]
-        rows.append({**labels[0], **shortest, "graph": labels[0]["graph"], "labels": seconds})
+        times = [row["seconds"] for row in labels]
+        factor = math.exp(fmean(map(math.log, times))) / min(times) if max(times) <= (1 + APART) * min(times) else 1.0
+        row = {**labels[0], **shortest, "graph": labels[0]["graph"], "seconds": factor * shortest["seconds"]}
+        row["quartiles"] = [factor * seconds for seconds in shortest["quartiles"]]
+        rows.append({**row, "labels": [float(f"{seconds:.4g}") for seconds in times]})
     return rows
 
 

@@ -3,7 +3,7 @@
     python benchmarks/fuse/train_estimator.py groups.jsonl.gz --compare [--jobs 6]                     # errors on each model, held out in turn
     python benchmarks/fuse/train_estimator.py groups.jsonl.gz --compare --split operators              # errors on random groups of models that were seen, as the paper has it
     python benchmarks/fuse/train_estimator.py groups.jsonl.gz --out estimator_h200.pt                  # the weights that ship, from all of the data
-    python benchmarks/fuse/train_estimator.py groups.jsonl.gz --noise again.jsonl.gz                   # how far two labels of one group are apart
+    python benchmarks/fuse/train_estimator.py groups.jsonl.gz --noise                                    # how far two labels of one group are apart
 
 Groups are split by model: all sizes and element types of the model that is held out are unseen. The error of a prediction p of a time t is |p - t| / t. Beside the graph network stand
 
@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--again", type=Path, nargs="*", default=[], help="newer labels of some of the groups")
     parser.add_argument("--operators", type=Path, help="times of lone operators")
-    parser.add_argument("--noise", type=Path, help="labels of some of the groups, made once more")
+    parser.add_argument("--noise", action="store_true", help="how far two labels of one group are apart")
     parser.add_argument("--compare", action="store_true")
     parser.add_argument("--split", choices=("models", "operators"), default="models")
     parser.add_argument("--held", nargs="*", help="models to hold out, one at a time; all by default")
@@ -289,8 +289,8 @@ def main() -> None:
     parser.add_argument("--cluster", default="h200x8", help="the device that the groups were timed on")
     parser.add_argument("--limit", type=int, help="about so many groups only")
     arguments = parser.parse_args()
-    if arguments.noise is not None:
-        noise(arguments.data, arguments.noise)
+    if arguments.noise:
+        noise(arguments.data)
     if arguments.out is None and not arguments.compare:
         return
     device = arguments.device

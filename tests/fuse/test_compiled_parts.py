@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sennit.cluster import load
 from sennit.fuse.compiled_cost import Compiled
 from sennit.fuse.compiled_parts import Part, Sort, parts_of
-from sennit.fuse.kernel_cost import Roofline, Staged, added_to, called
+from sennit.fuse.kernel_cost import Roofline, Staged, added_to, called, copies_bias
 from sennit.fuse.kernel_set import KernelSet, Limits
 from sennit.fuse.model import Channel, Grouping, StepModel
 from sennit.fuse.moves import fused_greedily
@@ -122,6 +122,16 @@ def test_a_bias_stays_with_its_product_in_half_precision() -> None:
     graph = group("x:bf16[32,64] w:bf16[256,64] b:bf16[256]", _LINEAR.replace("f32", "bf16"), "g")
     found = called(graph.ops[1], Kernel(graph.ops), frozenset("g"), graph.types())
     assert found.body[-1].kind == "aten.addmm.default"
+
+
+@pytest.mark.parametrize(("width", "written", "copies"), [(2600, "g", True), (2600, "y g", False), (2560, "g", False)])
+def test_a_bias_is_copied_where_rows_have_gaps(width: int, written: str, copies: bool) -> None:
+    body = f"""%y : bf16[32,{width}] = aten.addmm.default(%b, %x, %w)
+        %g : bf16[32,{width}] = aten.gelu.default(%y)"""
+    graph = group(f"x:bf16[32,64] w:bf16[64,{width}] b:bf16[{width}]", body, *written.split())
+    kernel, wanted, types = Kernel(graph.ops), frozenset(written.split()), graph.types()
+    assert copies_bias(graph.ops[0], kernel, wanted, types) is copies
+    assert called(graph.ops[0], kernel, wanted, types).body[-1].kind == f"aten.{'mm' if copies else 'addmm'}.default"
 
 
 _SUM = """%m : f32[32,256] = aten.mm.default(%x, %w)

@@ -13,7 +13,7 @@ few, over one space of elements:
 same space that read the same value and do not wait for each other are joined too. Traffic is what crosses the borders of a part; what views of a value show of it counts once.
 
 A reduction to few results would leave most of the device idle, so Inductor splits it: two launches, with partial results between, and what is pointwise over the whole space behind it is a part of its own. Its rule: no split with
-as many results as programs that fill the device (twice its processors for rows, 64 times for columns), nor of a short reduction (8192 elements for rows, 128 for columns).
+as many results as programs that fill the device (twice its processors for rows, 64 times for columns), nor of a short reduction (8192 elements for rows, 128 for columns). A reduction of fewer than eight elements is written out, and pointwise.
 
 **How values lie.** Inductor has a convolution read its values with the channels last. What a pointwise part writes for it is then written in another order than it is read, an element at a time (`Part.reordered`). A reduction over rows of up to 1024 elements is one pass
 over rows that a program keeps (`Part.kept`), longer ones a loop that reads its rows again. With 8448 rows or more (64 times the processors) Inductor looks closer, and keeps rows of more than 64 elements only where what the reductions read is one run of memory: not a mask that is broadcast
@@ -38,6 +38,7 @@ from sennit.fuse.operator_class import (
     Class,
     classify,
     is_elementwise,
+    makes_of_nothing,
     moves_nothing,
     picks,
     stem,
@@ -52,6 +53,9 @@ __all__ = ["Part", "Sort", "parts_of"]
 _PROCESSORS = 132
 _SHORT, _LONG = 64, 1024  # elements of a row that a program always keeps, and keeps at most
 _SPLIT = {"row": (2 * _PROCESSORS, 8192), "column": (64 * _PROCESSORS, 128)}  # results below, elements above
+
+
+_UNROLLED = 8  # elements that are reduced one by one, as something pointwise
 
 
 class Sort(IntEnum):
@@ -140,20 +144,31 @@ class _Group:
             str, tuple[int, ...] | None
         ] = {}  # views whose elements lie in another order: which, where it is known
         self.narrow: dict[str, tuple[int, ...]] = {}  # of views that repeat elements, the shape before
+        self.copies: set[str] = set()  # of products that lie in order already: nothing is copied
+        products: set[str] = set()
         self.convolved: dict[str, int] = {}  # what convolutions read, with the copies that lay out it and weights anew
         for op in body:
-            if moves_nothing(op) and op.reads:
+            if classify(op, types) is Class.PRODUCT:
+                products.update(value.name for value in op.results)
+            if stem(op.kind) == "clone" and self._is_in_order(op.reads[0], products):
+                self.copies.add(op.name)
+            if (moves_nothing(op) and op.reads) or op.name in self.copies:
                 self._look_through(op)
                 continue
             if stem(op.kind) == "convolution":
                 weights = self.types[op.reads[1]].shape
                 self.convolved[op.reads[0]] = 1 + (max(weights[2:], default=1) > 1)
-            for name in op.reads:
+            for name in () if makes_of_nothing(op) else op.reads:
                 self.readers.setdefault(self.base.get(name, name), []).append(op.name)
         self.wanted = {self.base.get(name, name) for name in written}
         self.called_with: dict[str, str] = {}  # sums that a library makes with a product: which
         self.parts: list[_Open] = []
         self.home: dict[str, _Open] = {}  # of a value
+
+    def _is_in_order(self, name: str, products: Set[str]) -> bool:
+        base = self.base.get(name, name)
+        whole = self.types[name].elements == self.types[base].elements
+        return base in products and whole and name not in self.turned and name not in self.narrow
 
     def _look_through(self, op: Op) -> None:
         source, names = op.reads[0], [value.name for value in op.results]
@@ -180,6 +195,9 @@ class _Group:
     # ---- growing ---------------------------------------------------------------------------------------------------------
 
     def add(self, op: Op) -> None:
+        if op.name in self.copies:
+            self.home[self.base[op.name]].ops.append(op)
+            return
         part = _alone(op, self.types)
         part.ops.append(op)
         if op.name in self.called_with:
@@ -403,6 +421,8 @@ def _alone(op: Op, types: Mapping[str, TensorType]) -> _Open:
     if name.startswith("native_batch_norm"):
         return _Open(Sort.ROW, first.elements, first.shape[1] if len(first.shape) > 1 else 1)
     outer = max(1, prod(op.results[0].type.shape))
+    if first.elements < _UNROLLED * outer:
+        return _Open(Sort.POINT, made, made)
     given = op.args[1] if len(op.args) > 1 else ()
     dims = given if isinstance(given, tuple) else (given,)
     is_row = not dims or any(dim in (-1, len(first.shape) - 1) for dim in dims) or outer == 1

@@ -36,9 +36,22 @@ from sennit.ir.mesh import Mesh
 from sennit.ir.program import Buffer, Compute
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["Estimate", "KernelCost", "Lone", "Roofline", "Staged", "added_to", "as_step", "bases", "called", "traffic"]
+__all__ = [
+    "Estimate",
+    "KernelCost",
+    "Lone",
+    "Roofline",
+    "Staged",
+    "added_to",
+    "as_step",
+    "bases",
+    "called",
+    "copies_bias",
+    "traffic",
+]
 
 _HALF = (DType.BF16, DType.F16)
+_LINE, _GAPS = 128, 1024  # bytes of a line of the cache; elements of rows that may have gaps behind them
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +228,8 @@ class Staged:
 
 
 def called(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> Kernel:
-    """A product of a kernel as a compiler calls it: with the views of the kernel that its operands are, without its bias where only pointwise operators of the kernel read it (in half precision the bias stays: the sum would be rounded twice), and with the sum that it makes one call of (`added_to`)."""
-    has_bias = stem(op.kind) == "addmm" and len(op.args) == 3 and not op.kwargs
-    if has_bias and op.results[0].type.dtype not in _HALF and _is_only_for_pointwise(op, kernel, written, types):
+    """A product of a kernel as a compiler calls it: with the views of the kernel that its operands are, without its bias where only pointwise operators of the kernel read it (in half precision the bias stays, since the sum would be rounded twice, or is copied before the product: `copies_bias`), and with the sum that it makes one call of (`added_to`)."""
+    if _has_bias(op) and _is_only_for_pointwise(op, kernel, written, types) and not _keeps_bias(op):
         op = replace(op, kind="aten.mm.default", args=op.args[1:])
     elif (total := added_to(op, kernel, written, types)) is not None:
         mine = _for_one(op, kernel, written)
@@ -229,6 +241,22 @@ def called(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, 
             needed.update(other.reads)
             found.append(other)
     return Kernel(tuple(reversed(found)))
+
+
+def copies_bias(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> bool:
+    """Whether the bias of a product in half precision is copied into its result first. A compiler leaves gaps in values of its own whose rows are long and end within a line of the cache, and there the library cannot add a bias by itself."""
+    is_half = _has_bias(op) and op.results[0].type.dtype in _HALF
+    return is_half and not _keeps_bias(op) and _is_only_for_pointwise(op, kernel, written, types)
+
+
+def _has_bias(op: Op) -> bool:
+    return stem(op.kind) == "addmm" and len(op.args) == 3 and not op.kwargs
+
+
+def _keeps_bias(op: Op) -> bool:
+    kind = op.results[0].type
+    line = _LINE // kind.dtype.itemsize
+    return kind.dtype in _HALF and (kind.shape[-1] <= _GAPS or kind.shape[-1] % line == 0)
 
 
 def added_to(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> Op | None:
