@@ -2,7 +2,7 @@
 
     python benchmarks/fuse/group_launches.py groups.jsonl.gz --operators operators.jsonl.gz --out launches.jsonl.gz --seconds 100 --workers 15
 
-Groups of a file of labels that have no product are compiled anew, those first whose estimate by parts is off by more than `--off`, with as many of the others between them. A line of the result is one group:
+Groups of a file of labels that have no product are compiled anew, those first whose estimate by parts is off by more than `--off`, with as many of the others between them; or with `--groups FILE` those whose hashes it has, in its order. A line of the result is one group:
 
     graph, seconds (its label), guessed (by parts, its operators measured)
     launches    of each kernel: name, microseconds, grid, block, registers, shared memory in bytes; by torch's profiler, the median of a few calls
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import hashlib
 import json
 import multiprocessing
 import os
@@ -30,8 +31,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from device_lock import DeviceLock, tune_alone
+from estimator_data import described, lone_operators
 from label_groups import drawn_of, inputs_of, placed, rows_of
-from train_estimator import described, lone_operators
 
 CALLS = 5
 
@@ -51,8 +52,18 @@ def guessed(text: str, operators: Path) -> float | None:
     return None if any(part.sort is Sort.LIBRARY for part in split.parts) or not split.parts else split.seconds
 
 
+def hash_of(text: str) -> str:
+    """A group's name in files of launches."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def wanted(arguments: Any) -> list[dict[str, Any]]:
     """The groups to look at: those that are off, and others, in turns."""
+    if arguments.groups is not None:
+        rows = {hash_of(row["graph"]): row for row in rows_of(arguments.data)}
+        order = arguments.groups.read_text().split()
+        kept = ("graph", "from", "seconds")
+        return [{key: rows[name][key] for key in kept} for name in order if name in rows]
     off, near = [], []
     for row in islice(rows_of(arguments.data), arguments.limit):
         guess = guessed(row["graph"], arguments.operators)
@@ -132,7 +143,8 @@ def worker(jobs: Any, answers: Any, path: str, device: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--operators", type=Path, required=True, help="times of lone operators")
+    parser.add_argument("--operators", type=Path, help="times of lone operators")
+    parser.add_argument("--groups", type=Path, help="hashes of the groups to look at, with or without products")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--off", type=float, default=0.08)
     parser.add_argument("--seconds", type=float, default=100.0)
@@ -140,6 +152,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="so many groups of the file, its first")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="a CPU gives the code alone")
     arguments = parser.parse_args()
+    if (arguments.operators is None) == (arguments.groups is None):
+        parser.error("one of --operators and --groups")
     deadline = time.monotonic() + arguments.seconds
     context = multiprocessing.get_context("spawn")
     jobs, answers = context.Queue(), context.Queue()

@@ -15,7 +15,7 @@ labels, in this order, into files of the folder
     groups.jsonl.gz      the groups, those first that are in `again.jsonl.gz`
 
 A line is one label: the graph that the group came from, the group as a graph in text form, seconds, the quartiles of its replays, the kernels that Inductor wrote for it (library calls not counted), seconds of compiling. What was timed before the
-deadline is complete and readable. With `--device cpu` the same runs on the cores of the machine.
+deadline is complete and readable. Indices are random places of the tables that they are for. With `--device cpu` the same runs on the cores of the machine.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from drawn_groups import Drawn, drawn_groups, in_turns
 from workloads import root_of, stored_graphs
 
 Quartiles = tuple[float, float, float]
+STAGES = ("operators", "again", "groups")
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,13 @@ class Job:
 
 
 def inputs_of(reads: tuple[str, ...], drawn: Drawn, device: str) -> list[Any]:
-    """Small positive numbers, made where they are used; indices are zero, which every table has."""
+    """Small positive numbers, made where they are used; random places of the tables that indices are for (`look_up_indices.py`), other integers are zero."""
     import torch
+    from look_up_indices import index_limits
 
     from sennit.capture.element_types import torch_dtype
 
-    made = []
+    made, limits = [], index_limits(drawn.kernel, drawn.types)
     for name in reads:
         kind, dtype = drawn.types[name], torch_dtype(drawn.types[name].dtype)
         if dtype.is_floating_point:
@@ -71,7 +73,7 @@ def inputs_of(reads: tuple[str, ...], drawn: Drawn, device: str) -> list[Any]:
         elif dtype is torch.bool:
             made.append(torch.rand(kind.shape, device=device) < 0.5)
         else:
-            made.append(torch.zeros(kind.shape, dtype=dtype, device=device))
+            made.append(torch.randint(limits.get(name, 1), kind.shape, dtype=dtype, device=device))
     return made
 
 
@@ -154,6 +156,10 @@ def main() -> None:
     parser.add_argument("--graphs", type=Path, help="captured steps to draw new groups from")
     parser.add_argument("--relabel", type=Path, help="label the groups of this file, and their operators")
     parser.add_argument("--repeats", type=int, default=500, help="of those, so many twice")
+    parser.add_argument("--stages", nargs="*", default=STAGES, choices=STAGES, help="what to relabel, in this order")
+    parser.add_argument(
+        "--look-ups", action="store_true", help="relabel only what has look-ups by indices from outside"
+    )
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--seconds", type=float, default=420.0)
     parser.add_argument("--workers", type=int, default=12)
@@ -175,11 +181,20 @@ def main() -> None:
 def known_groups(arguments: Any) -> Iterator[Job]:
     """The groups of a file: their operators, some of them, and all. Read when the first is asked for: workers start meanwhile."""
     rows = [row for row in rows_of(arguments.relabel) if not arguments.only or root_of(row["from"]) in arguments.only]
-    # in an order that is the same for every file: what a deadline leaves is drawn from all models
+    # in an order that is the same for every file, look-ups first: what a deadline leaves is drawn from all models
     rows.sort(key=lambda row: hashlib.sha256(row["graph"].encode()).hexdigest())
-    groups = [Job(row["from"], drawn_of(row["graph"])) for row in rows]
+    groups = sorted((Job(row["from"], drawn_of(row["graph"])) for row in rows), key=lambda job: not looks_up(job))
     again = [Job(job.model, replace(job.drawn, key=f"{job.drawn.key} again"), "again") for job in groups]
-    yield from chain(lone_operators(groups), again[: arguments.repeats], groups)
+    stages = {"operators": lone_operators(groups), "again": iter(again[: arguments.repeats]), "groups": iter(groups)}
+    wanted = chain.from_iterable(stages[name] for name in arguments.stages)
+    yield from (job for job in wanted if not arguments.look_ups or looks_up(job))
+
+
+def looks_up(job: Job) -> bool:
+    """Whether what is timed depends on which places of a table its indices name."""
+    from look_up_indices import index_limits
+
+    return any(limit > 1 for limit in index_limits(job.drawn.kernel, job.drawn.types).values())
 
 
 def drawn_of(text: str) -> Drawn:

@@ -3,7 +3,7 @@
     python benchmarks/fuse/train_estimator.py groups.jsonl.gz --compare [--jobs 6]                     # errors on each model, held out in turn
     python benchmarks/fuse/train_estimator.py groups.jsonl.gz --compare --split operators              # errors on random groups of models that were seen, as the paper has it
     python benchmarks/fuse/train_estimator.py groups.jsonl.gz --out estimator_h200.pt                  # the weights that ship, from all of the data
-    python benchmarks/fuse/train_estimator.py groups.jsonl.gz --noise again.jsonl.gz                   # how far two labels of one group are apart
+    python benchmarks/fuse/train_estimator.py groups.jsonl.gz --noise                                    # how far two labels of one group are apart
 
 Groups are split by model: all sizes and element types of the model that is held out are unseen. The error of a prediction p of a time t is |p - t| / t. Beside the graph network stand
 
@@ -30,7 +30,6 @@ import multiprocessing
 import sys
 import time
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,111 +37,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 import numpy as np
 import torch
-from estimator_report import KNOWN, line, show_by_parts, show_by_size, show_surest, size_class
-from workloads import root_of
+from estimator_data import Row, noise, read
+from estimator_report import KNOWN, line, show_by_parts, show_by_size, show_surest
 
-from sennit.cluster import Device, load
-from sennit.cost import OperatorCosts
 from sennit.fuse.boosted_trees import BoostedTrees, Forests, flat
 from sennit.fuse.estimator_torch import Batch, GraphNetwork, collate, save_networks
-from sennit.fuse.features import GroupFeatures, features_of
-from sennit.fuse.kernel_cost import Roofline, Staged
-from sennit.fuse.operator_class import moves_nothing
-from sennit.fuse.signature import signature
-from sennit.ir.graph import Graph
-from sennit.ir.strategy_check import Kernel
 
 LEAST_ERROR = 0.003  # what two labels differ by anyway
-
-
-@dataclass(frozen=True)
-class Row:
-    """`target` is log(seconds / seconds by parts), what the network predicts; `text` the group; `known` says that its operators were measured, `several` that it has more than one that computes."""
-
-    model: str
-    known: bool
-    several: bool
-    text: str
-    group: GroupFeatures
-    seconds: float
-    target: float
-
-
-@cache
-def described(cluster: str) -> tuple[Device, OperatorCosts]:
-    """Read once in a process."""
-    device = load(cluster).device
-    return device, OperatorCosts.of(device)
-
-
-@cache
-def lone_operators(path: Path | None) -> dict[str, float]:
-    """Seconds by signature, compiled where that was measured."""
-    found: dict[str, float] = {}
-    if path is None:
-        return found
-    with gzip.open(path, "rt") as lines:
-        for row in map(json.loads, lines):
-            graph = Graph.parse(row["graph"])
-            key = signature(Kernel(graph.ops), frozenset(output.name for output in graph.outputs), graph.types())
-            if row.get("compiled", True) or key not in found:
-                found[key] = row["seconds"]
-    return found
-
-
-def row_of(job: tuple[str, str, Path | None]) -> Row | None:
-    line, cluster, operators = job
-    found = json.loads(line)
-    low, high = found["quartiles"]
-    if high - low > 0.1 * found["seconds"]:
-        return None
-    graph = Graph.parse(found["graph"])
-    written = frozenset(output.name for output in graph.outputs)
-    device, costs = described(cluster)
-    staged = Staged(Roofline.of(graph, device), costs, lone_operators(operators))
-    group = features_of(Kernel(graph.ops), written, staged)
-    target = math.log(found["seconds"] / group.compiled) if group.compiled > 0 else 0.0
-    several = sum(not moves_nothing(op) for op in graph.ops) > 1
-    return Row(root_of(found["from"]), operators is not None, several, found["graph"], group, found["seconds"], target)
-
-
-def lines_of(path: Path) -> dict[str, str]:
-    """Lines of a file of labels by group."""
-    with gzip.open(path, "rt") as lines:
-        return {json.loads(line)["graph"]: line for line in lines}
-
-
-def read(paths: list[Path], operators: Path | None, cluster: str, limit: int | None, jobs: int) -> list[Row]:
-    """Of a group that several files have, the label of the last. With operators, every group twice."""
-    lines: dict[str, str] = {}
-    for path in paths:
-        lines.update(lines_of(path))
-    wanted = list(lines.values())
-    if limit is not None:
-        wanted = wanted[:: max(1, len(wanted) // limit)]
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        found = pool.map(row_of, [(line, cluster, None) for line in wanted], chunksize=64)
-        if operators is not None:
-            found += pool.map(row_of, [(line, cluster, operators) for line in wanted], chunksize=64)
-    rows = [row for row in found if row is not None and row.group.compiled > 0]
-    models, groups = sorted({row.model for row in rows}), sum(not row.known for row in rows)
-    print(f"{groups} groups of {', '.join(models)}; {len(wanted) - groups} unsteady ones left out", flush=True)
-    return rows
-
-
-def noise(first: Path, again: Path) -> None:
-    """How far two labels of one group are apart: no estimator can be better than about that."""
-    one, two = lines_of(first), lines_of(again)
-    pairs = [(json.loads(one[key]), json.loads(two[key])) for key in two if key in one]
-    by_size: dict[str, list[float]] = {}
-    for before, after in pairs:
-        off = abs(before["seconds"] / after["seconds"] - 1)
-        size = size_class(after["seconds"])
-        by_size.setdefault(size, []).append(off)
-        by_size.setdefault("all", []).append(off)
-    for size, errors in sorted(by_size.items()):
-        print(f"two labels of one group, {size}, {len(errors)}:")
-        print(line("", np.array(errors)), flush=True)
 
 
 # ---- the network -----------------------------------------------------------------------------------------------------------
@@ -375,7 +276,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--again", type=Path, nargs="*", default=[], help="newer labels of some of the groups")
     parser.add_argument("--operators", type=Path, help="times of lone operators")
-    parser.add_argument("--noise", type=Path, help="labels of some of the groups, made once more")
+    parser.add_argument("--noise", action="store_true", help="how far two labels of one group are apart")
     parser.add_argument("--compare", action="store_true")
     parser.add_argument("--split", choices=("models", "operators"), default="models")
     parser.add_argument("--held", nargs="*", help="models to hold out, one at a time; all by default")
@@ -388,8 +289,8 @@ def main() -> None:
     parser.add_argument("--cluster", default="h200x8", help="the device that the groups were timed on")
     parser.add_argument("--limit", type=int, help="about so many groups only")
     arguments = parser.parse_args()
-    if arguments.noise is not None:
-        noise(arguments.data, arguments.noise)
+    if arguments.noise:
+        noise(arguments.data)
     if arguments.out is None and not arguments.compare:
         return
     device = arguments.device

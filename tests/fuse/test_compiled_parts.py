@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sennit.cluster import load
 from sennit.fuse.compiled_cost import Compiled
 from sennit.fuse.compiled_parts import Part, Sort, parts_of
-from sennit.fuse.kernel_cost import Roofline, Staged, called
+from sennit.fuse.kernel_cost import Roofline, Staged, added_to, called, copies_bias
 from sennit.fuse.kernel_set import KernelSet, Limits
 from sennit.fuse.model import Channel, Grouping, StepModel
 from sennit.fuse.moves import fused_greedily
@@ -116,6 +116,52 @@ def test_a_product_is_called_with_its_views_and_without_a_bias_that_its_readers_
     found = called(product, Kernel(graph.ops), frozenset(written.split()), graph.types())
     assert [op.kind for op in found.body] == ["aten.permute.default", f"aten.{kind}.default"]
     assert found.reads == (("w", "x") if kind == "mm" else ("w", "b", "x"))
+
+
+def test_a_bias_stays_with_its_product_in_half_precision() -> None:
+    graph = group("x:bf16[32,64] w:bf16[256,64] b:bf16[256]", _LINEAR.replace("f32", "bf16"), "g")
+    found = called(graph.ops[1], Kernel(graph.ops), frozenset("g"), graph.types())
+    assert found.body[-1].kind == "aten.addmm.default"
+
+
+@pytest.mark.parametrize(("width", "written", "copies"), [(2600, "g", True), (2600, "y g", False), (2560, "g", False)])
+def test_a_bias_is_copied_where_rows_have_gaps(width: int, written: str, copies: bool) -> None:
+    body = f"""%y : bf16[32,{width}] = aten.addmm.default(%b, %x, %w)
+        %g : bf16[32,{width}] = aten.gelu.default(%y)"""
+    graph = group(f"x:bf16[32,64] w:bf16[64,{width}] b:bf16[{width}]", body, *written.split())
+    kernel, wanted, types = Kernel(graph.ops), frozenset(written.split()), graph.types()
+    assert copies_bias(graph.ops[0], kernel, wanted, types) is copies
+    assert called(graph.ops[0], kernel, wanted, types).body[-1].kind == f"aten.{'mm' if copies else 'addmm'}.default"
+
+
+_SUM = """%m : f32[32,256] = aten.mm.default(%x, %w)
+        %t : f32[256,32] = aten.permute.default(%m, [1, 0])
+        %u : f32[32,256] = aten.permute.default(%t, [1, 0])
+        %s : f32[32,256] = aten.add.Tensor(%z, %u)
+        %r : f32[32,256] = aten.relu.default(%s)"""
+
+
+@pytest.mark.parametrize(("written", "together"), [("s r", True), ("r", False), ("m s r", False), ("t s r", False)])
+def test_a_sum_that_is_handed_out_is_made_with_its_product(written: str, together: bool) -> None:
+    graph = group("x:f32[32,64] w:f32[64,256] z:f32[32,256]", _SUM, *written.split())
+    kernel, wanted, types = Kernel(graph.ops), frozenset(written.split()), graph.types()
+    total = added_to(graph.ops[0], kernel, wanted, types)
+    assert (total is not None and total.name == "s") is together
+    assert (called(graph.ops[0], kernel, wanted, types).body[-1].kind == "aten.addmm.default") is together
+    library = next(part for part in parts(graph) if part.sort is Sort.LIBRARY)
+    assert ("s" in library.ops) is together
+
+
+def test_of_two_products_that_are_added_the_first_takes_the_second() -> None:
+    body = """%m : f32[32,256] = aten.mm.default(%x, %w)
+        %n : f32[32,256] = aten.mm.default(%y, %w)
+        %s : f32[32,256] = aten.add.Tensor(%n, %m)"""
+    graph = group("x:f32[32,64] y:f32[32,64] w:f32[64,256]", body, "s")
+    kernel, types = Kernel(graph.ops), graph.types()
+    assert [added_to(op, kernel, frozenset("s"), types) for op in graph.ops] == [None, graph.ops[2], None]
+    staged = Staged.of(graph, load("h200x8").device)
+    key = signature(called(graph.ops[1], kernel, frozenset("s"), types), frozenset("n"), types)
+    assert Compiled(staged.with_measured({key: 1e-3})).split(kernel, frozenset("s")).seconds > 1e-3
 
 
 def test_a_product_takes_what_it_took_as_it_is_called() -> None:

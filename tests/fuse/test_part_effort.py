@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from sennit.cluster import load
 from sennit.fuse.compiled_cost import Compiled
 from sennit.fuse.compiled_parts import Part, Sort, parts_of
 from sennit.fuse.computed_once import computed_once
 from sennit.fuse.kernel_cost import Staged
+from sennit.fuse.operator_class import Class, classify
 from sennit.fuse.signature import signature
 from sennit.ir.graph import Graph
 from sennit.ir.strategy_check import Kernel
@@ -117,6 +119,68 @@ def test_draws_are_never_the_same() -> None:
     assert len(computed_once(group("x:f32[64]", body, "a", "b").ops)[0]) == 2
 
 
+def test_two_norms_in_one_loop_take_no_less_than_both() -> None:
+    norm = "aten._log_softmax.default"
+    body = f"""%a : f32[512,4096] = {norm}(%x, -1, false)
+        %b : f32[512,4096] = {norm}(%y, -1, false)
+        %c : f32[512,4096] = aten.add.Tensor(%a, %b)"""
+    graph = group("x:f32[512,4096] y:f32[512,4096]", body, "c")
+    key = signature(Kernel(graph.ops[:1]), frozenset("a"), graph.types())
+    assert not only(graph).kept
+    assert seconds(graph, {key: 50e-6}) > 95e-6
+
+
+def test_what_need_not_wait_is_one_start() -> None:
+    """Three sums that were each faster than modelled are not faster three times over."""
+    body = """%a : f32[2600] = aten.sum.dim_IntList(%x, [0])
+        %b : f32[2600] = aten.sum.dim_IntList(%y, [0])
+        %c : f32[2600] = aten.sum.dim_IntList(%z, [0])
+        %d : f32[2600] = aten.add.Tensor(%a, %b)
+        %e : f32[2600] = aten.add.Tensor(%c, %d)"""
+    graph = group("x:f32[20,2600] y:f32[20,2600] z:f32[20,2600]", body, "e")
+    alone = seconds(group("x:f32[20,2600]", body.splitlines()[0], "a"))
+    key = signature(Kernel(graph.ops[:1]), frozenset("a"), graph.types())
+    saved = 0.3e-6
+    assert seconds(graph) - saved < seconds(graph, {key: alone - saved}) < seconds(graph)
+
+
+def test_a_sum_of_few_elements_is_pointwise() -> None:
+    body = """%s : f32[8,1,2048] = aten.sum.dim_IntList(%x, [1], true)
+        %y : f32[8,1,2048] = aten.mul.Tensor(%s, %w)"""
+    part = only(group("x:f32[8,4,2048] w:f32[8,1,2048]", body, "y"))
+    assert (part.sort, part.size, part.launches) == (Sort.POINT, 8 * 2048, 1)
+
+
+def test_zeros_in_the_shape_of_a_value_are_a_part_of_their_own() -> None:
+    body = """%s : f32[512,64] = aten._softmax.default(%x, -1, false)
+        %z : f32[512,64] = aten.zeros_like.default(%s)"""
+    graph = group("x:f32[512,64]", body, "s", "z")
+    found = parts_of(Kernel(graph.ops), frozenset(("s", "z")), graph.types())
+    assert sorted(part.sort for part in found) == [Sort.POINT, Sort.ROW]
+    read = """%w : f32[512,64] = aten.where.self(%m, %z, %s)"""
+    assert only(group("x:f32[512,64] m:bool[512,64]", f"{body}\n{read}", "w")).sort is Sort.ROW
+
+
+def test_nothing_that_torch_draws_is_the_same_twice() -> None:
+    """Of all operators that torch knows: those that use a generator."""
+    names = {
+        str(overload).split(".")[1] for overload in _overloads() if torch.Tag.nondeterministic_seeded in overload.tags
+    }
+    assert {"bernoulli", "native_dropout", "rand_like"} <= names
+    for name in sorted(names):
+        body = f"""%a : f32[64] = aten.{name}.default(%x)
+        %b : f32[64] = aten.{name}.default(%x)"""
+        graph = group("x:f32[64]", body, "a", "b")
+        assert len(computed_once(graph.ops)[0]) == 2, name
+        assert classify(graph.ops[0], graph.types()) is Class.OTHER, name
+
+
+def _overloads() -> list[torch._ops.OpOverload]:
+    packets = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten)]
+    found = [packet for packet in packets if isinstance(packet, torch._ops.OpOverloadPacket)]
+    return [getattr(packet, name) for packet in found for name in packet.overloads()]
+
+
 def test_a_group_of_one_operator_takes_what_that_took() -> None:
     graph = group("x:f32[512,768]", "%y : f32[512,1] = aten.sum.dim_IntList(%x, [-1], true)", "y")
     key = signature(Kernel(graph.ops), frozenset("y"), graph.types())
@@ -135,7 +199,7 @@ def test_a_reduction_that_took_longer_makes_its_group_longer_by_less() -> None:
     lone = Compiled(Staged.of(graph, load("h200x8").device)).split(alone, frozenset("y")).seconds
     assert seconds(graph, {key: lone}) == pytest.approx(plain)
     longer = seconds(graph, {key: lone + 2e-6})
-    assert plain + 1e-6 < longer < plain + 2e-6
+    assert plain + 0.5e-6 < longer < plain + 2e-6
 
 
 def test_more_bytes_never_take_less() -> None:

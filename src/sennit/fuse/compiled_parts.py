@@ -13,7 +13,7 @@ few, over one space of elements:
 same space that read the same value and do not wait for each other are joined too. Traffic is what crosses the borders of a part; what views of a value show of it counts once.
 
 A reduction to few results would leave most of the device idle, so Inductor splits it: two launches, with partial results between, and what is pointwise over the whole space behind it is a part of its own. Its rule: no split with
-as many results as programs that fill the device (twice its processors for rows, 64 times for columns), nor of a short reduction (8192 elements for rows, 128 for columns).
+as many results as programs that fill the device (twice its processors for rows, 64 times for columns), nor of a short reduction (8192 elements for rows, 128 for columns). A reduction of fewer than eight elements is written out, and pointwise.
 
 **How values lie.** Inductor has a convolution read its values with the channels last. What a pointwise part writes for it is then written in another order than it is read, an element at a time (`Part.reordered`). A reduction over rows of up to 1024 elements is one pass
 over rows that a program keeps (`Part.kept`), longer ones a loop that reads its rows again. With 8448 rows or more (64 times the processors) Inductor looks closer, and keeps rows of more than 64 elements only where what the reductions read is one run of memory: not a mask that is broadcast
@@ -32,10 +32,13 @@ from enum import IntEnum
 from math import prod
 
 from sennit.fuse.computed_once import computed_once
+from sennit.fuse.kernel_cost import added_to
+from sennit.fuse.launch_shape import LaunchShape, is_uneven, tile_waste
 from sennit.fuse.operator_class import (
     Class,
     classify,
     is_elementwise,
+    makes_of_nothing,
     moves_nothing,
     picks,
     stem,
@@ -52,6 +55,9 @@ _SHORT, _LONG = 64, 1024  # elements of a row that a program always keeps, and k
 _SPLIT = {"row": (2 * _PROCESSORS, 8192), "column": (64 * _PROCESSORS, 128)}  # results below, elements above
 
 
+_UNROLLED = 8  # elements that are reduced one by one, as something pointwise
+
+
 class Sort(IntEnum):
     POINT = 0
     ROW = 1
@@ -62,7 +68,7 @@ class Sort(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`size` elements in its space, `outer` results of a reduction; `ops` by name, and `stored` those of them whose results it writes to memory; `reordered` elements are written with their channels last; `contiguous` says that each value it reads is one run of memory, `kept` that programs keep their rows, and `effort` what there is to compute and to wait for."""
+    """`size` elements in its space, `outer` results of a reduction; `ops` by name, and `stored` those of them whose results it writes to memory; `reordered` elements are written with their channels last; `contiguous` says that each value it reads is one run of memory, `kept` that programs keep their rows, and `effort` what there is to compute and to wait for, and `shape` what its programs hold."""
 
     sort: Sort
     size: int
@@ -76,6 +82,7 @@ class Part:
     contiguous: bool = True
     kept: bool = True
     effort: Effort = field(default_factory=Effort)
+    shape: LaunchShape = field(default_factory=LaunchShape)
 
 
 _ROWS = ("softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "native_layer_norm")
@@ -113,8 +120,12 @@ def _with_twins(part: Part, same: Mapping[str, str]) -> Part:
 def parts_of(kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> tuple[Part, ...]:
     """The launches of a compiled group, in the order of their last operators."""
     body, same = computed_once(kernel.body)
-    group = _Group(body, frozenset(same.get(name, name) for name in written), types)
+    wanted = frozenset(same.get(name, name) for name in written)
+    group = _Group(body, wanted, types)
+    whole = Kernel(body)
     for op in body:
+        if (total := added_to(op, whole, wanted, types)) is not None:
+            group.called_with[total.name] = op.name
         if not moves_nothing(op):
             group.add(op)
     group.join_siblings()
@@ -133,19 +144,31 @@ class _Group:
             str, tuple[int, ...] | None
         ] = {}  # views whose elements lie in another order: which, where it is known
         self.narrow: dict[str, tuple[int, ...]] = {}  # of views that repeat elements, the shape before
+        self.copies: set[str] = set()  # of products that lie in order already: nothing is copied
+        products: set[str] = set()
         self.convolved: dict[str, int] = {}  # what convolutions read, with the copies that lay out it and weights anew
         for op in body:
-            if moves_nothing(op) and op.reads:
+            if classify(op, types) is Class.PRODUCT:
+                products.update(value.name for value in op.results)
+            if stem(op.kind) == "clone" and self._is_in_order(op.reads[0], products):
+                self.copies.add(op.name)
+            if (moves_nothing(op) and op.reads) or op.name in self.copies:
                 self._look_through(op)
                 continue
             if stem(op.kind) == "convolution":
                 weights = self.types[op.reads[1]].shape
                 self.convolved[op.reads[0]] = 1 + (max(weights[2:], default=1) > 1)
-            for name in op.reads:
+            for name in () if makes_of_nothing(op) else op.reads:
                 self.readers.setdefault(self.base.get(name, name), []).append(op.name)
         self.wanted = {self.base.get(name, name) for name in written}
+        self.called_with: dict[str, str] = {}  # sums that a library makes with a product: which
         self.parts: list[_Open] = []
         self.home: dict[str, _Open] = {}  # of a value
+
+    def _is_in_order(self, name: str, products: Set[str]) -> bool:
+        base = self.base.get(name, name)
+        whole = self.types[name].elements == self.types[base].elements
+        return base in products and whole and name not in self.turned and name not in self.narrow
 
     def _look_through(self, op: Op) -> None:
         source, names = op.reads[0], [value.name for value in op.results]
@@ -172,8 +195,16 @@ class _Group:
     # ---- growing ---------------------------------------------------------------------------------------------------------
 
     def add(self, op: Op) -> None:
+        if op.name in self.copies:
+            self.home[self.base[op.name]].ops.append(op)
+            return
         part = _alone(op, self.types)
         part.ops.append(op)
+        if op.name in self.called_with:
+            product = self.home[self.called_with[op.name]]
+            self.parts.remove(product)
+            part = _Open(Sort.LIBRARY, product.size, product.outer, [*product.ops, op])
+            self.home.update((value.name, part) for it in product.ops for value in it.results)
         self.parts.append(part)
         self.home.update((value.name, part) for value in op.results)
         for other in sorted(self._before(part), key=self.parts.index, reverse=True):
@@ -319,19 +350,44 @@ class _Group:
             launches += sum(_sums(op, part.outer) - 1 for op in part.ops if stem(op.kind).endswith("norm_backward"))
         launches += sum(self.convolved.get(value.name, 0) for value in made)
         kept = part.sort is not Sort.ROW or self._is_kept(part, {name for name, _ in stored})
+        read = self._reads(part)
         return Part(
             part.sort,
             part.size,
             part.outer,
             launches,
-            sum(self._reads(part).values()),
+            sum(read.values()),
             sum(size for _, size in stored),
             frozenset(inside),
             frozenset(name for name, _ in stored),
             sum(value.type.elements for value in made if value.name in self.convolved),
             self._is_contiguous(part),
             kept,
-            effort_of(part.ops, part.size, kept, self.base, self.turned, self._reads(part), self.types),
+            effort_of(part.ops, part.size, kept, self.base, self.turned, read, self.types),
+            self._shape(part, read, len(stored)),
+        )
+
+    def _shape(self, part: _Open, outside: Mapping[str, int], stores: int) -> LaunchShape:
+        names = [
+            name
+            for name in dict.fromkeys(name for op in part.ops for name in op.reads)
+            if self.base.get(name, name) in outside
+        ]
+        wide = [name for name in names if self.types[name].elements >= part.size and name not in self.narrow]
+        across = [
+            (self.types[name].shape[-1], self.types[name].shape[order.index(len(order) - 1)])
+            for name in names
+            if (order := self.turned.get(name)) is not None and order[-1] != len(order) - 1
+        ]
+        return LaunchShape(
+            len(outside),
+            len(wide),
+            sum(self.types[name].dtype.itemsize for name in wide),
+            stores,
+            sum(classify(op, self.types) is Class.REDUCTION for op in part.ops),
+            max((tile_waste(*sides) for sides in across), default=1.0),
+            len(across),
+            any(self.types[name].elements < part.size and is_uneven(self.types[name].shape) for name in names),
         )
 
 
@@ -365,6 +421,8 @@ def _alone(op: Op, types: Mapping[str, TensorType]) -> _Open:
     if name.startswith("native_batch_norm"):
         return _Open(Sort.ROW, first.elements, first.shape[1] if len(first.shape) > 1 else 1)
     outer = max(1, prod(op.results[0].type.shape))
+    if first.elements < _UNROLLED * outer:
+        return _Open(Sort.POINT, made, made)
     given = op.args[1] if len(op.args) > 1 else ()
     dims = given if isinstance(given, tuple) else (given,)
     is_row = not dims or any(dim in (-1, len(first.shape) - 1) for dim in dims) or outer == 1

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sennit.fuse.operator_class import draws
 from sennit.ir.graph import Op, Ref
 
 __all__ = ["computed_once"]
@@ -30,8 +31,8 @@ def computed_once(body: Sequence[Op]) -> tuple[tuple[Op, ...], dict[str, str]]:
 
 
 def _is_pure(op: Op) -> bool:
-    """Of torch's own operators, those of values: what is made from nothing may be drawn."""
-    return bool(op.reads) and op.kind.startswith("aten.") and "rand" not in op.kind and "dropout" not in op.kind
+    """Of torch's own operators, those of values that draw nothing."""
+    return bool(op.reads) and op.kind.startswith("aten.") and not draws(op)
 
 
 def _renamed(op: Op, same: Mapping[str, str]) -> Op:

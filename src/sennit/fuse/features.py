@@ -14,7 +14,7 @@ A group becomes a small graph. Each operator is a node, and so is each value tha
     part, whether that part writes its result to memory, whether it reads something that is not one run of memory, and whether it loops over its rows
 
 and the group as a whole the logarithms of its time by the roofline, by stages, unfused (`kernel_cost.py`), of the longest operator of each part and by parts (`compiled_cost.py`), of its bytes, counts of operators, inputs, outputs and reductions, what measured operators changed, instructions, waits and what loops read again, and for
-each sort of part its launches, bytes, elements, the longest reduction and the most results. The estimator predicts the logarithm of time over time by parts, so sizes that were never seen change what is predicted little.
+each sort of part its launches, bytes, elements, the longest reduction and the most results, and how the programs of the largest one lie on the device (`launch_shape.py`). The estimator predicts the logarithm of time over time by parts, so sizes that were never seen change what is predicted little.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from sennit.cost import products
 from sennit.fuse.compiled_cost import Compiled, Split
 from sennit.fuse.compiled_parts import Part, Sort
 from sennit.fuse.kernel_cost import Staged, as_step, traffic
+from sennit.fuse.launch_shape import SHAPE_WIDTH, shape_features
 from sennit.fuse.operator_class import Class, classify, moves_nothing, stem
 from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Op
@@ -120,7 +121,7 @@ KINDS = (
 _SIZES = 16
 _FLAGS = 19
 NODE_WIDTH = len(KINDS) + _SIZES + _FLAGS
-GLOBAL_WIDTH = 27 + 5 * len(Sort)
+GLOBAL_WIDTH = 28 + 5 * len(Sort) + 3 * SHAPE_WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,7 @@ def _of_parts(split: Split) -> list[float]:
         _size(sum(part.reordered for part in split.parts)),
         _size(sum(part.read + part.written for part in split.parts if not part.contiguous)),
         log2(split.seconds / split.modelled) if split.modelled > 0 else 0.0,  # views alone take no time
+        log2(split.piled / split.seconds) if split.seconds > 0 and split.piled > 0 else 0.0,
         _size(sum(part.effort.instructions for part in split.parts)),
         _size(sum(part.effort.again for part in split.parts)),
         float(max((part.effort.depth for part in split.parts), default=0)),
@@ -215,6 +217,8 @@ def _of_parts(split: Split) -> list[float]:
             log2(1 + max((part.size / part.outer for part in mine), default=0.0)),
             log2(1 + max((part.outer for part in mine), default=0)),
         ]
+        if sort in (Sort.POINT, Sort.ROW, Sort.COLUMN):  # of the one that moves most
+            found += shape_features(max(mine, key=lambda part: part.read + part.written, default=None))
     return found
 
 

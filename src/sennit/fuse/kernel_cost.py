@@ -15,7 +15,7 @@ measured profiles and the learned estimator give the same type.
 with the product, or an operator that is alone, by the device's measured profile where it has one. What views of one value show of it counts once; of a table that is looked up in, what is found.
 
 Operators that were measured one by one (`Staged.measured`, by signature) take the time that they took: that is known of a model before any of its groups is. A product of a transposed value takes another time than one of values that lie plainly, and Inductor adds the
-bias of a product that only pointwise operators read with them. So a product is asked for as a compiler calls it in the group (`called`): with the views in front of it, without such a bias; and by itself only where that was not measured.
+bias of a product that only pointwise operators read with them; a sum of a product and another value that is handed out it makes one call with the product. So a product is asked for as a compiler calls it in the group (`called`): with the views in front of it, without such a bias; and by itself only where that was not measured.
 """
 
 from __future__ import annotations
@@ -29,14 +29,29 @@ from sennit.cost import OperatorCosts
 from sennit.cost.operator import operator_cost
 from sennit.fuse.operator_class import PRODUCTS, Class, classify, is_elementwise, moves_nothing, picks, stem
 from sennit.fuse.signature import signature
-from sennit.ir.dtype import TensorType
-from sennit.ir.graph import Graph, Op
+from sennit.ir.dtype import DType, TensorType
+from sennit.ir.graph import Graph, Op, Ref
 from sennit.ir.layout import Layout
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Buffer, Compute
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["Estimate", "KernelCost", "Lone", "Roofline", "Staged", "as_step", "bases", "called", "traffic"]
+__all__ = [
+    "Estimate",
+    "KernelCost",
+    "Lone",
+    "Roofline",
+    "Staged",
+    "added_to",
+    "as_step",
+    "bases",
+    "called",
+    "copies_bias",
+    "traffic",
+]
+
+_HALF = (DType.BF16, DType.F16)
+_LINE, _GAPS = 128, 1024  # bytes of a line of the cache; elements of rows that may have gaps behind them
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +114,12 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Lone:
-    """An operator by itself: the bytes that it moves, the seconds that it should take, and those that it took."""
+    """An operator by itself: the bytes that it moves, the seconds that it should take, and those that it took; `parts` launches or groups of them is it."""
 
     moved: int
     modelled: float
     took: float
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +171,14 @@ class Staged:
         """The same, where it was measured; as the operator is, where only that was."""
         if not self.measured or moves_nothing(op):
             return None
-        seconds = self._measured(called(op, kernel, written, self.roofline.types)) if _is_product(op) else None
+        seconds = self.measured_call(op, kernel, written)
         return self.as_measured(op) if seconds is None else seconds
+
+    def measured_call(self, op: Op, kernel: Kernel, written: frozenset[str]) -> float | None:
+        """Seconds of a product as a compiler calls it in a kernel, where that was measured."""
+        if not self.measured or not _is_product(op):
+            return None
+        return self._measured(called(op, kernel, written, self.roofline.types))
 
     def as_measured(self, op: Op) -> float | None:
         """Seconds of one operator, where it was measured."""
@@ -206,16 +228,72 @@ class Staged:
 
 
 def called(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> Kernel:
-    """A product of a kernel as a compiler calls it: with the views of the kernel that its operands are, and without its bias where only pointwise operators of the kernel read it."""
-    has_bias = stem(op.kind) == "addmm" and len(op.args) == 3 and not op.kwargs
-    if has_bias and _is_only_for_pointwise(op, kernel, written, types):
+    """A product of a kernel as a compiler calls it: with the views of the kernel that its operands are, without its bias where only pointwise operators of the kernel read it (in half precision the bias stays, since the sum would be rounded twice, or is copied before the product: `copies_bias`), and with the sum that it makes one call of (`added_to`)."""
+    if _has_bias(op) and _is_only_for_pointwise(op, kernel, written, types) and not _keeps_bias(op):
         op = replace(op, kind="aten.mm.default", args=op.args[1:])
+    elif (total := added_to(op, kernel, written, types)) is not None:
+        mine = _for_one(op, kernel, written)
+        addend = next(arg for arg in total.args if mine is not None and arg != Ref(mine[0]))
+        op = replace(op, kind="aten.addmm.default", args=(addend, *op.args))
     needed, found = set(op.reads), [op]
     for other in reversed(kernel.body):
         if moves_nothing(other) and any(value.name in needed for value in other.results):
             needed.update(other.reads)
             found.append(other)
     return Kernel(tuple(reversed(found)))
+
+
+def copies_bias(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> bool:
+    """Whether the bias of a product in half precision is copied into its result first. A compiler leaves gaps in values of its own whose rows are long and end within a line of the cache, and there the library cannot add a bias by itself."""
+    is_half = _has_bias(op) and op.results[0].type.dtype in _HALF
+    return is_half and not _keeps_bias(op) and _is_only_for_pointwise(op, kernel, written, types)
+
+
+def _has_bias(op: Op) -> bool:
+    return stem(op.kind) == "addmm" and len(op.args) == 3 and not op.kwargs
+
+
+def _keeps_bias(op: Op) -> bool:
+    kind = op.results[0].type
+    line = _LINE // kind.dtype.itemsize
+    return kind.dtype in _HALF and (kind.shape[-1] <= _GAPS or kind.shape[-1] % line == 0)
+
+
+def added_to(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> Op | None:
+    """The sum of a product `mm` and another value that a compiler makes one call of the library, `addmm`: nothing else reads the product, and something reads the sum that is not pointwise, or is outside. Rows and columns that are exchanged twice are as they were. Of two products the first takes the second."""
+    mine = _for_one(op, kernel, written)
+    if mine is None:
+        return None
+    name, total = mine
+    match total:
+        case Op(kind="aten.add.Tensor", args=(Ref(left), Ref(right)), kwargs=()) if left != right:
+            other = right if left == name else left
+        case _:
+            return None
+    if name == right:
+        for first in kernel.body:
+            if (taken := _for_one(first, kernel, written)) is not None and taken[0] == left:
+                return None
+    kind, made = types[other], op.results[0].type
+    fits = kind.dtype is made.dtype and len(kind.shape) <= 2 and total.results[0].type.shape == made.shape
+    return total if fits and not _is_only_for_pointwise(total, kernel, written, types) else None
+
+
+def _for_one(op: Op, kernel: Kernel, written: frozenset[str]) -> tuple[str, Op] | None:
+    """Of a product `mm` that one operator reads: its value there, which may have been transposed and back, and the operator."""
+    if op.kind != "aten.mm.default":
+        return None
+    name, turned = op.results[0].name, False
+    while name not in written:
+        readers = [other for other in kernel.body if name in other.reads]
+        match readers:
+            case [Op(kind="aten.permute.default", args=(_, (1, 0))) as view]:
+                name, turned = view.results[0].name, not turned
+            case [reader] if not turned:
+                return name, reader
+            case _:
+                return None
+    return None
 
 
 def _is_product(op: Op) -> bool:

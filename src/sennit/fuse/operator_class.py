@@ -22,6 +22,7 @@ __all__ = [
     "PRODUCTS",
     "Class",
     "classify",
+    "draws",
     "is_attention",
     "is_elementwise",
     "looks_up",
@@ -96,6 +97,39 @@ _OPAQUE = (
     "max_pool2d_with_indices",
     "max_pool2d_with_indices_backward",
 )
+_DRAWS = (
+    "alpha_dropout",
+    "bernoulli",
+    "binomial",
+    "cauchy",
+    "dropout",
+    "exponential",
+    "feature_alpha_dropout",
+    "feature_dropout",
+    "fused_dropout",
+    "geometric",
+    "log_normal",
+    "multinomial",
+    "native_dropout",
+    "normal",
+    "normal_functional",
+    "poisson",
+    "rand",
+    "rand_like",
+    "randint",
+    "randint_like",
+    "randn",
+    "randn_like",
+    "random",
+    "randperm",
+    "rrelu",
+    "rrelu_with_noise",
+    "rrelu_with_noise_functional",
+    "sample_dirichlet",
+    "standard_gamma",
+    "uniform",
+)
+_MAY_DRAW = ("attention", "rnn", "lstm", "gru")  # whole layers with a dropout inside
 
 
 def stem(kind: str) -> str:
@@ -110,6 +144,12 @@ def moves_nothing(op: Op) -> bool:
 def is_attention(op: Op) -> bool:
     """Whether it is a library's kernel for all of an attention."""
     return stem(op.kind).startswith("_scaled_dot_product")
+
+
+def draws(op: Op) -> bool:
+    """Whether it draws random numbers, or may: called twice it gives two results."""
+    name = stem(op.kind).strip("_")
+    return name in _DRAWS or any(part in name for part in _MAY_DRAW)
 
 
 def looks_up(op: Op) -> bool:
@@ -144,7 +184,7 @@ def classify(op: Op, types: Mapping[str, TensorType]) -> Class:
         return Class.REDUCTION
     if name in _PICKS:
         return Class.POINTWISE
-    if len(op.results) > 1 or name in ("uniform", "bernoulli", "rand", "randn", "native_dropout"):
+    if len(op.results) > 1 or draws(op):
         return Class.OTHER  # the order of random numbers is the model's
     shape = op.results[0].type.shape
     broadcast = all(_fits(types[read].shape, shape) for read in op.reads)

@@ -45,18 +45,18 @@ _SPREAD = 4.0  # to find the place of an element in a value that is broadcast
 _TURNED, _ACROSS = 4.0, 12.0  # in a value that lies in another order; and where rows are columns there
 _JOINED = 50.0  # in one that lies in another order and is joined with others, by such divisions: nothing is loaded as a vector
 _REDUCED = {  # where a program keeps its rows, and where it loops over them
-    "_softmax": (30.0, 80.0),
+    "_softmax": (39.5, 80.0),
     "_log_softmax": (23.0, 55.0),
-    "_softmax_backward_data": (15.0, 20.0),
+    "_softmax_backward_data": (19.3, 20.0),
     "_log_softmax_backward_data": (15.0, 13.0),
-    "native_layer_norm": (15.0, 77.0),
+    "native_layer_norm": (19.3, 77.0),
     "native_layer_norm_backward": (15.0, 15.0),
     "_native_batch_norm_legit_functional": (10.0, 33.0),
-    "native_batch_norm_backward": (50.0, 48.0),
-    "all": (10.0, 12.0),
+    "native_batch_norm_backward": (85.0, 48.0),
+    "all": (7.4, 12.0),
 }
-_SUMMED = (3.0, 1.0)
-_ODD = 45.0  # rows that do not begin where a vector of elements does are read one by one
+_SUMMED = (1.7, 1.0)
+_ODD = (60.0, 45.0)  # the same; rows that do not begin where a vector of elements does are read one by one
 _TWICE = (
     "_softmax",
     "_log_softmax",
@@ -125,7 +125,8 @@ def effort_of(
         for value in op.results:
             found[value.name] = _Value(depth, passes)
     return Effort(
-        instructions + (_ODD * odd + sum(_finding(types[it].shape, order, joined) for it, order in views)) * size,
+        instructions
+        + (_ODD[not kept] * odd + sum(_finding(types[it].shape, order, joined) for it, order in views)) * size,
         max((value.depth for value in found.values()), default=0),
         max((value.passes for value in found.values()), default=0),
         sum(read[name] for name, places in seen_after.items() if len(places) > 1),
@@ -157,12 +158,14 @@ def looked_at(
     """Of each value that is not made inside, how many bytes operators look at. Two slices of one value show other elements; of a table, what is found counts."""
     views: dict[str, dict[str, int]] = {}
     for op in ops:
+        if makes_of_nothing(op):
+            continue
         made = sum(value.type.bytes for value in op.results)
         for name in op.reads:
             shown = base.get(name, name)
             if shown in inside:
                 continue
-            size = 0 if makes_of_nothing(op) else min(types[name].bytes, types[shown].bytes)
+            size = min(types[name].bytes, types[shown].bytes)
             mine = views.setdefault(shown, {})
             mine[name] = max(mine.get(name, 0), min(size, made) if looks_up(op) else size)
     return {shown: min(sum(mine.values()), types[shown].bytes) for shown, mine in views.items()}
