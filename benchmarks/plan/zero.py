@@ -69,11 +69,10 @@ def as_before(way: str) -> Iterator[None]:
 
 
 def library_reduce_scatter(self, group, tensor, op):
-    self.scattering.append(self._reduce_scatter(group, tensor, op))
-    under_way = self.scattering[-1]
-    if len(self.scattering) > 2:
+    if len(self.scattering) == 2:
         self.scattering.popleft().wait()
-    return under_way
+    self.scattering.append(self._reduce_scatter(group, tensor, op))
+    return self.scattering[-1]
 
 
 # ---- steps on ranks -------------------------------------------------------------------------------------------------------

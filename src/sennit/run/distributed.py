@@ -27,9 +27,9 @@ from sennit.ir.program_exchange import Channel
 from sennit.run.groups import ProcessGroups
 from sennit.run.rank import Group
 
-__all__ = ["ProcessCommunicator"]
+__all__ = ["SCATTERING", "ProcessCommunicator"]
 
-_SCATTERING = 2  # one under way while the next source is made
+SCATTERING = 2  # reduce-scatters under way at once: one while the next source is made
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class ProcessCommunicator:
         self._device = device or torch.device("cpu")
         self.counts: dict[tuple[int, int], int] = defaultdict(int)
         self.sending: list[tuple[dist.Work, tuple[Tensor, ...]]] = []  # with what must live until it has left
-        self.scattering: deque[_Work | _Adding] = deque()  # the latest, of which there are at most _SCATTERING
+        self.scattering: deque[_Work | _Adding] = deque()  # the latest, of which there are at most SCATTERING
 
     @property
     def device(self) -> torch.device:
@@ -96,15 +96,15 @@ class ProcessCommunicator:
         return _Work(work, tensor, lambda: stacked)
 
     def reduce_scatter(self, group: Group, tensor: Tensor, op: Reduction) -> _Work | _Adding:
+        if len(self.scattering) == SCATTERING:
+            # a piece of a gradient may be read much later, at the next micro-batch: the whole must not live as long
+            self.scattering.popleft().wait()
         under_way: _Work | _Adding
         if len(group) > 1 and dist.get_backend(self.groups.of(group)) == "gloo":
             under_way = _Adding(self.all_to_all(group, tensor), op)
         else:
             under_way = self._reduce_scatter(group, tensor, op)
         self.scattering.append(under_way)
-        if len(self.scattering) > _SCATTERING:
-            # a piece of a gradient may be read much later, at the next micro-batch: the whole must not live as long
-            self.scattering.popleft().wait()
         return under_way
 
     def _reduce_scatter(self, group: Group, tensor: Tensor, op: Reduction) -> _Work:
