@@ -6,7 +6,8 @@ again: so many that little is left to send when the backward pass ends. What fil
 bucket. Two sorts of sums can wait for their bucket:
 
 - those that nobody reads before the end of the step: of data parallelism, ZeRO-1, and ZeRO-2 and 3 without micro-batches;
-- *terms*, which nothing but a sum over micro-batches reads: of ZeRO-2 and 3, which scatter at each micro-batch. A bucket of them ends with its task, so that nothing stays whole while others run; B is what one task reduces. Where something reads
+- *terms*, which nothing but a sum over micro-batches reads: of ZeRO-2 and 3, which scatter at each micro-batch. A bucket of them ends with its task, so that nothing stays whole while others run; B is what one task reduces. It is no larger than 8 MiB of what a member gives: beyond, the copy costs more than the call, and
+  with ZeRO-3 the next parameters wait behind it. Where something reads
   such a sum in between (a tied weight's goes to another stage), the bucket ends before. The additions follow one bucket behind (`sums_behind.py`), so that a bucket travels while the next one is made.
 
 | | |
@@ -35,6 +36,7 @@ __all__ = ["MOST_BYTES", "Bucket", "bucket_bytes", "bucket_count", "buckets", "c
 
 MOST_BYTES = 25 << 20
 _LEAST, _PARTS = 16 << 10, 32
+_MOST_OF_TERMS = 8 << 20  # bytes that each member gives to one call
 _REDUCTIONS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 
 
@@ -122,7 +124,7 @@ def _runs(lane: Lane, at_the_end: frozenset[str]) -> list[tuple[_Kind, list[Coll
                 if kind is not None:
                     until = len(lane.steps) if name in late else due.get(name, len(lane.steps))
                     kinds.setdefault(kind, []).append(_Reduction(step, position, until))
-    return [(kind, members) for kind, steps in kinds.items() for members in _cut(steps)]
+    return [(kind, members) for kind, steps in kinds.items() for members in _cut(steps, _most(kind))]
 
 
 def _kind_of(step: Collective, source: Buffer, lane: Lane, task: int | None) -> _Kind | None:
@@ -139,9 +141,17 @@ def _kind_of(step: Collective, source: Buffer, lane: Lane, task: int | None) -> 
     return _Kind(step.kind, axis, entry.op, source.dtype, mesh, task)
 
 
-def _cut(reductions: list[_Reduction]) -> list[list[Collective]]:
+def _most(kind: _Kind) -> int:
+    """The bytes that a device may have of one bucket afterwards."""
+    if kind.task is None:
+        return MOST_BYTES
+    pieces = kind.mesh.size(kind.axis) if kind.kind is CollectiveKind.REDUCE_SCATTER else 1
+    return max(_LEAST, _MOST_OF_TERMS // pieces)
+
+
+def _cut(reductions: list[_Reduction], most: int) -> list[list[Collective]]:
     sizes = [_elements(item.step.result) * item.step.result.dtype.itemsize for item in reductions]
-    cap = bucket_bytes(sum(sizes))
+    cap = min(most, bucket_bytes(sum(sizes)))
     alone: list[list[Collective]] = []
     runs: list[list[Collective]] = []
     full, due = cap, 0
