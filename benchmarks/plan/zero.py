@@ -46,6 +46,7 @@ from sennit.sim import simulate
 
 CONFIG = GPTConfig(vocabulary=4096, context=128, width=256, heads=8, layers=8)
 BATCH = 16
+KEYS = ("backend", "level", "way", "batches", "threads", "bytes")
 WAYS = {"gloo": ("one by one", "one by one, all-to-all", "buckets"), "sennit": ("one by one", "buckets")}
 PRELOAD = ("sennit.run.parallelize", "torch.export", "torch._dynamo", "torch._functorch.aot_autograd")
 
@@ -238,9 +239,19 @@ def main() -> None:
     kind = "simulated" if options.simulate else "calls" if options.calls else "steps"
     rows = simulated() if options.simulate else called(options) if options.calls else measured(options)
     if options.json is not None:
-        held = json.loads(options.json.read_text()) if options.json.exists() else []
-        held = [part for part in held if (part["machine"], part["kind"]) != (machine, kind)]
-        options.json.write_text(json.dumps([*held, {"machine": machine, "kind": kind, "rows": rows}], indent=1) + "\n")
+        keep(options.json, machine, kind, rows)
+
+
+def keep(path: Path, machine: str, kind: str, rows: list[dict]) -> None:
+    """Add rows to a file, in place of those of the same machine that say the same."""
+
+    def key(row: dict) -> tuple:
+        return row["machine"], row["kind"], *(row.get(name) for name in KEYS)
+
+    new = [{"machine": machine, "kind": kind, **row} for row in rows]
+    held = json.loads(path.read_text()) if path.exists() else []
+    held = [row for row in held if key(row) not in {key(row) for row in new}]
+    path.write_text(json.dumps([*held, *new], indent=1) + "\n")
 
 
 if __name__ == "__main__":
