@@ -290,19 +290,19 @@ def _print_plan(result: PlanResult, found: Found, out: Path | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from sennit.report.units import seconds
+    from sennit.report.units import decimal_size, seconds
 
     console = Console()
     table = Table("plan (all figures simulated)", "step", "memory")
-    table.add_row(f"[bold]{result.title}[/bold]", seconds(result.step_seconds), f"{result.memory_bytes / 1e9:.1f} GB")
+    table.add_row(f"[bold]{result.title}[/bold]", seconds(result.step_seconds), decimal_size(result.memory_bytes))
     for other in result.alternatives:
-        table.add_row(other.title, seconds(other.step_seconds), f"{other.memory_bytes / 1e9:.1f} GB")
+        table.add_row(other.title, seconds(other.step_seconds), decimal_size(other.memory_bytes))
     for other in result.baselines:
         fits = other.step_seconds != float("inf")
         table.add_row(
             other.title,
             seconds(other.step_seconds) if fits else "-",
-            f"{other.memory_bytes / 1e9:.1f} GB" if fits else "-",
+            decimal_size(other.memory_bytes) if fits else "-",
         )
     console.print(table)
     print(f"where the step goes: {found.why()}")

@@ -39,6 +39,11 @@ def test_pins_are_read():
         parse_pins(("tp=4",))
 
 
+def test_a_title_counts_in_english():
+    assert choice().title.endswith("4 micro-batches of 1, ZeRO-1")
+    assert choice(microbatches=1, size=4, zero=0).title.endswith("1 micro-batch of 4")
+
+
 def test_diff(tmp_path, capsys):
     old, new = tmp_path / "old.plan", tmp_path / "new.plan"
     old.write_text(str(choice()))
