@@ -374,25 +374,21 @@ def _print_explained(result: ExplainResult) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from sennit.report.units import seconds
+    from sennit.report.units import decimal_size, seconds
 
     print(f"the plan: {result.title}")
     print(f"where its step goes: {result.why}")
     for item in result.items:
-        table = Table(
-            f"{item.item}, {item.units} units", "forward", "backward", "collectives", "kept", "working", "parameters"
-        )
+        # a line of its own: names of modules are long, and a terminal may have 80 columns
+        print(f"\n{item.item}, {item.units} unit{'s' if item.units > 1 else ''}")
+        table = Table("option", "forward", "backward", "on wires", "kept", "working", "weights")
         for option in item.options:
-            mark = "[bold]" if option.chosen else ""
             table.add_row(
-                f"{mark}{option.way}{' (chosen)' if option.chosen else ''}",
+                f"[bold]{option.way}\n(chosen)" if option.chosen else option.way,
                 seconds(option.forward_seconds),
                 seconds(option.backward_seconds),
                 seconds(option.collective_seconds),
-                *(
-                    f"{size / 1e6:.1f} MB"
-                    for size in (option.activation_bytes, option.working_bytes, option.parameter_bytes)
-                ),
+                *map(decimal_size, (option.activation_bytes, option.working_bytes, option.parameter_bytes)),
             )
         Console().print(table)
     print("simulated, for one unit and one micro-batch on one device")
