@@ -48,7 +48,7 @@ CONFIG = GPTConfig(vocabulary=4096, context=128, width=256, heads=8, layers=8)
 BATCH = 16
 KEYS = ("backend", "level", "way", "batches", "threads", "bytes")
 WAYS = {"gloo": ("one by one", "one by one, all-to-all", "buckets"), "sennit": ("one by one", "buckets")}
-PRELOAD = ("sennit.run.parallelize", "torch.export", "torch._dynamo", "torch._functorch.aot_autograd")
+PRELOAD = ("sennit.backend", "sennit.run.parallelize", "torch.export", "torch._dynamo", "torch._functorch.aot_autograd")
 
 
 class SennitRanks(GlooRanks):
