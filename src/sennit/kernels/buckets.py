@@ -30,7 +30,7 @@ from sennit.ir.layout import Pending, Reduction
 from sennit.ir.mesh import Mesh
 from sennit.ir.operators import is_local_move, is_view
 from sennit.ir.program import Buffer, Collective, CollectiveKind, Compute, Free, Lane, Step, Times, defines, reads
-from sennit.kernels.lane_code import is_inside
+from sennit.kernels.lane_code import Inside
 
 __all__ = ["MOST_BYTES", "Bucket", "bucket_bytes", "bucket_count", "buckets", "can_wait", "term_runs"]
 
@@ -114,25 +114,25 @@ def can_wait(step: Step) -> bool:
 
 def _runs(lane: Lane, at_the_end: frozenset[str]) -> list[tuple[_Kind, list[Collective]]]:
     buffers, late = lane.buffers(), _read_at_the_end(lane, at_the_end)
-    terms, due, tasks = _terms(lane), _due(lane), _tasks(lane)
+    terms, due, tasks, inside = _terms(lane), _due(lane), _tasks(lane), Inside(lane)
     kinds: dict[_Kind, list[_Reduction]] = {}
     for position, step in enumerate(lane.steps):
         if isinstance(step, Collective) and step.kind in _REDUCTIONS:
             name = step.result.name
             if name in late or name in terms:
-                kind = _kind_of(step, buffers[step.source], lane, None if name in late else tasks[position])
+                kind = _kind_of(step, buffers[step.source], inside, None if name in late else tasks[position])
                 if kind is not None:
                     until = len(lane.steps) if name in late else due.get(name, len(lane.steps))
                     kinds.setdefault(kind, []).append(_Reduction(step, position, until))
     return [(kind, members) for kind, steps in kinds.items() for members in _cut(steps, _most(kind))]
 
 
-def _kind_of(step: Collective, source: Buffer, lane: Lane, task: int | None) -> _Kind | None:
+def _kind_of(step: Collective, source: Buffer, inside: Inside, task: int | None) -> _Kind | None:
     """What collectives must have in common to be one; None where a group has members in other lanes, or pieces of several sizes."""
     (axis,) = step.axes
     mesh, entry = source.layout.mesh.in_space(), source.layout.entry(axis)
     if (
-        not is_inside(step, lane)
+        not inside(step)
         or not source.layout.is_even
         or not step.result.layout.is_even
         or not isinstance(entry, Pending)
