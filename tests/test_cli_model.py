@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,13 @@ def test_a_family_has_the_batch_that_is_asked_for(batch: int) -> None:
     assert {len(value) for value in sample.kwargs.values() if isinstance(value, torch.Tensor)} == {batch}
     graph = capture(model, sample.args, sample.kwargs)
     assert {item.value.type.shape[0] for item in graph.inputs if item.role is Role.INPUT} == {batch}
+
+
+def test_a_function_of_a_module_in_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lies_here_for_test.py").write_text(
+        "import torch\ndef make():\n    return torch.nn.Linear(3, 1), (torch.ones(2, 3),)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [item for item in sys.path if item])
+    model, _ = load_model("lies_here_for_test:make")
+    assert isinstance(model, nn.Linear)

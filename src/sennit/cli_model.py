@@ -105,6 +105,9 @@ def _module(name: str) -> Any:
         sys.modules[path.stem] = module  # so that what it defines can be pickled
         spec.loader.exec_module(module)
         return module
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # a script's own folder stands there, not the one that it is run in
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
