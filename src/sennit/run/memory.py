@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sennit.ir.program import Collective, CollectiveKind, Program
+from sennit.ir.operators import is_view
+from sennit.ir.program import Collective, CollectiveKind, Compute, Program, reads
 from sennit.ir.timeline import MemoryKind
 from sennit.kernels.buckets import buckets
 from sennit.reshard.private_torch import local_of
@@ -121,14 +122,18 @@ def predicted_memory(program: Program, rank: int) -> tuple[dict[MemoryKind, int]
 
 
 def _scattered(order: Ordered, code: LaneCode) -> dict[str, int]:
-    """By the source of each reduce-scatter the job at which it is let go of."""
+    """By the source of each reduce-scatter the last job that it is there for."""
     found = buckets(order.lane, order.late)
-    read: dict[str, int] = {}  # by whom first
+    read: dict[str, int] = {}  # by whom first, through views
+    seen: dict[str, str] = {}  # what a view looks at
+    for step in order.lane.steps:
+        if isinstance(step, Compute) and is_view(step.kind):
+            seen.update((buffer.name, seen.get(reads(step)[0], reads(step)[0])) for buffer in step.results)
     members: dict[str | int, list[Collective]] = {}  # by call: that of a bucket, or of one alone
     begins: dict[str | int, int] = {}
     for number, job in enumerate(code.jobs):
         for name in job.reads:
-            read.setdefault(name, number)
+            read.setdefault(seen.get(name, name), number)
         if isinstance(job.step, Collective) and job.step.kind is CollectiveKind.REDUCE_SCATTER:
             name = job.step.result.name
             call: str | int = found[name].number if name in found else name
@@ -137,9 +142,11 @@ def _scattered(order: Ordered, code: LaneCode) -> dict[str, int]:
     starts = sorted(begins.values())
     ends = dict(zip(starts, [*starts[SCATTERING:], *[len(code.jobs)] * SCATTERING], strict=False))
     return {
-        step.source: min(ends[begins[call]], *(read.get(other.result.name, len(code.jobs)) for other in steps))
-        for call, steps in members.items()
-        for step in steps
+        # it is waited for, and gone, before the job that reads it, or the third scatter, begins
+        one.source: min(ends[begins[call]], *(read.get(other.result.name, len(code.jobs)) for other in members[call]))
+        - 1
+        for call in members
+        for one in members[call]
     }
 
 
