@@ -57,6 +57,11 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- help and version ------------------------------------------------------------------------------------------------
 
 
+def test_the_package_runs_as_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "sennit", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["sennit", sennit.__version__]
+
+
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--help"])

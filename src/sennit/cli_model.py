@@ -7,7 +7,7 @@
               | MODULE ":" FUNCTION         or FILE.py ":" FUNCTION, which returns the model and what it is called with
     option   := ("layers" | "batch" | "tokens") "=" NUMBER | "dtype" "=" ("f32" | "bf16" | "f16" | "f64")
 
-`layers`, `batch` and `tokens` change the sizes of catalogue models. A function returns `(model, args)` with a tuple, or `(model, kwargs)` with a dict; the model's call returns its
+`layers`, `batch` and `tokens` change the sizes of catalogue models, the first two also those of families. A function returns `(model, args)` with a tuple, or `(model, kwargs)` with a dict; the model's call returns its
 loss. With `memory=False` a catalogue or family model is made on the meta device: its shapes are there and its weights are not, which is all that planning and simulating look at.
 """
 
@@ -105,6 +105,9 @@ def _module(name: str) -> Any:
         sys.modules[path.stem] = module  # so that what it defines can be pickled
         spec.loader.exec_module(module)
         return module
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # a script's own folder stands there, not the one that it is run in
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -290,19 +290,19 @@ def _print_plan(result: PlanResult, found: Found, out: Path | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from sennit.report.units import seconds
+    from sennit.report.units import decimal_size, seconds
 
     console = Console()
     table = Table("plan (all figures simulated)", "step", "memory")
-    table.add_row(f"[bold]{result.title}[/bold]", seconds(result.step_seconds), f"{result.memory_bytes / 1e9:.1f} GB")
+    table.add_row(f"[bold]{result.title}[/bold]", seconds(result.step_seconds), decimal_size(result.memory_bytes))
     for other in result.alternatives:
-        table.add_row(other.title, seconds(other.step_seconds), f"{other.memory_bytes / 1e9:.1f} GB")
+        table.add_row(other.title, seconds(other.step_seconds), decimal_size(other.memory_bytes))
     for other in result.baselines:
         fits = other.step_seconds != float("inf")
         table.add_row(
             other.title,
             seconds(other.step_seconds) if fits else "-",
-            f"{other.memory_bytes / 1e9:.1f} GB" if fits else "-",
+            decimal_size(other.memory_bytes) if fits else "-",
         )
     console.print(table)
     print(f"where the step goes: {found.why()}")
@@ -374,25 +374,21 @@ def _print_explained(result: ExplainResult) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from sennit.report.units import seconds
+    from sennit.report.units import decimal_size, seconds
 
     print(f"the plan: {result.title}")
     print(f"where its step goes: {result.why}")
     for item in result.items:
-        table = Table(
-            f"{item.item}, {item.units} units", "forward", "backward", "collectives", "kept", "working", "parameters"
-        )
+        # a line of its own: names of modules are long, and a terminal may have 80 columns
+        print(f"\n{item.item}, {item.units} unit{'s' if item.units > 1 else ''}")
+        table = Table("option", "forward", "backward", "on wires", "kept", "working", "weights")
         for option in item.options:
-            mark = "[bold]" if option.chosen else ""
             table.add_row(
-                f"{mark}{option.way}{' (chosen)' if option.chosen else ''}",
+                f"[bold]{option.way}\n(chosen)" if option.chosen else option.way,
                 seconds(option.forward_seconds),
                 seconds(option.backward_seconds),
                 seconds(option.collective_seconds),
-                *(
-                    f"{size / 1e6:.1f} MB"
-                    for size in (option.activation_bytes, option.working_bytes, option.parameter_bytes)
-                ),
+                *map(decimal_size, (option.activation_bytes, option.working_bytes, option.parameter_bytes)),
             )
         Console().print(table)
     print("simulated, for one unit and one micro-batch on one device")

@@ -39,6 +39,11 @@ def test_pins_are_read():
         parse_pins(("tp=4",))
 
 
+def test_a_title_counts_in_english():
+    assert choice().title.endswith("4 micro-batches of 1, ZeRO-1")
+    assert choice(microbatches=1, size=4, zero=0).title.endswith("1 micro-batch of 4")
+
+
 def test_diff(tmp_path, capsys):
     old, new = tmp_path / "old.plan", tmp_path / "new.plan"
     old.write_text(str(choice()))
@@ -64,7 +69,9 @@ def test_plan_explain_and_save(tmp_path, capsys):
     assert result["bound_seconds"] <= result["step_seconds"]
     assert str(Choice.parse(out.read_text())) == result["plan"]
     assert main(["explain", "*.up", *arguments, "--pin", "*:pp=1,size=2"]) == 0
-    assert "(chosen)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "(chosen)" in said
+    assert "…" not in said  # nothing is cut off on 80 columns
 
 
 def test_a_pin_that_matches_nothing(capsys):

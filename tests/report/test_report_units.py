@@ -65,3 +65,13 @@ def test_a_duration_reads_back_within_its_digits(value: float) -> None:
     back = float(number) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[unit]
     assert back == pytest.approx(value, rel=0.0051, abs=0.0051e-6)
     assert len(number.replace(".", "")) <= 4
+
+
+def test_sizes_as_memory_is_sold() -> None:
+    assert [units.decimal_size(value) for value in (12, 20_000, 4.1e6, 2.6e9, 9.996e11)] == [
+        "12 B",
+        "20.0 kB",
+        "4.10 MB",
+        "2.60 GB",
+        "1.00 TB",
+    ]

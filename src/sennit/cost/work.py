@@ -203,7 +203,7 @@ POINTS_ELSEWHERE = (  # these go to places that their arguments name
     "scatter",
     "scatter_add",
 )
-COPIES = ("clone", "copy", "contiguous", "_to_copy", "slice", "concat")
+COPIES = ("clone", "copy", "contiguous", "_to_copy", "slice", "concat", "pack", "join")
 
 
 def _memory_bound(

@@ -6,8 +6,10 @@ as `loss`, with the keyword arguments of one call. Weights are random. Those wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import torch
@@ -64,8 +66,12 @@ def named_model(name: str, sizes: Sizes, *, memory: bool = True) -> Built:
             found = families()
             if (family := found.get(name.removeprefix("family."))) is None:
                 raise CaptureError(f"there is no family {name!r}", fix=f"use one of {', '.join(found)}")
+            if sizes.tokens is not None:
+                raise CaptureError(
+                    f"{name} has a length of its own", fix="leave out tokens=, or name a catalogue model"
+                )
             sample = family.build(sizes.layers or family.layers)
-            return sample.model, dict(sample.kwargs)
+            return sample.model, _with_batch(sample.kwargs, sizes.batch)
         if name.startswith("hf."):
             return _folder(name.removeprefix("hf."), sizes)
         entry = catalogue().get(name)
@@ -75,6 +81,21 @@ def named_model(name: str, sizes: Sizes, *, memory: bool = True) -> Built:
                 fix=f"use one of {', '.join(catalogue())}, family.NAME, hf.FOLDER, or module:function",
             )
         return entry.build(sizes)
+
+
+def _with_batch(called: Mapping[str, Any], batch: int | None) -> dict[str, Any]:
+    """The same call of so many samples: those that are there, as often as it takes. The batch is the first dim that most arguments share."""
+    tensors = [value for value in called.values() if isinstance(value, Tensor) and value.dim()]
+    if batch is None or not tensors:
+        return dict(called)
+    held = Counter(len(value) for value in tensors).most_common(1)[0][0]
+
+    def of(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.dim() or len(value) != held:
+            return value
+        return torch.cat([value] * ceil(batch / held))[:batch]
+
+    return {key: of(value) for key, value in called.items()}
 
 
 def cast(model: nn.Module, called: Any, dtype: str) -> tuple[nn.Module, Any]:
@@ -208,7 +229,9 @@ def _pictures(sizes: Sizes, batch: int) -> dict[str, Any]:
 def _gpt2(layers: int, width: int) -> Callable[[Sizes], Built]:
     def build(sizes: Sizes) -> Built:
         options = {"n_layer": sizes.layers or layers, "n_embd": width, "n_head": width // 64, "use_cache": False}
-        return _made("GPT2", "GPT2LMHeadModel", **options), _words(sizes, 8, 512)
+        model: Any = _made("GPT2", "GPT2LMHeadModel", **options)
+        model.loss_type = "ForCausalLM"  # which its name does not say, and the library warns of that
+        return model, _words(sizes, 8, 512)
 
     return build
 

@@ -14,6 +14,7 @@ I the global indices of a piece along a dim:
 | `uniform(seed, number, shape, dtype, ...)` | | its elements at I, on every dim |
 | `convolution(x, w, b, ...)` | x whole along spatial dims | outputs at I of the spatial dims |
 | `convolution_backward(g, x, w, ...)` | g at I of the spatial dims | what these outputs add to each derivative: pending sums |
+| `pack`, `parts`, `join` | | several tensors in one that travels (`flat_numpy.py`); they stand for no operator of the graph |
 
 Dims that are split otherwise (samples, channels, ...) are as in the operator itself. `apply_form` is the oracle for `run/local_forms.py`.
 """
@@ -29,6 +30,7 @@ from sennit.errors import GraphError
 from sennit.ir.aten_numpy import apply
 from sennit.ir.convolution_numpy import convolution, convolution_backward
 from sennit.ir.dtype import DType
+from sennit.ir.flat_numpy import join, pack, parts
 from sennit.ir.layout_numpy import Array
 from sennit.ir.program import Buffer
 from sennit.ir.random_numpy import uniform_at
@@ -74,6 +76,12 @@ def apply_form(
             places = [held(reads[0], dim) for dim in range(2, len(shape))]
             spread[_planes(places)] = args[0]
             return convolution_backward(spread, *args[1:])
+        case "pack":
+            return (pack(args[0], args[1], args[2]),)
+        case "parts":
+            return parts(args[0], [result.local_shape(device) for result in results])
+        case "join":
+            return join(args[0], args[1], args[2], [result.local_shape(device) for result in results])
         case _:
             raise GraphError(f"{kind} is no local form", fix="define it in ir/local_forms_numpy.py")
 

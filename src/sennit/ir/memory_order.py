@@ -74,7 +74,7 @@ def order_of_view(step: Compute, source: MemoryOrder, types: Mapping[str, Tensor
             return MemoryOrder(source.dims, source.dense and source.dims[0] == at)
         case "expand":
             return MemoryOrder(tuple(range(result)), False) if source.in_order else unknown
-        case "view" | "squeeze" | "reshape":
+        case "view" | "squeeze" | "reshape" | "parts":
             if source.in_order:
                 return MemoryOrder(tuple(range(result)), source.dense)
             return unknown

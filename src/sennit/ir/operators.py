@@ -22,6 +22,7 @@ def is_view(kind: str) -> bool:
         "aten.transpose.int",
         "aten.unsqueeze.default",
         "aten.view.default",
+        "sennit.parts",
     )
 
 

@@ -35,7 +35,8 @@ has exactly one with it.
 - `sennit.take(%x)`: any part, also on another mesh: on every device the region of the result lies in that of the source;
 - `sennit.partial(%x)`: replicated axes become pending (the identity of the reduction off coordinate 0);
 - `sennit.accumulate(%sum, %x)`: a pending time axis, the times of both; the axis is resolved once all times are in;
-- `sennit.concat(%x0, %x1, ...)`: the pieces of a split time axis, in order; the axis becomes replicated.
+- `sennit.concat(%x0, %x1, ...)`: the pieces of a split time axis, in order; the axis becomes replicated;
+- `sennit.pack`, `sennit.parts`, `sennit.join`: several tensors in one flat one, for one collective, and out of it again (`flat_numpy.py`).
 
 **Streams.** A device issues its steps in order. Compute steps run on one stream in that order; each collective or transfer
 runs on the stream that `stream_of` names, starts once its input is there, and is waited for by the first step that reads

@@ -27,7 +27,7 @@ from sennit.ir.graph import Role
 from sennit.ir.mesh import Mesh
 from sennit.ir.program import Buffer, Collective, CollectiveKind, Lane, Step
 from sennit.kernels.buckets import bucket_bytes
-from sennit.kernels.lane_code import is_inside
+from sennit.kernels.lane_code import Inside
 
 __all__ = ["Gathers", "gathers", "message_count", "with_gathers_ahead"]
 
@@ -48,7 +48,8 @@ class Gathers:
 def gathers(lane: Lane) -> dict[str, Gathers]:
     """The runs of a lane's gathers, by the result of each gather in them. A run of one is a run too."""
     given = {item.buffer.name: item.buffer for item in lane.inputs if item.role is Role.PARAM}
-    steps = [step for step in lane.steps if isinstance(step, Collective) and _counts(step, given, lane)]
+    inside = Inside(lane)
+    steps = [step for step in lane.steps if isinstance(step, Collective) and _counts(step, given, inside)]
     distinct = {step.source: _bytes(step.result, lane) for step in steps}
     cap = bucket_bytes(sum(distinct.values()))
     found: dict[str, Gathers] = {}
@@ -124,10 +125,10 @@ def with_gathers_ahead(steps: list[Step], found: Mapping[str, Gathers]) -> list[
     return moved
 
 
-def _counts(step: Collective, given: Mapping[str, Buffer], lane: Lane) -> bool:
+def _counts(step: Collective, given: Mapping[str, Buffer], inside: Inside) -> bool:
     if step.kind is not CollectiveKind.ALL_GATHER or step.source not in given or len(step.axes) != 1:
         return False
-    return is_inside(step, lane) and given[step.source].layout.is_even and step.result.layout.is_even
+    return inside(step) and given[step.source].layout.is_even and step.result.layout.is_even
 
 
 def _kind(step: Collective, given: Mapping[str, Buffer]) -> tuple[tuple[str, ...], DType, Mesh]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from sennit.ir.dtype import DType
 from sennit.ir.program import Collective, Compute, Free, Lane, Step, defines, reads
 
-__all__ = ["LaneCode", "is_inside", "with_frees"]
+__all__ = ["Inside", "LaneCode", "is_inside", "with_frees"]
 
 
 class LaneCode:
@@ -56,8 +56,29 @@ class LaneCode:
 
 def is_inside(step: Collective, lane: Lane) -> bool:
     """Whether all members of a collective's groups are devices of the lane: they run one text, and so agree on what goes together and when."""
-    mesh = step.result.layout.mesh.in_space()
-    return all(set(mesh.group(device, step.axes)) <= set(lane.devices) for device in lane.devices)
+    mesh, here = step.result.layout.mesh.in_space(), set(lane.devices)
+    seen: set[int] = set()
+    for device in lane.devices:
+        if device not in seen:  # each group once
+            group = mesh.group(device, step.axes)
+            if not here.issuperset(group):
+                return False
+            seen.update(group)
+    return True
+
+
+class Inside:
+    """`is_inside` for many collectives of a lane, which have few meshes and axes: asked of a thousand devices once for each."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.known: dict[tuple[int, tuple[str, ...]], bool] = {}  # by the identity of a mesh
+
+    def __call__(self, step: Collective) -> bool:
+        key = (id(step.result.layout.mesh), step.axes)
+        if key not in self.known:
+            self.known[key] = is_inside(step, self.lane)
+        return self.known[key]
 
 
 def with_frees(steps: list[Step], freed: set[str]) -> list[Step]:

@@ -21,7 +21,6 @@ micro-batches as their concatenation.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -34,7 +33,6 @@ from sennit.ir.program import (
     Buffer,
     Compute,
     Exchange,
-    Free,
     Lane,
     LaneInput,
     Program,
@@ -43,11 +41,11 @@ from sennit.ir.program import (
     Step,
     Times,
     defines,
-    reads,
 )
+from sennit.kernels.lane_code import with_frees
 from sennit.plan.crossing import Way
 from sennit.plan.lower_index import LowerIndex, Placed
-from sennit.plan.lower_parts import Key, Letter, Sums, label_of, rename, step_of
+from sennit.plan.lower_parts import Key, Letter, Mail, Sums, label_of, rename, step_of
 from sennit.plan.pattern import Work
 from sennit.plan.plan import Plan
 from sennit.plan.propagate import Decisions, Entries, Moment
@@ -93,7 +91,7 @@ class _LaneBuilder:
     buffers: dict[Key, Buffer] = field(default_factory=dict)
     native: dict[tuple[str, int, int | None], Buffer] = field(default_factory=dict)  # by tensor, site and micro-batch
     sums: dict[str, Sums] = field(default_factory=dict)
-    mail: dict[int, deque[Letter]] = field(default_factory=dict)  # by the lane that gave
+    mail: Mail = field(default_factory=Mail)
     gathered: set[Key] = field(default_factory=set)  # wholes of parameters that live in pieces
     passing: set[Key] = field(default_factory=set)  # what is made with each task
     phase: Phase = Phase.FORWARD  # of the task
@@ -165,18 +163,11 @@ class _LaneBuilder:
                 yield
 
     def _open_mail(self, lanes: tuple[int, ...]) -> bool:
-        """Take the first letter that all its givers have sent and have sent nothing before; whether there was one."""
-        for lane in lanes:
-            queue = self.mail.get(lane)
-            if not queue:
-                continue
-            letter = queue[0]
-            if all(self.mail.get(giver) and self.mail[giver][0] == letter for giver in letter.givers):
-                for giver in letter.givers:
-                    self.mail[giver].popleft()
-                self._receive(letter)
-                return True
-        return False
+        """Take the next letter from these lanes; whether there was one."""
+        letter = self.mail.take(lanes)
+        if letter is not None:
+            self._receive(letter)
+        return letter is not None
 
     def _producer(self, name: str) -> Op | None:
         return self.index.producers.get(name)
@@ -407,7 +398,7 @@ class _LaneBuilder:
         letter = Letter(label, givers, name, microbatch, to, crossing.landed, given.dtype, given.times, plain)
         for lane in takers:
             if lane not in givers:
-                self.others[lane].mail.setdefault(self.lane, deque()).append(letter)
+                self.others[lane].mail.put(self.lane, letter)
         self.progress += 1
 
     def _among(self, site: int, to: int) -> tuple[str, ...]:
@@ -460,18 +451,8 @@ class _LaneBuilder:
     def finish(self) -> Lane:
         """The lane, with every buffer freed after its last use."""
         kept = {output.name for output in self.outputs} | {item.buffer.name for item in self.inputs.values()}
-        last: dict[str, int] = {}
-        for position, step in enumerate(self.steps):
-            for name in (*reads(step), *(buffer.name for buffer in defines(step))):
-                last[name] = position
-        ending: dict[int, list[str]] = {}
-        for name, position in last.items():
-            if name not in kept:
-                ending.setdefault(position, []).append(name)
-        steps: list[Step] = []
-        for position, step in enumerate(self.steps):
-            steps.append(step)
-            steps += [Free(name) for name in ending.get(position, [])]
+        made = {buffer.name for step in self.steps for buffer in defines(step)}
+        steps = with_frees(self.steps, made - kept)
         order = {item.path: position for position, item in enumerate(self.plan.graph.inputs)}
         inputs = tuple(sorted(self.inputs.values(), key=lambda item: order[item.path]))
         devices = self.index.lanes[self.lane].devices

@@ -1,9 +1,10 @@
-"""What lanes are built with (`plan/lower.py`): keys of buffers, sums in the making, letters between lanes; names, arguments, steps of moves."""
+"""What lanes are built with (`plan/lower.py`): keys of buffers, sums in the making, letters between lanes and their mail; names, arguments, steps of moves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from sennit.ir.dtype import DType
 from sennit.ir.graph import Arg, Phase, Ref
@@ -11,7 +12,7 @@ from sennit.ir.layout import Entry, Layout
 from sennit.ir.program import Buffer, Collective, CollectiveKind, Compute, Step, Times
 from sennit.reshard.moves import MoveKind
 
-__all__ = ["Key", "Letter", "Sums", "label_of", "rename", "step_of"]
+__all__ = ["Key", "Letter", "Mail", "Sums", "label_of", "rename", "step_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,30 @@ class Letter:
     dtype: DType
     times: Times
     is_plain: bool
+
+
+@dataclass(slots=True)
+class Mail:
+    """What was given to a lane and not taken yet, by the lane that gave. All takers take in the order in which givers gave."""
+
+    queues: dict[int, deque[Letter]] = field(default_factory=dict)
+
+    def put(self, giver: int, letter: Letter) -> None:
+        self.queues.setdefault(giver, deque()).append(letter)
+
+    def take(self, lanes: Iterable[int]) -> Letter | None:
+        """The first letter of these lanes that all its givers have sent, and before which they have sent nothing that is still here."""
+        for lane in lanes:
+            queue = self.queues.get(lane)
+            if not queue:
+                continue
+            letter = queue[0]
+            waiting = [self.queues.get(giver) for giver in letter.givers]
+            if all(other and other[0] == letter for other in waiting):
+                for giver in letter.givers:
+                    self.queues[giver].popleft()
+                return letter
+        return None
 
 
 def label_of(tensor: str, suffix: str, times: Times) -> str:

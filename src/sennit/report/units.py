@@ -4,6 +4,7 @@
 |------------------|----------------------------|--------------|
 | `seconds`        | 0.00123                    | `1.23 ms`    |
 | `size`           | 1536                       | `1.50 KiB`   |
+| `decimal_size`   | 2600000000                 | `2.60 GB`    |
 | `percent`        | 0.256                      | `26%`        |
 | `signed_percent` | -0.256                     | `-26%`       |
 | `difference`     | 3.1e-07                    | `3.1e-07`    |
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from math import isfinite, isnan
 
-__all__ = ["difference", "percent", "seconds", "signed_percent", "size"]
+__all__ = ["decimal_size", "difference", "percent", "seconds", "signed_percent", "size"]
 
 
 def seconds(value: float) -> str:
@@ -44,6 +45,20 @@ def size(value: float) -> str:
         if abs(scaled) < 999.5:
             break
         scaled, unit = scaled / 1024, larger
+    return f"{_three_digits(scaled)} {unit}"
+
+
+def decimal_size(value: float) -> str:
+    """Bytes in kB, MB, GB or TB, as memory of devices is sold."""
+    if not isfinite(value):
+        return f"{value} B"
+    if abs(value) < 1000:
+        return f"{value:.0f} B"
+    scaled, unit = value / 1000, "kB"
+    for larger in ("MB", "GB", "TB"):
+        if abs(scaled) < 999.5:
+            break
+        scaled, unit = scaled / 1000, larger
     return f"{_three_digits(scaled)} {unit}"
 
 

@@ -43,8 +43,7 @@ class Bucket:
         if self.flat is None:
             lead = () if self.pieces is None else (self.pieces,)
             self.flat = x.new_empty((*lead, self.elements))
-        place = self.flat.narrow(-1, self.filled, size)
-        place.view(x.shape).copy_(x) if self.pieces is None else place.copy_(x.reshape(self.pieces, size))
+        self.flat.narrow(-1, self.filled, size).view(x.shape).copy_(x)  # one copy, however x lies
         part = _Part(self, self.filled, shape)
         self.filled += size
         self.left -= 1

@@ -5,6 +5,9 @@ between two ranks are numbered, and the number is the tag: a receive takes the m
 Device d of the program is rank d. The messages of an exchange start together. Their tag is the exchange's number, among the odd ones,
 so that exchanges may overtake each other; on NCCL they have a communicator of their own (`run/groups.py`).
 
+Gloo's reduce-scatter adds in an order that depends on where in the message an element lies, and takes two to ten times as long as its all-to-all (`benchmarks/plan/zero.py --calls`). So on gloo a reduce-scatter is an all-to-all
+of as many bytes, and each member adds what it got, in the order of the group: an element has the same bits in whatever bucket it travels, and those of ranks in one process (`run/threads.py`).
+
 A program's group is ordered by coordinates, a group of torch by ranks. Where the two differ (a mesh with its devices in another
 order), pieces are put in the order of torch on the way in, and in that of the program on the way out.
 """
@@ -24,9 +27,9 @@ from sennit.ir.program_exchange import Channel
 from sennit.run.groups import ProcessGroups
 from sennit.run.rank import Group
 
-__all__ = ["ProcessCommunicator"]
+__all__ = ["SCATTERING", "ProcessCommunicator"]
 
-_SCATTERING = 2  # one under way while the next source is made
+SCATTERING = 2  # reduce-scatters under way at once: one while the next source is made
 
 
 @dataclass(slots=True)
@@ -44,6 +47,25 @@ class _Work:
         return self.result()
 
 
+@dataclass(slots=True)
+class _Adding:
+    """An all-to-all under way whose pieces are added up when they are in, in the order of the group."""
+
+    pieces: _Work | None
+    op: Reduction
+    total: Tensor | None = None
+
+    def wait(self) -> Tensor:
+        if self.total is None:
+            assert self.pieces is not None
+            received = self.pieces.wait()
+            total = _combine(received[0], received[1], self.op)  # in memory of its own
+            for piece in received[2:]:
+                total = _combine(total, piece, self.op, out=total)
+            self.total, self.pieces = total, None  # what was received may go
+        return self.total
+
+
 class ProcessCommunicator:
     """This process's end. `groups` has what the program needs (`ProcessGroups.make_for`)."""
 
@@ -52,7 +74,7 @@ class ProcessCommunicator:
         self._device = device or torch.device("cpu")
         self.counts: dict[tuple[int, int], int] = defaultdict(int)
         self.sending: list[tuple[dist.Work, tuple[Tensor, ...]]] = []  # with what must live until it has left
-        self.scattering: deque[_Work] = deque()  # the latest, of which there are at most _SCATTERING
+        self.scattering: deque[_Work | _Adding] = deque()  # the latest, of which there are at most SCATTERING
 
     @property
     def device(self) -> torch.device:
@@ -73,17 +95,24 @@ class ProcessCommunicator:
         assert work is not None
         return _Work(work, tensor, lambda: stacked)
 
-    def reduce_scatter(self, group: Group, tensor: Tensor, op: Reduction) -> _Work:
+    def reduce_scatter(self, group: Group, tensor: Tensor, op: Reduction) -> _Work | _Adding:
+        if len(self.scattering) == SCATTERING:
+            # a piece of a gradient may be read much later, at the next micro-batch: the whole must not live as long
+            self.scattering.popleft().wait()
+        under_way: _Work | _Adding
+        if len(group) > 1 and dist.get_backend(self.groups.of(group)) == "gloo":
+            under_way = _Adding(self.all_to_all(group, tensor), op)
+        else:
+            under_way = self._reduce_scatter(group, tensor, op)
+        self.scattering.append(under_way)
+        return under_way
+
+    def _reduce_scatter(self, group: Group, tensor: Tensor, op: Reduction) -> _Work:
         result = torch.empty_like(tensor[0])
         parts = [tensor[place] for place in _places(group)]
         work = dist.reduce_scatter(result, parts, _op(op), group=self.groups.of(group), async_op=True)
         assert work is not None
-        under_way = _Work(work, tensor, lambda: result)
-        self.scattering.append(under_way)
-        if len(self.scattering) > _SCATTERING:
-            # a piece of a gradient may be read much later, at the next micro-batch: the whole must not live as long
-            self.scattering.popleft().wait()
-        return under_way
+        return _Work(work, tensor, lambda: result)
 
     def all_to_all(self, group: Group, tensor: Tensor) -> _Work:
         places = _places(group)
@@ -162,3 +191,15 @@ def _op(op: Reduction) -> dist.ReduceOp.RedOpType:
             return dist.ReduceOp.MAX
         case Reduction.MIN:
             return dist.ReduceOp.MIN
+
+
+def _combine(left: Tensor, right: Tensor, op: Reduction, out: Tensor | None = None) -> Tensor:
+    match op:
+        case Reduction.SUM:
+            return torch.add(left, right, out=out)
+        case Reduction.PROD:
+            return torch.mul(left, right, out=out)
+        case Reduction.MAX:
+            return torch.maximum(left, right, out=out)
+        case Reduction.MIN:
+            return torch.minimum(left, right, out=out)

@@ -21,7 +21,6 @@ import keyword
 import re
 from collections import Counter
 from collections.abc import Mapping
-from math import prod
 
 import torch
 
@@ -45,6 +44,7 @@ from sennit.ir.program import (
     Step,
     reads,
 )
+from sennit.ir.program_cuts import inner_size
 from sennit.kernels.attention_calls_torch import cuda_call
 from sennit.run.joined import Bucket, Gathers, Joined, joined
 from sennit.run.local_forms import emit_form, emit_rows
@@ -53,21 +53,12 @@ from sennit.run.pieces import input_keys
 from sennit.run.rank import meshes_of
 from sennit.run.reuse import reused
 
-__all__ = ["emit_lane", "inner_size"]
+__all__ = ["emit_lane"]
 
 
 def emit_lane(program: Program, lane: Lane, notes: Mapping[str, str] | None = None, *, ahead: bool = True) -> str:
     """The source of one lane. `ahead`: receives are posted a task before they are read (`run/order.py`)."""
     return _Emitter(program, ordered(lane, ahead=ahead), notes or {}).source()
-
-
-def inner_size(layout: Layout, axis: str) -> tuple[int, int]:
-    """The dim that an axis splits, and how many local elements of it lie below the axis's digit: a local dim of size
-    outer * inner becomes outer * p * inner when the axis is gathered, and the other way round when it is sliced."""
-    split = layout.split(axis)
-    assert split is not None
-    below = [digit.size for digit in layout.digits(split.dim) if digit.stride < split.stride]
-    return split.dim, split.stride // prod(below)
 
 
 class _Emitter:

@@ -6,7 +6,7 @@
 
 **Sums in place.** `x = mm(a, b); total = accumulate(total, x)` makes x, reads it and throws it away. A product can add to what is there
 (beta = 1 of a BLAS call), and the gradient of an embedding touches the rows of its tokens alone. So where the accumulation follows its term at once, and nothing else
-reads the term, both are one call, in place.
+reads the term, both are one call, in place. What a reduction over replicas gives has memory of its own too, and the terms that follow are added there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from sennit.ir.graph import Ref
-from sennit.ir.program import Compute, Free, Lane, reads
+from sennit.ir.program import Collective, CollectiveKind, Compute, Free, Lane, Step, defines, reads
 from sennit.kernels.buckets import Bucket, buckets
 from sennit.kernels.gathers import Gathers, gathers
 
@@ -42,12 +42,20 @@ def joined(lane: Lane, late: frozenset[str] = frozenset()) -> Joined:
     readers = Counter(name for step in lane.steps if not isinstance(step, Free) for name in reads(step))
     readers.update(output.name for output in lane.outputs)
     own = frozenset(
-        step.results[0].name
-        for step in lane.steps
-        if isinstance(step, Compute) and step.kind in ADDS and readers[step.results[0].name] == 1
+        defines(step)[0].name for step in lane.steps if _has_own_memory(step) and readers[defines(step)[0].name] == 1
     )
     several = {name: run for name, run in gathers(lane).items() if name in run.packed}
     return Joined(buckets(lane, late), several, _sums(lane, own), own)
+
+
+def _has_own_memory(step: Step) -> bool:
+    match step:
+        case Compute(kind=kind):
+            return kind in ADDS
+        case Collective(kind=CollectiveKind.ALL_REDUCE | CollectiveKind.REDUCE_SCATTER, result=result, axes=axes):
+            return any(result.layout.mesh.size(axis) > 1 for axis in axes)
+        case _:
+            return False
 
 
 def _sums(lane: Lane, own: frozenset[str]) -> dict[str, Compute]:

@@ -2,7 +2,7 @@
 
 **Predicted.** The steps of the rank's lane are played in their order; a buffer is there from the step that makes it to the last one
 that needs it (`sim/lane.py` says what is of which kind and what is a view), and one whose memory a result takes (`run/reuse.py`) until there. Shown are the bytes at the moment when the sum over all
-kinds is largest, and the most of each kind at any moment. The state of an optimizer is that of one step on tensors without values.
+kinds is largest, and the most of each kind at any moment. What is scattered stays, with its copy, until it is read or two more scatters have begun (`run/distributed.py`); gradients in a bucket until theirs is done. The state of an optimizer is that of one step on tensors without values.
 
 **Measured.** Parameters, gradients and optimizer state are counted where they lie. What a step makes on its way (activations,
 gradients, staging) is counted by `StorageMeter` while it runs: the bytes of live storages, on any device. Torch does not say which
@@ -22,12 +22,15 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sennit.ir.program import Program
+from sennit.ir.operators import is_view
+from sennit.ir.program import Collective, CollectiveKind, Compute, Program, reads
 from sennit.ir.timeline import MemoryKind
+from sennit.kernels.buckets import buckets
 from sennit.reshard.private_torch import local_of
-from sennit.run.order import ordered
+from sennit.run.distributed import SCATTERING
+from sennit.run.order import Ordered, ordered
 from sennit.run.reuse import reused
-from sennit.sim.lane import compile_lane
+from sennit.sim.lane import LaneCode, compile_lane
 
 __all__ = ["MemoryReport", "StorageMeter", "memory_report", "predicted_memory"]
 
@@ -87,17 +90,19 @@ def memory_report(
 
 def predicted_memory(program: Program, rank: int) -> tuple[dict[MemoryKind, int], dict[MemoryKind, int]]:
     """Bytes by kind at the moment of the peak, and the most of each kind at any moment, the steps played in order."""
-    lane = ordered(program.lane_of(rank)).lane
+    order = ordered(program.lane_of(rank))
+    lane = order.lane
     code = compile_lane(lane, blocking=True)
     changes: list[dict[MemoryKind, int]] = [dict.fromkeys(MemoryKind, 0) for _ in range(len(code.jobs) + 2)]
     made = {storage.buffer: storage.made for storage in code.storages}
     heirs = {
         name: made[result] for result, found in reused(lane).taken.items() for name in (found.memory, found.operand)
     }
+    scattered = _scattered(order, code)
     for storage in code.storages:
         size, last = code.buffers[storage.buffer].bytes(rank), len(changes) - 1
         changes[0 if storage.made is None else storage.made + 1][storage.kind] += size
-        end = min(max(storage.ends) + 2, last) if storage.ends else None
+        end = min(max(*storage.ends, scattered.get(storage.buffer, 0)) + 2, last) if storage.ends else None
         heir = heirs.get(storage.buffer)
         if end is not None:
             changes[end if heir is None else min(end, heir + 1)][storage.kind] -= size
@@ -105,8 +110,7 @@ def predicted_memory(program: Program, rank: int) -> tuple[dict[MemoryKind, int]
         if job.staging is not None:
             size = code.buffers[job.staging].bytes(rank)
             changes[number + 1][MemoryKind.STAGING] += size
-            if number + 2 < len(changes):
-                changes[number + 2][MemoryKind.STAGING] -= size
+            changes[min(scattered.get(job.staging, number) + 2, len(changes) - 1)][MemoryKind.STAGING] -= size
     live = dict.fromkeys(MemoryKind, 0)
     peak, most = dict(live), dict(live)
     for change in changes:
@@ -115,6 +119,35 @@ def predicted_memory(program: Program, rank: int) -> tuple[dict[MemoryKind, int]
         if sum(live.values()) > sum(peak.values()):
             peak = live
     return peak, most
+
+
+def _scattered(order: Ordered, code: LaneCode) -> dict[str, int]:
+    """By the source of each reduce-scatter the last job that it is there for."""
+    found = buckets(order.lane, order.late)
+    read: dict[str, int] = {}  # by whom first, through views
+    seen: dict[str, str] = {}  # what a view looks at
+    for step in order.lane.steps:
+        if isinstance(step, Compute) and is_view(step.kind):
+            seen.update((buffer.name, seen.get(reads(step)[0], reads(step)[0])) for buffer in step.results)
+    members: dict[str | int, list[Collective]] = {}  # by call: that of a bucket, or of one alone
+    begins: dict[str | int, int] = {}
+    for number, job in enumerate(code.jobs):
+        for name in job.reads:
+            read.setdefault(seen.get(name, name), number)
+        if isinstance(job.step, Collective) and job.step.kind is CollectiveKind.REDUCE_SCATTER:
+            name = job.step.result.name
+            call: str | int = found[name].number if name in found else name
+            members.setdefault(call, []).append(job.step)
+            begins[call] = number
+    starts = sorted(begins.values())
+    ends = dict(zip(starts, [*starts[SCATTERING:], *[len(code.jobs)] * SCATTERING], strict=False))
+    return {
+        # it is waited for, and gone, before the job that reads it, or the third scatter, begins
+        one.source: min(ends[begins[call]], *(read.get(other.result.name, len(code.jobs)) for other in members[call]))
+        - 1
+        for call in members
+        for one in members[call]
+    }
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:

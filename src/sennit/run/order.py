@@ -15,6 +15,8 @@ where the program has those of the task before, all in the same order. It costs 
 device from when they are posted, so there they stay where the program has them, which was proved free of deadlock for messages that block.
 
 **Parameters.** Those that lie in pieces are gathered a run ahead of their use (`kernels/gathers.py`).
+
+**Sums.** What replicas reduce at each micro-batch (ZeRO-2 and 3) is added up a bucket behind (`kernels/sums_behind.py`).
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from dataclasses import dataclass, replace
 from sennit.ir.graph import Role
 from sennit.ir.operators import is_view
 from sennit.ir.program import Buffer, Collective, Compute, Free, Lane, Receive, Step, defines, reads
+from sennit.kernels.buckets import term_runs
 from sennit.kernels.gathers import gathers, with_gathers_ahead
 from sennit.kernels.lane_code import is_inside, with_frees
+from sennit.kernels.sums_behind import with_sums_behind
 
 __all__ = ["Ordered", "ordered"]
 
@@ -54,10 +58,11 @@ def ordered(lane: Lane, *, ahead: bool = True) -> Ordered:
     if ahead:
         moved = _ahead(moved)
     moved = with_gathers_ahead(moved, gathers(replace(lane, steps=tuple(moved))))
+    names = frozenset(buffer.name for number in late for buffer in defines(steps[number]))
+    moved = with_sums_behind(moved, term_runs(replace(lane, steps=tuple(moved)), names))
     if moved == steps:
         return Ordered(lane, frozenset())
     freed = {step.source for step in lane.steps if isinstance(step, Free)}
-    names = frozenset(buffer.name for number in late for buffer in defines(steps[number]))
     return Ordered(replace(lane, steps=tuple(with_frees(moved, freed))), names)
 
 

@@ -110,15 +110,17 @@ class OnMesh(LocalForms, CudaAttention):
         return _Then(handle, lambda stacked: _put_between(stacked, dim, inner))
 
     def reduce_scatter(self, x: Tensor, axis: str, dim: int, inner: int, op: str) -> Handle:
-        pieces = _take_apart(x, dim, inner, self.mesh.size(axis))
+        pieces = _take_apart(x, dim, inner, self.mesh.size(axis)).contiguous()
         return self.communicator.reduce_scatter(self.group(axis), pieces, Reduction(op))
 
     def all_to_all(self, x: Tensor, axis: str, gather: tuple[int, int], split: tuple[int, int]) -> Handle:
         if gather[0] == split[0]:  # two digits of one dim: the whole dim is needed in between
             handle = self.communicator.all_gather(self.group(axis), x.contiguous())
             size, at = self.mesh.size(axis), self.coordinate[axis]
-            return _Then(handle, lambda stacked: _take_apart(_put_between(stacked, *gather), *split, size)[at])
-        pieces = _take_apart(x, *split, self.mesh.size(axis))
+            return _Then(
+                handle, lambda stacked: _take_apart(_put_between(stacked, *gather), *split, size)[at].contiguous()
+            )
+        pieces = _take_apart(x, *split, self.mesh.size(axis)).contiguous()
         handle = self.communicator.all_to_all(self.group(axis), pieces)
         return _Then(handle, lambda stacked: _put_between(stacked, *gather))
 
@@ -142,7 +144,7 @@ class OnMesh(LocalForms, CudaAttention):
         return GatherRun(parts, elements, lambda flat: self.communicator.all_gather(group, flat), whole)
 
     def take_apart(self, x: Tensor, axis: str, dim: int, inner: int) -> Tensor:
-        """The pieces that a reduce_scatter sends to the members of the group, stacked."""
+        """The pieces that a reduce_scatter sends to the members of the group, stacked; a look at them where that is possible, which a bucket copies."""
         return _take_apart(x, dim, inner, self.mesh.size(axis))
 
     # ---- local -------------------------------------------------------------------------------------------------------
@@ -291,9 +293,9 @@ def _put_between(stacked: Tensor, dim: int, inner: int) -> Tensor:
 
 
 def _take_apart(x: Tensor, dim: int, inner: int, size: int) -> Tensor:
-    """The inverse: one tensor to p pieces, stacked on dim 0."""
+    """The inverse: one tensor to p pieces, stacked on dim 0. They lie in the tensor's memory where they can."""
     parts = _unfold(x, dim, (-1, size, inner)).movedim(dim + 1, 0)  # p, ..., outer, inner, ...
-    return parts.flatten(dim + 1, dim + 2).contiguous()
+    return parts.flatten(dim + 1, dim + 2)
 
 
 def _unfold(x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:

@@ -11,7 +11,7 @@ connection *from* the peer has been read to its end, or when there is none a mom
 
 **Farewell.** A rank that leaves because something failed says why, on all its connections, before it ends them: so who waited for it learns of the rank that failed first.
 
-**Matching.** Messages of one peer and label arrive in the order in which they were sent; with different labels in any order that the receiver asks for.
+**Matching** (`p2p_matching.py`). Messages of one peer and label arrive in the order in which they were sent; with different labels in any order that the receiver asks for.
 What arrives before it is asked for is kept in memory. A send is done when the kernel has taken its last byte; `buffer` must stay unchanged until then.
 
 **Progress.** One thread per group, asleep in epoll. A send is tried at once by its caller, and left to the thread where the kernel takes only a part.
@@ -29,11 +29,10 @@ import threading
 import time
 import uuid
 import weakref
-from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from sennit.collective.runtime.p2p_note import Note
+from sennit.collective.runtime.p2p_matching import Inbox, deliver
 from sennit.collective.runtime.p2p_ticket import Ticket, wait_for
 from sennit.collective.runtime.p2p_wire import (
     FAREWELL,
@@ -70,9 +69,7 @@ class Links:
         self._pid = os.getpid()
         self._lock = threading.Lock()  # of everything below, but what only the thread touches
         self._outgoing: dict[int, Outgoing] = {}
-        self._posted: dict[tuple[int, Label], deque[Receive]] = defaultdict(deque)
-        self._posted_any: dict[Label, deque[Receive]] = defaultdict(deque)
-        self._early: dict[tuple[int, Label], deque[Early]] = defaultdict(deque)
+        self._inbox = Inbox()
         self._gone: dict[int, str] = {}  # why; nothing can be sent to these
         self._incoming: dict[int, Incoming] = {}  # connections from peers that are open
         self._drained: set[int] = set()  # peers that nothing more can come from
@@ -124,7 +121,7 @@ class Links:
         with self._lock:
             taken = self._take_early(peer, label, receive, ends)
             if not taken:
-                self._posted[peer, label].append(receive)
+                self._inbox.post(peer, label, receive)
         if not taken:
             self._connect(peer)  # to see its end
             with self._lock:
@@ -140,7 +137,7 @@ class Links:
         ends: _Ends = []
         with self._lock:
             if not any(self._take_early(peer, label, receive, ends) for peer in range(self.size)):
-                self._posted_any[label].append(receive)
+                self._inbox.post_any(label, receive)
         _finish(ends)
         return ticket
 
@@ -255,8 +252,8 @@ class Links:
                 ends += self._fail_waiting(peer)
             for peer, incoming in self._incoming.items():
                 ends += self._cut_off(incoming, peer)
-            for queue in self._posted_any.values():
-                ends += [(item.ticket, PeerError(f"{item.ticket.what}: this rank closed the group")) for item in queue]
+            for item in self._inbox.asked_of_any():
+                ends.append((item.ticket, PeerError(f"{item.ticket.what}: this rank closed the group")))
             self._release()
         _finish(ends)
 
@@ -380,7 +377,7 @@ class Links:
         kind, note, tag, size = HEADER.unpack(head)
         label = Label(kind, tag)
         with self._lock:
-            receive = self._take_posted(incoming.peer, label)
+            receive = self._inbox.take_posted(incoming.peer, label)
             early = None
             if kind == FAREWELL:
                 incoming.early, incoming.target, incoming.filled = None, memoryview(bytearray(size)), 0
@@ -388,7 +385,7 @@ class Links:
             if receive is None or receive.buffer.nbytes != size or receive.note not in (None, note):
                 early = Early(note, bytearray(size), receive=receive)
                 if receive is None:
-                    self._early[incoming.peer, label].append(early)
+                    self._inbox.keep(incoming.peer, label, early)
         incoming.receive, incoming.early = receive, early
         incoming.target = memoryview(early.payload) if early is not None else receive.buffer  # type: ignore[union-attr]
         incoming.filled = 0
@@ -404,7 +401,7 @@ class Links:
             if early is not None:
                 early.complete = True
                 if early.receive is not None:
-                    ends.append(_deliver(early, early.receive, incoming.peer))
+                    ends.append(deliver(early, early.receive, incoming.peer))
             elif receive is not None:
                 receive.ticket.source = incoming.peer
                 ends.append((receive.ticket, None))
@@ -417,22 +414,14 @@ class Links:
         incoming.target = incoming.early = incoming.receive = None
         _finish(ends)
 
-    # ---- matching, all under the lock ------------------------------------------------------------------------------------
-
-    def _take_posted(self, peer: int, label: Label) -> Receive | None:
-        for queue in (self._posted.get((peer, label)), self._posted_any.get(label)):
-            if queue:
-                return queue.popleft()
-        return None
+    # ---- who asked, and who is gone, all under the lock --------------------------------------------------------------------
 
     def _take_early(self, peer: int, label: Label, receive: Receive, ends: _Ends) -> bool:
-        queue = self._early.get((peer, label))
-        if not queue:
+        early = self._inbox.take_early(peer, label, receive)
+        if early is None:
             return False
-        early = queue.popleft()
-        early.receive = receive
         if early.complete:
-            ends.append(_deliver(early, receive, peer))
+            ends.append(deliver(early, receive, peer))
         elif peer in self._drained:  # its rest never came
             ends.append((receive.ticket, self._gone_error(peer, receive.ticket.what)))
         return True
@@ -461,12 +450,8 @@ class Links:
         return self._fail_waiting(peer)
 
     def _fail_waiting(self, peer: int) -> _Ends:
-        ends: _Ends = []
-        for (source, _), queue in self._posted.items():
-            while source == peer and queue:
-                ticket = queue.popleft().ticket
-                ends.append((ticket, self._gone_error(peer, ticket.what)))
-        return ends
+        tickets = [receive.ticket for receive in self._inbox.withdraw(peer)]
+        return [(ticket, self._gone_error(peer, ticket.what)) for ticket in tickets]
 
     def _gone_error(self, peer: int, what: str) -> PeerError:
         return PeerError(f"{what} failed: rank {peer} is gone: {self._gone.get(peer, 'it left')}")
@@ -474,20 +459,6 @@ class Links:
 
 def _bytes(buffer: memoryview) -> memoryview:
     return buffer.cast("B") if buffer.nbytes else memoryview(bytearray())
-
-
-def _deliver(early: Early, receive: Receive, peer: int) -> tuple[Ticket, BaseException | None]:
-    """Hand a message from memory to its receiver, or say why it is not what was asked for."""
-    receive.ticket.source = peer
-    size, wanted = len(early.payload), receive.buffer.nbytes
-    if size != wanted or receive.note not in (None, early.note):
-        other = "" if receive.note in (None, early.note) else f" of another call ({Note.read(early.note)})"
-        return receive.ticket, PeerError(
-            f"{receive.ticket.what} meets a message of {size} bytes{other} from rank {peer}",
-            fix="let all ranks call the same collectives in the same order, with the same sizes and types",
-        )
-    receive.buffer[:] = early.payload
-    return receive.ticket, None
 
 
 def _finish(ends: _Ends) -> None:

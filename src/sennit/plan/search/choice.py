@@ -89,7 +89,8 @@ class Choice:
         zero = f", ZeRO-{self.zero}" if self.zero else ""
         chunks = f" x{self.chunks}" if self.chunks > 1 else ""
         pipeline = f", {self.kind.value}{chunks}" if self.pp > 1 else ""
-        return f"{self.way}, pp={self.pp}, dp={self.replicas}{pipeline}, {self.microbatches} micro-batches of {self.size}{zero}"
+        batches = f"{self.microbatches} micro-batch{'es' if self.microbatches > 1 else ''} of {self.size}"
+        return f"{self.way}, pp={self.pp}, dp={self.replicas}{pipeline}, {batches}{zero}"
 
     def __str__(self) -> str:
         lines = [f"plan {quote(self.model)} on {quote(self.cluster)} {{"]

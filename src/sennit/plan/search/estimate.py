@@ -245,8 +245,12 @@ class Estimator:
         forward, backward, dp, stride = cost.forward, cost.backward, config.dp, config.way.devices
         if config.zero < 2 or dp == 1:
             return forward, backward
-        count, messages = cost.tensors, cost.messages  # each gradient is scattered by itself
-        scatter = count * self.wires.collective(CollectiveKind.REDUCE_SCATTER, stride, dp, cost.gradients // count)
+        messages = (
+            cost.messages
+        )  # large ones by themselves, small ones together: gradients (`kernels/buckets.py`) as parameters
+        scatter = messages * self.wires.collective(
+            CollectiveKind.REDUCE_SCATTER, stride, dp, cost.gradients // messages
+        )
         gather = messages * self.wires.collective(CollectiveKind.ALL_GATHER, stride, dp, cost.parameters // messages)
         both = cost.together
         if config.zero == 2:
