@@ -20,6 +20,12 @@ from sennit.plan import data_parallel, lower, propagate
 from sennit.run import LocalRanks, run_in_process
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that run at the same time have folders of ranks too."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 def left_behind() -> set[str]:
     """The folders and processes of ranks."""
     folders = {path.name for path in Path(tempfile.gettempdir()).glob("sennit-ranks-*")}
