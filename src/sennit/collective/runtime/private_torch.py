@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import product
+from random import Random
 from typing import Any
 
 import torch.distributed as dist
@@ -78,8 +79,12 @@ def reduction_of(options: Any) -> tuple[str, float | Tensor | None]:
     return name, reduce_op.__getstate__()[1] if name == "premul_sum" else None  # `factor` is an attribute from 2.13 on
 
 
+_EXAMPLES = 28  # of a type, at least; `shm_options.h` takes 64
+
+
 def options_examples() -> Iterator[tuple[tuple[Any, int, int | None, int | None], ...]]:
-    """For each type of options: some with every reduction, and roots of all sizes, as (options, asyncOp, reduceOp, rootRank)."""
+    """For each type of options: 32 or so with every reduction, and roots of all sizes, as (options, asyncOp, reduceOp, rootRank). In random order: memory that nobody writes to may hold what examples of before held, in their order."""
+    draw = Random()
     kinds = [getattr(dist.ReduceOp, name) for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")]
     roots = [0, 1, 2, 255, 256, 65537, 1 << 31]
     for make in (AllreduceOptions, ReduceScatterOptions, AllgatherOptions, AllToAllOptions, BroadcastOptions):
@@ -87,7 +92,10 @@ def options_examples() -> Iterator[tuple[tuple[Any, int, int | None, int | None]
         reductions = kinds if hasattr(empty, "reduceOp") else [None]
         ranks = roots if hasattr(empty, "rootRank") else [None]
         made = []
-        for asynchronous, reduction, root, _ in product((False, True), reductions, ranks, range(2)):
+        cases = list(product((False, True), reductions, ranks))
+        cases *= -(-_EXAMPLES // len(cases))
+        draw.shuffle(cases)
+        for asynchronous, reduction, root in cases:
             options: Any = make()
             options.asyncOp = asynchronous
             if reduction is not None:
