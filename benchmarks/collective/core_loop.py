@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import multiprocessing
 import os
 import statistics
 import subprocess
@@ -23,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from shm_variants import placed, scale
+from shm_variants import placed, run_ranks, scale
 
 from sennit.collective.runtime.shm_abi import load_core
 from sennit.collective.runtime.shm_group import ShmGroup
@@ -40,9 +39,13 @@ def compiled(source: Path, folder: Path, name: str) -> str:
 
 
 def rank_main(
-    rank: int, options: argparse.Namespace, pipe: Connection[object, object], loop: str, builds: dict[str, str]
+    rank: int,
+    size: int,
+    pipe: Connection[object, object],
+    options: argparse.Namespace,
+    loop: str,
+    builds: dict[str, str],
 ) -> None:
-    size = options.ranks
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // size)
     first = rank * share % len(cores)
@@ -101,7 +104,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--builds", nargs="+", default=[], help="NAME=a compiled core, or a folder with its sources")
     options = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="sennit-core-loop-") as name:
         folder = Path(name)
         loop = compiled(HERE / "core_loop.c", folder, "loop")
@@ -110,24 +112,7 @@ def main() -> int:
             label: compiled(Path(path) / "shm_core.c", folder, label) if Path(path).is_dir() else path
             for label, path in given.items()
         }
-        pairs = [context.Pipe() for _ in range(options.ranks)]
-        started = [
-            context.Process(target=rank_main, args=(rank, options, pairs[rank][1], loop, builds))
-            for rank in range(options.ranks)
-        ]
-        for process, (_, far) in zip(started, pairs, strict=True):
-            process.start()
-            far.close()
-        try:
-            while True:
-                told = [near.recv() for near, _ in pairs]
-                for near, _ in pairs:
-                    near.send(told)
-        except EOFError:  # they are done
-            pass
-        for process in started:
-            process.join()
-    return max(abs(process.exitcode or 0) for process in started)
+        return run_ranks(rank_main, options.ranks, (options, loop, builds))
 
 
 if __name__ == "__main__":

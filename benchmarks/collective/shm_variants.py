@@ -25,7 +25,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -192,32 +192,11 @@ def rank_main(
     pipe.close()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Variants of plans, in turns.")
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--sizes", nargs="+", default=["512K", "4M", "16M"])
-    parser.add_argument("--collectives", nargs="+", default=[*MOVES, "all_reduce", "reduce_scatter"])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only-chosen", action="store_true", help="to compare builds of the core")
-    parser.add_argument("--switches", action="store_true")
-    parser.add_argument("--rings", type=int, nargs="+", default=[], help="KiB of staging")
-    parser.add_argument(
-        "--offset", type=int, default=16, help="bytes from the beginning of a line to that of an array; numpy's have 16"
-    )
-    options = parser.parse_args()
+def run_ranks(target: Callable[..., None], count: int, words: tuple[object, ...]) -> int:
+    """Processes that run target(rank, count, pipe, *words) and tell each other bytes through their pipes, until they are done; their greatest exit status."""
     context = multiprocessing.get_context("spawn")
-    pairs = [context.Pipe() for _ in range(options.ranks)]
-    words: tuple[object, ...] = (
-        options.sizes,
-        options.collectives,
-        options.rounds,
-        options.only_chosen,
-        options.switches,
-    )
-    words += options.offset, options.rings
-    started = [
-        context.Process(target=rank_main, args=(r, options.ranks, pairs[r][1], *words)) for r in range(options.ranks)
-    ]
+    pairs = [context.Pipe() for _ in range(count)]
+    started = [context.Process(target=target, args=(rank, count, pairs[rank][1], *words)) for rank in range(count)]
     for process, (_, far) in zip(started, pairs, strict=True):
         process.start()
         far.close()
@@ -231,6 +210,30 @@ def main() -> int:
     for process in started:
         process.join()
     return max(abs(process.exitcode or 0) for process in started)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Variants of plans, in turns.")
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--sizes", nargs="+", default=["512K", "4M", "16M"])
+    parser.add_argument("--collectives", nargs="+", default=[*MOVES, "all_reduce", "reduce_scatter"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only-chosen", action="store_true", help="to compare builds of the core")
+    parser.add_argument("--switches", action="store_true")
+    parser.add_argument("--rings", type=int, nargs="+", default=[], help="KiB of staging")
+    parser.add_argument(
+        "--offset", type=int, default=16, help="bytes from the beginning of a line to that of an array; numpy's have 16"
+    )
+    options = parser.parse_args()
+    words: tuple[object, ...] = (
+        options.sizes,
+        options.collectives,
+        options.rounds,
+        options.only_chosen,
+        options.switches,
+    )
+    words += options.offset, options.rings
+    return run_ranks(rank_main, options.ranks, words)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from sennit.fuse.looked_up import parameter_of
 from sennit.ir.graph import Graph, Op, OutputKind, Phase, Ref
 from sennit.ir.strategy import Bucket
 
-__all__ = ["RowProduct", "blocks", "cut_spans", "ready_fractions", "row_products"]
+__all__ = ["RowProduct", "blocks", "cut_spans", "ready_fractions", "row_products", "turns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ def row_products(graph: Graph) -> dict[str, RowProduct]:
         made: Op | None = producers.get(output.name)
         views: list[str] = []
         turned = False
-        while made is not None and readers[made.name] == 1 and (turns := _turns(made)) is not None:
+        while made is not None and readers[made.name] == 1 and (turned_here := turns(made)) is not None:
             views.append(made.name)
-            turned ^= turns
+            turned ^= turned_here
             made = producers.get(made.reads[0])
         if made is None or turned or made.kind != "aten.mm.default" or readers[made.name] != 1:
             continue
@@ -83,7 +83,7 @@ def _added_to_rows(graph: Graph, producers: Mapping[str, Op]) -> list[str]:
     return found
 
 
-def _turns(op: Op) -> bool | None:
+def turns(op: Op) -> bool | None:
     """Whether this view exchanges rows and columns; None for what is no such view."""
     match op.kind, op.args:
         case "aten.permute.default", (_, (1, 0)):

@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sennit.fuse.looked_up import ROWS
+from sennit.fuse.row_blocks import turns
 from sennit.ir.graph import Graph, Op, OutputKind, Phase, Ref, Role
 from sennit.ir.strategy import Bucket, WaitAt
 
@@ -58,22 +59,12 @@ def row_uses(graph: Graph) -> dict[str, RowUse]:
             weight = views.get(name, name)
             if (path := names.get(weight)) is None or path in found:
                 continue
-            if name == weight and _transposes(op):
+            if name == weight and turns(op):
                 views.update((value.name, weight) for value in op.results)
             else:
                 shape = types[weight].shape
                 found[path] = _use(op, name, weight, shape) if name != weight and len(shape) == 2 else None
     return {path: use for path, use in found.items() if use is not None}
-
-
-def _transposes(op: Op) -> bool:
-    match op.kind, op.args:
-        case "aten.permute.default", (_, (1, 0)):
-            return True
-        case "aten.t.default", _:
-            return True
-        case _:
-            return False
 
 
 def _use(op: Op, view: str, weight: str, shape: tuple[int, ...]) -> RowUse | None:

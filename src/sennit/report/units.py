@@ -36,29 +36,24 @@ def seconds(value: float) -> str:
 
 def size(value: float) -> str:
     """Bytes in KiB, MiB, GiB or TiB; fewer than 1024 are counted out."""
-    if not isfinite(value):
-        return f"{value} B"
-    if abs(value) < 1024:
-        return f"{value:.0f} B"
-    scaled, unit = value / 1024, "KiB"
-    for larger in ("MiB", "GiB", "TiB"):
-        if abs(scaled) < 999.5:
-            break
-        scaled, unit = scaled / 1024, larger
-    return f"{_three_digits(scaled)} {unit}"
+    return _bytes(value, 1024, ("KiB", "MiB", "GiB", "TiB"))
 
 
 def decimal_size(value: float) -> str:
     """Bytes in kB, MB, GB or TB, as memory of devices is sold."""
+    return _bytes(value, 1000, ("kB", "MB", "GB", "TB"))
+
+
+def _bytes(value: float, base: int, units: tuple[str, ...]) -> str:
     if not isfinite(value):
         return f"{value} B"
-    if abs(value) < 1000:
+    if abs(value) < base:
         return f"{value:.0f} B"
-    scaled, unit = value / 1000, "kB"
-    for larger in ("MB", "GB", "TB"):
+    scaled, unit = value / base, units[0]
+    for larger in units[1:]:
         if abs(scaled) < 999.5:
             break
-        scaled, unit = scaled / 1000, larger
+        scaled, unit = scaled / base, larger
     return f"{_three_digits(scaled)} {unit}"
 
 
