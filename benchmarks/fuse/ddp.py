@@ -187,16 +187,23 @@ def compute_alone(name: str, rank: int, batch: int, rounds: int = 5) -> float:
 
 
 def batch_for(name: str, rank: int, seconds: float) -> int:
-    """The batch with which a step's computing takes so long, by lines through pairs of batches."""
-    small, large = 2, 8
-    low, high = compute_alone(name, rank, small), compute_alone(name, rank, large)
-    for _ in range(
-        2
-    ):  # small batches leave caches and vector units idle, so their line is checked at the batch that it gives
-        batch = max(1, round(small + (seconds - low) * (large - small) / max(high - low, 1e-9)))
-        if batch in (small, large):
+    """The batch with which a step's computing takes so long, by the line through a small batch and the one found last.
+
+    Small batches leave caches and vector units idle, so the line is drawn again through the batch that it gives, until it gives the same one: each is timed once more for that, and the least of its times counts.
+    """
+    least: dict[int, float] = {}
+
+    def spent(batch: int) -> float:
+        least[batch] = min(compute_alone(name, rank, batch), least.get(batch, float("inf")))
+        return least[batch]
+
+    small, batch = 2, 8
+    for _ in range(5):
+        low, high, before = spent(small), spent(batch), batch
+        slope = (high - low) / (batch - small)
+        batch = max(small + 1, round(small + (seconds - low) / max(slope, 1e-9)))
+        if batch == before:
             break
-        small, low, large, high = small, low, batch, compute_alone(name, rank, batch)
     return batch
 
 
