@@ -11,7 +11,9 @@ The second needs no privilege and is the same to gloo for two ranks, and for a r
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import random
 import socket
 import stat
 import subprocess
@@ -56,9 +58,12 @@ def run_ranks(count: int, way: str, rate: str, out: Path, timeout: float, conges
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody has, drawn below those that systems give away, so that two runs which begin together hardly get the same."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]], timeout: float) -> None:
