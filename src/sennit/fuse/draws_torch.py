@@ -5,12 +5,12 @@ numbers are wanted: a run with DDP and one with `DataParallel` that start from t
 
 | captured | becomes |
 |---|---|
-| mask = uniform(...) >= p, of a dropout | `sennit.keep_mask(shape, p)`: what torch's dropout keeps |
+| mask = uniform(...) >= p, of a dropout | `sennit.keep_mask(shape, p, dtype)`: what torch's dropout keeps of such elements |
 | the same on a CPU, where only x * mask * 1/(1-p) read it | `noise = sennit.keep_noise(shape, p, dtype)`: 0 or 1/(1-p) |
 | x * mask * 1/(1-p), forward and backward | on a CPU x * noise; else the same with the factor as eager torch rounds it |
 | any other uniform | `sennit.rand(shape, dtype)`: torch.rand |
 
-On a CPU eager torch draws `bernoulli_` in the input's type, divides by 1-p there and multiplies once; on a GPU it calls `native_dropout`, whose factor is 1/(1-p). A product with 0 or 1 is exact, so one product with the noise has
+On a CPU eager torch draws `bernoulli_` in the input's type, divides by 1-p there and multiplies once; on a GPU it calls `native_dropout`, whose factor is 1/(1-p), and which keeps other elements where they are of another type: a thread draws for as many as it loads at once. A product with 0 or 1 is exact, so one product with the noise has
 the bits of one with the mask and one with the factor, and costs a third of them: a mask of bools is first made numbers, each time. Dropout and `torch.rand` then give DDP's
 bits. Other distributions (normal, randint) are right in distribution only: the capture has taken them apart into arithmetic on uniform numbers.
 """
@@ -31,11 +31,12 @@ from sennit.ir.graph import Graph, Op, Ref, Role
 __all__ = ["DRAWS", "with_torch_draws"]
 
 
-def keep_mask(shape: Sequence[int], p: float, *, device: torch.device) -> Tensor:
+def keep_mask(shape: Sequence[int], p: float, dtype: torch.dtype, *, device: torch.device) -> Tensor:
     """Which elements dropout with probability p keeps."""
     if device.type == "cpu":
-        return torch.empty(list(shape)).bernoulli_(1 - p).bool()
-    return torch.ops.aten.native_dropout.default(torch.ones(list(shape), device=device), p, True)[1]  # type: ignore[no-any-return]
+        return torch.empty(list(shape), dtype=dtype).bernoulli_(1 - p).bool()
+    ones = torch.ones(list(shape), dtype=dtype, device=device)
+    return torch.ops.aten.native_dropout.default(ones, p, True)[1]  # type: ignore[no-any-return]
 
 
 def keep_noise(shape: Sequence[int], p: float, dtype: torch.dtype, *, device: torch.device) -> Tensor:
@@ -69,7 +70,7 @@ def with_torch_draws(graph: Graph, device: torch.device) -> Graph:
     noises = _noises(graph, masks, readers) if device.type == "cpu" else {}
     kept = {op.name: mask for mask in noises for op in readers[mask]}
     ops = tuple(
-        _with_noise(op, masks, noises, kept, readers) or _rewritten(op, masks, scaled, device)
+        _with_noise(op, masks, noises, kept, readers) or _rewritten(op, masks, scaled, readers, device)
         for op in graph.ops
         if op.name not in hidden and op.name not in kept
     )
@@ -134,9 +135,17 @@ def _dropout(op: Op, readers: Mapping[str, Sequence[Op]]) -> tuple[str, float] |
             return None
 
 
-def _rewritten(op: Op, masks: Mapping[str, float], scaled: Mapping[str, float], device: torch.device) -> Op:
+def _rewritten(
+    op: Op,
+    masks: Mapping[str, float],
+    scaled: Mapping[str, float],
+    readers: Mapping[str, Sequence[Op]],
+    device: torch.device,
+) -> Op:
     if op.name in masks:
-        return replace(op, kind="sennit.keep_mask", args=(op.results[0].type.shape, masks[op.name]))
+        dropped = [item.results[0].type.dtype for item in readers.get(op.name, ()) if item.kind == "aten.mul.Tensor"]
+        dtype = dropped[0] if dropped else DType.F32  # forward comes first
+        return replace(op, kind="sennit.keep_mask", args=(op.results[0].type.shape, masks[op.name], dtype))
     if op.kind == "sennit.uniform":
         return replace(op, kind="sennit.rand", args=(op.results[0].type.shape, op.results[0].type.dtype))
     match op.args:
