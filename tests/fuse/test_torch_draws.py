@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sennit.capture.trace import capture
 from sennit.fuse.draws_torch import keep_mask, with_torch_draws
