@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sennit.capture.trace import capture
 from sennit.fuse.draws_torch import keep_mask, with_torch_draws
@@ -18,7 +18,7 @@ class Dropped(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(self.head(x), 0.3).float().sum()
+        return functional.dropout(self.head(x), 0.3).float().sum()
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, DType.BF16), (torch.float32, DType.F32)])
@@ -36,6 +36,6 @@ def test_a_mask_is_what_dropout_keeps(device: str, dtype: torch.dtype) -> None:
         pytest.skip("there is no GPU")
     for shape in ((4, 3), (7, 64), (128, 256)):
         torch.manual_seed(3)
-        expected = F.dropout(torch.ones(shape, dtype=dtype, device=device), 0.3) != 0
+        expected = functional.dropout(torch.ones(shape, dtype=dtype, device=device), 0.3) != 0
         torch.manual_seed(3)
         assert torch.equal(keep_mask(shape, 0.3, dtype, device=torch.device(device)), expected)
