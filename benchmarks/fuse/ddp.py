@@ -49,7 +49,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
 
     from sennit.fuse.kept_memory import keep_memory
     from sennit.fuse.network_threads import network_first
-    from sennit.fuse.ordered_group_torch import ordered_groups
+    from sennit.fuse.serial_group_torch import serial_group
 
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     pin(rank, count, arguments.cores)
@@ -60,15 +60,14 @@ def rank_main(arguments: argparse.Namespace) -> None:
     before: list[Any] = [json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {}]
     dist.broadcast_object_list(before, 0)
     results: dict[str, Any] = before[0]
-    groups = ordered_groups()
-    group = groups[1]
+    group = serial_group()
     pace()
     preference = network_first()
     if rank == 0:
         print(f"the network's threads first: {preference.value}; {arguments.cores} core(s) a rank")
     for name in arguments.models:
         found = results[name] = results.get(name) or alone(name, rank, group, arguments)
-        for _ in compare(name, rank, groups, arguments, found):
+        for _ in compare(name, rank, group, arguments, found):
             if rank == 0 and arguments.json:
                 arguments.json.write_text(json.dumps(results))
         if rank == 0 and found["times"]:
@@ -79,10 +78,10 @@ def rank_main(arguments: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def compare(name: str, rank: int, groups: Any, arguments: argparse.Namespace, found: dict[str, Any]) -> Iterator[None]:
+def compare(name: str, rank: int, group: Any, arguments: argparse.Namespace, found: dict[str, Any]) -> Iterator[None]:
     """Adds to the figures of one model; pauses after tuning and after each round."""
     rows = build_rows(name, rank, found["batch"])
-    variants, tuned = make_variants(name, rank, groups, arguments, found)
+    variants, tuned = make_variants(name, rank, group, arguments, found)
     found["tried"] |= tuned
     found["preferences"] = {
         title: model.preference.value for title, (model, _) in variants.items() if hasattr(model, "preference")
@@ -213,7 +212,7 @@ def batch_for(name: str, rank: int, seconds: float) -> int:
 
 
 def make_variants(
-    name: str, rank: int, groups: Any, arguments: argparse.Namespace, found: dict[str, Any]
+    name: str, rank: int, group: Any, arguments: argparse.Namespace, found: dict[str, Any]
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, Any]]:
     """By title: what is called, and its optimizer. And what tuning tried, with simulated and measured seconds. Strategies of a run before are taken from what was `found`."""
     import torch
@@ -254,7 +253,7 @@ def make_variants(
                 model,
                 optimizer,
                 sample=rows,
-                group=groups,
+                group=group,
                 tuning=tuning,
                 keep_freed_memory=not arguments.give_back,
                 **options,

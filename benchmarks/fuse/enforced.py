@@ -4,7 +4,7 @@
 
 The candidates of tuning (buckets as ready are DDP's), and random strategies: gradients, some of them cut, in buckets of random sizes between a gradient and a third of all bytes, in the order in which they are made, in an order by need, or in a random one that ranks can still follow; waits in the step, in the next, or mixed.
 
-1. Each is simulated on this machine's measurements (`measured_models`) and run for some steps without updates. Printed: median and p95 of |simulated - measured| / measured, and Kendall's tau between the two, over all pairs and over those that were measured 2 % apart or more; and, as what the machine allows, the same between two visits: each strategy is run for half of the steps, then all others are, then it is once more, with buffers of its own each time.
+1. Each is simulated on this machine's measurements (`measured_model`) and run for some steps without updates. Printed: median and p95 of |simulated - measured| / measured, and Kendall's tau between the two, over all pairs and over those that were measured 2 % apart or more; and, as what the machine allows, the same between two visits: each strategy is run for half of the steps, then all others are, then it is once more, with buffers of its own each time.
    With `--sleep` kernels sleep for their measured time (`sleeping.py`): what is compared is the network and the order of things, on a machine that does other work too.
 2. Each trains three steps of SGD with momentum from the same start. Printed: how many end in DDP's parameters to the last bit.
 """
@@ -74,14 +74,14 @@ def rank_main(arguments: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from sennit.fuse.ordered_group_torch import ordered_group
+    from sennit.fuse.serial_group_torch import serial_group
 
     rank = int(os.environ["RANK"])
     if not arguments.sleep:
         pin(rank, int(os.environ["WORLD_SIZE"]), arguments.cores)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    group = ordered_group()
+    group = serial_group()
     pace()
     found = compare(rank, group, arguments)
     if rank == 0:
@@ -100,7 +100,7 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
     from sennit.fuse.data_parallel_torch import DataParallel
     from sennit.fuse.model import Grouping, StepModel
     from sennit.fuse.profile_torch import MeasuredCost, measure_channel
-    from sennit.fuse.tune_torch import Tuning, candidates, measured_models, timed_steps
+    from sennit.fuse.tune_torch import Tuning, candidates, measured_model, timed_steps
     from sennit.ir.strategy import Strategy
 
     def wrapped() -> tuple[Any, Any]:
@@ -125,7 +125,7 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
     pace()
     inputs = owner.signature.flatten(rows)
     with torch.no_grad():
-        step = measured_models(owner, inputs, Tuning())[0]
+        step = measured_model(owner, inputs, Tuning())
     seconds = dict(step.cost.seconds)
     if arguments.sleep:  # the same on all ranks, and nothing shares a core
         stand_apart()

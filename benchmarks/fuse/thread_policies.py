@@ -1,15 +1,14 @@
 """What the kernel's scheduling of gloo's threads costs: queued all-reduces beside a thread that computes on the same core.
 
-    python benchmarks/fuse/thread_policies.py [--links namespaces | paced] [--rate 1gbit] [--cores 1] [--rounds 3] [--at-once 1 2]
+    python benchmarks/fuse/thread_policies.py [--links namespaces | paced] [--rate 1gbit] [--cores 1] [--rounds 3]
 
 For each preference of `fuse/network_threads.py` that is granted here: milliseconds of a message of 0.5, 2 and 8 MB in a queue, the least and the median of the rounds, the slowest rank's, and the share of the time in which the computing thread had
-its core. Preferences take turns; so do groups that carry one message at a time and two at once.
+its core. Preferences take turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import statistics
 import sys
@@ -28,34 +27,34 @@ def rank_main(arguments: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     from sennit.fuse.network_threads import Preference, gloo_threads, is_granted, ordinary
-    from sennit.fuse.ordered_group_torch import ordered_group
     from sennit.fuse.profile_torch import Products, queued, slowest
+    from sennit.fuse.serial_group_torch import serial_group
 
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     pin(rank, count, arguments.cores)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    groups = {at_once: ordered_group(at_once=at_once) for at_once in arguments.at_once}
+    group = serial_group()
     pace()
     threads = gloo_threads()
     products = Products.of(5)
-    found: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
-    names = ("alone", *(preference.value for preference in Preference))
-    for _, (size, messages), name in itertools.product(range(arguments.rounds), QUEUES.items(), names):
-        ordinary(threads)
-        if name != "alone" and not all(is_granted(thread, Preference(name)) for thread in threads):
-            continue
-        for at_once, group in groups.items():
-            spent, share = queued(group, size, 2, messages, None if name == "alone" else products)
-            found.setdefault((name, size, at_once), []).append((slowest(group, spent, "cpu") / messages, share))
+    found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for _ in range(arguments.rounds):
+        for size, messages in QUEUES.items():
+            for name in ("alone", *(preference.value for preference in Preference)):
+                ordinary(threads)
+                if name != "alone" and not all(is_granted(thread, Preference(name)) for thread in threads):
+                    continue
+                spent, share = queued(group, size, 2, messages, None if name == "alone" else products)
+                found.setdefault((name, size), []).append((slowest(group, spent, "cpu") / messages, share))
     if rank == 0:
         print(f"{len(threads)} threads of gloo, {arguments.cores} core(s) a rank")
-        for (name, size, at_once), values in found.items():
+        for (name, size), values in found.items():
             each = [seconds for seconds, _ in values]
             share = statistics.median(share for _, share in values)
             beside = "" if name == "alone" else f", computing at {share:.0%} of its speed alone"
             print(
-                f"  {name:16s} {at_once} at once {size / (1 << 20):4.1f} MiB  least {1e3 * min(each):6.2f} median {1e3 * statistics.median(each):6.2f} ms a message{beside}"
+                f"  {name:16s} {size / (1 << 20):4.1f} MiB  least {1e3 * min(each):6.2f} median {1e3 * statistics.median(each):6.2f} ms a message{beside}"
             )
     dist.barrier()
     dist.destroy_process_group()
@@ -68,7 +67,6 @@ def main() -> None:
     parser.add_argument("--links", choices=["namespaces", "paced"], default="namespaces")
     parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--at-once", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--timeout", type=float, default=300.0)
     arguments = parser.parse_args()
     if "RANK" in os.environ:

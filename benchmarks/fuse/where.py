@@ -29,14 +29,14 @@ def rank_main(arguments: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from sennit.fuse.ordered_group_torch import ordered_group
+    from sennit.fuse.serial_group_torch import serial_group
 
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if not arguments.sleep:
         pin(rank, count, arguments.cores)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    group = ordered_group()
+    group = serial_group()
     pace()
     found: dict[str, Any] = {}
     for name in arguments.models:
@@ -55,7 +55,7 @@ def account(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> 
     from sennit.fuse.data_parallel_torch import DataParallel
     from sennit.fuse.model import Grouping, StepModel
     from sennit.fuse.profile_torch import MeasuredCost, measure_channel
-    from sennit.fuse.tune_torch import Tuning, candidates, measured_models
+    from sennit.fuse.tune_torch import Tuning, candidates, measured_model
     from sennit.ir.strategy import Strategy
 
     model, rows = build(name, rank, arguments.batch)
@@ -71,7 +71,7 @@ def account(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> 
     pace()
     inputs = owner.signature.flatten(rows)
     with torch.no_grad():
-        step = measured_models(owner, inputs, Tuning())[0]
+        step = measured_model(owner, inputs, Tuning())
     if arguments.sleep:  # the same on all ranks, and nothing shares a core
         stand_apart()
         shared: list[Any] = [(dict(step.cost.seconds), measure_channel(group, beside_computing=False))]

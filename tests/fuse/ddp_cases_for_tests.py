@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,8 +20,8 @@ from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.model import Channel, StepModel
 from sennit.fuse.moves import Limits, fused_greedily
 from sennit.fuse.network_threads import gloo_threads
-from sennit.fuse.ordered_group_torch import ordered_group
 from sennit.fuse.profile_torch import MeasuredCost
+from sennit.fuse.serial_group_torch import serial_group
 from sennit.fuse.timeline_torch import _Marks, rate_beside, stretches
 from sennit.fuse.tune_torch import Tuning
 from sennit.ir.strategy import Bucket, Part, Reduce, Strategy, WaitAt
@@ -507,9 +506,9 @@ def policies(rank: int) -> int:
     return len({os.sched_getscheduler(thread) for thread in gloo_threads()})
 
 
-def out_of_turn(rank: int, at_once: int) -> int:
+def out_of_turn(rank: int) -> int:
     """How often, of 20 times, a small collective that was issued behind a large one was done before it."""
-    group = ordered_group(at_once=at_once)
+    group = serial_group()
     large, small = torch.zeros(1 << 21), torch.zeros(4)
     early = 0
     for _ in range(20):
@@ -522,15 +521,3 @@ def out_of_turn(rank: int, at_once: int) -> int:
         early += not first.is_completed()
         first.wait()
     return early
-
-
-def too_many_at_once(rank: int) -> str:
-    """What is said of a strategy with three buckets at once."""
-    model = build(Normed)
-    paths = [path for path, _ in model.named_parameters()]
-    strategy = replace(spread(paths, WaitAt.STEP), at_once=3)
-    try:
-        DataParallel(model, None, sample=batches(rank)[0], strategy=strategy)
-    except RunError as error:
-        return str(error)
-    return ""

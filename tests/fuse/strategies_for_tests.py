@@ -51,7 +51,7 @@ def step_model(*, fused_attention: bool = True) -> StepModel:
 
 
 def random_strategy(model: StepModel, seed: int) -> Strategy:
-    """Groups by random moves; gradients, some of them cut, in random runs, with random waits and reductions; on gloo one bucket or two at once."""
+    """Groups by random moves; gradients, some of them cut, in random runs, with random waits and reductions."""
     draw = random.Random(seed)
     grouping = fused_greedily(model, Limits()) if draw.random() < 0.3 else Grouping()
     for _ in range(draw.randrange(60)):
@@ -70,9 +70,7 @@ def random_strategy(model: StepModel, seed: int) -> Strategy:
         count = draw.randint(1, 6)
         buckets.append(Bucket(tuple(parts[:count]), draw.choice(list(WaitAt)), draw.choice(list(Reduce))))
         parts = parts[count:]
-    has_threads = dist.is_initialized() and dist.get_backend() == "gloo"
-    at_once = draw.choice((1, 2)) if has_threads else 1
-    return Strategy(f"random {seed}", model.strategy("", grouping, ()).groups, tuple(buckets), at_once)
+    return Strategy(f"random {seed}", model.strategy("", grouping, ()).groups, tuple(buckets))
 
 
 def optimizer_of(model: nn.Module, seed: int) -> torch.optim.Optimizer:

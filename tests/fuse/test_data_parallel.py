@@ -124,19 +124,11 @@ def test_compiled_groups_train_as_ddp_does_within_rounding(ranks: GlooRanks) -> 
         assert worst < 1e-5
 
 
-def test_buckets_travel_one_after_another_or_two_at_once(ranks: GlooRanks) -> None:
+def test_buckets_travel_one_after_another(ranks: GlooRanks) -> None:
+    """Two at once would share the link, and what the next step needs first would come late."""
     from ddp_cases_for_tests import out_of_turn
 
-    assert ranks.call(out_of_turn, 1) == [0, 0]
-    assert min(ranks.call(out_of_turn, 2)) > 0
-
-
-def test_a_strategy_with_more_at_once_than_a_group_carries_is_refused(ranks: GlooRanks) -> None:
-    from ddp_cases_for_tests import too_many_at_once
-
-    assert all(
-        "has 3 buckets travel at once, and the groups here carry 1, 2" in said for said in ranks.call(too_many_at_once)
-    )
+    assert ranks.call(out_of_turn) == [0, 0]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are scheduled so on Linux only")

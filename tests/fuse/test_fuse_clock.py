@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from itertools import combinations
 
 import pytest
@@ -17,81 +16,15 @@ from sennit.fuse.clock import BucketTime, Sharing, Timing, full_overlap, steady_
 def timings(draw: st.DrawFn, next_step: bool = True) -> Timing:
     kernels = draw(st.lists(st.integers(1, 9), min_size=1, max_size=8))
     buckets = []
-    made = draw(st.lists(st.integers(0, len(kernels) - 1), max_size=5))
-    for ready in made:  # forward kernels need parameters, and all gradients come after them
-        needed = draw(st.none() | st.integers(0, min(made))) if next_step else None
+    for _ in range(draw(st.integers(0, 5))):
+        ready = draw(st.integers(0, len(kernels) - 1))
+        needed = draw(st.none() | st.integers(0, len(kernels) - 1)) if next_step else None
         buckets.append(
             BucketTime(
                 ready, float(draw(st.integers(1, 12))), float(draw(st.integers(0, 2))), draw(st.integers(0, 2)), needed
             )
         )
     return Timing(tuple(map(float, kernels)), tuple(buckets), draw(st.booleans()))
-
-
-def flow(timing: Timing, at_once: int, steps: int) -> list[Fraction]:
-    """The same model with several buckets on the channel, in exact numbers; the end of each step. `jobs` are the buckets on their way, with what is left of each."""
-    now, waiting, jobs = Fraction(0), [], []
-    done: set[int] = set()
-    taken: list[int] = []
-    ends: list[Fraction] = []
-
-    def take() -> None:
-        waiting.sort()
-        while (
-            waiting
-            and len(jobs) < at_once
-            and (timing.by_priority or waiting[0][2] == len(taken) % len(timing.buckets))
-        ):
-            number = waiting.pop(0)[2]
-            jobs.append([Fraction(timing.buckets[number].seconds), number])
-            taken.append(number)
-
-    def carry(seconds: Fraction) -> None:
-        """Let that time pass, and no bucket get there before its end."""
-        nonlocal now
-        now += seconds
-        for job in jobs:
-            job[0] -= seconds / len(jobs)
-        for job in [job for job in jobs if job[0] == 0]:
-            jobs.remove(job)
-            done.add(job[1])
-        take()
-
-    def until_first() -> Fraction:
-        return min(job[0] for job in jobs) * len(jobs)
-
-    def compute(seconds: float) -> None:
-        end = now + Fraction(seconds)
-        while now < end:
-            carry(min(end - now, until_first()) if jobs else end - now)
-
-    def settle(number: int) -> None:
-        while number not in done:
-            carry(until_first())
-        done.discard(number)
-        compute(timing.buckets[number].update)
-
-    owed: set[int] = set()
-    for _ in range(steps):
-        for kernel, seconds in enumerate(timing.kernels):
-            for number, bucket in enumerate(timing.buckets):
-                if bucket.needed == kernel and number in owed:
-                    owed.discard(number)
-                    settle(number)
-            compute(seconds)
-            for number, bucket in enumerate(timing.buckets):
-                if bucket.ready == kernel:
-                    if number in owed:
-                        owed.discard(number)
-                        settle(number)
-                    waiting.append((bucket.priority if timing.by_priority else number, now, number))
-                    take()
-        for number, bucket in enumerate(timing.buckets):
-            if bucket.needed is None:
-                settle(number)
-        owed = {number for number, bucket in enumerate(timing.buckets) if bucket.needed is not None}
-        ends.append(now)
-    return ends
 
 
 def ticks(timing: Timing, steps: int) -> list[int]:
@@ -158,26 +91,6 @@ def test_the_clock_is_the_model(timing: Timing) -> None:
     if found.settled:
         assert found.seconds == pytest.approx(ends[-1] - ends[-2])
     assert found.seconds >= full_overlap(timing) - 1e-9 or not found.settled
-
-
-@settings(derandomize=True, deadline=None, max_examples=200)
-@given(timing=timings(), at_once=st.integers(1, 3))
-def test_the_clock_is_the_model_of_several_at_once(timing: Timing, at_once: int) -> None:
-    found = steady_state(timing, Sharing(at_once=at_once))
-    ends = flow(timing, at_once, 12)
-    if found.settled:
-        assert found.seconds == pytest.approx(float(ends[-1] - ends[-2]))
-    assert found.seconds >= full_overlap(timing) - 1e-9 or not found.settled
-
-
-def test_two_at_once_share_the_channel() -> None:
-    timing = Timing((1.0, 0.0, 3.0), (BucketTime(0, 2.0, needed=2), BucketTime(1, 4.0)))
-    alone, both = (steady_state(timing, Sharing(at_once=at_once)) for at_once in (1, 2))
-    assert alone.seconds == 7.0  # the second bucket arrives six seconds after the first kernel
-    assert both.seconds == 7.0
-    needed = Timing((4.0, 4.0, 1.0), (BucketTime(1, 2.0, needed=0), BucketTime(1, 4.0, needed=1)))
-    assert steady_state(needed).seconds == 10.0  # the next step waits for a second
-    assert steady_state(needed, Sharing(at_once=2)).seconds == 12.0  # the first bucket arrives two seconds later
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)

@@ -30,15 +30,7 @@ BUCKETS = st.builds(
 
 
 @settings(derandomize=True, deadline=None, max_examples=100)
-@given(
-    st.builds(
-        Strategy,
-        st.text(max_size=5),
-        st.lists(GROUPS, max_size=3).map(tuple),
-        st.lists(BUCKETS).map(tuple),
-        st.integers(1, 3),
-    )
-)
+@given(st.builds(Strategy, st.text(max_size=5), st.lists(GROUPS, max_size=3).map(tuple), st.lists(BUCKETS).map(tuple)))
 def test_text_and_back(strategy: Strategy) -> None:
     assert Strategy.parse(str(strategy)) == strategy
 

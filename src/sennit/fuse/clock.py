@@ -1,10 +1,10 @@
 """How long a training step takes in the steady state: one compute stream, one communication channel.
 
-**Model.** Kernels run one after another. Bucket b is ready when kernel `ready[b]` is done. The channel carries one bucket at a time, or `at_once` so many, each at its share of the rate, and is not interrupted. It
+**Model.** Kernels run one after another. Bucket b is ready when kernel `ready[b]` is done. The channel carries one bucket at a time and is not interrupted. It
 takes the buckets in the order in which they are listed, as ranks that must agree on an order do; or, with `by_priority`, the one with the least priority
 number among those ready, then the one that was ready first: what a channel would do that could choose. `StepTime.order` says in which order that was,
 and listing the buckets so makes the choice one that ranks can follow. Bucket b occupies it for `seconds[b]`, and
-`queued` more (or less) where it was ready before the channel was free, or goes beside another: what a message that queues costs is not an idle channel's latency. Before kernel `needed[b]` of the
+`queued` more (or less) where it was ready before the channel was free: what a message that queues costs is not an idle channel's latency. Before kernel `needed[b]` of the
 *next* step, or at the end of this one where `needed[b]` is None, the compute stream waits for bucket b and updates its parameters, which takes `update[b]`. A bucket that was reduced to
 shares is gathered there: the gather takes `gather[b]`, after all that the channel was given before.
 
@@ -54,12 +54,11 @@ class BucketTime:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Rates while both are busy; seconds that a bucket which had to queue takes longer, or less long where it is below 0; and how many buckets the channel carries at once."""
+    """Rates while both are busy, and seconds that a bucket which had to queue takes longer, or less long where it is below 0."""
 
     compute_rate: float = 1.0
     channel_rate: float = 1.0
     queued: float = 0.0
-    at_once: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +107,8 @@ def traced(timing: Timing, sharing: Sharing | None = None, steps: int = 2) -> tu
     for _ in range(steps):
         run.step()
     end = run.now
-    run.spans += [
-        Span(Activity.BUCKET, number, since, end) for number, since in zip(run.carrying, run.since, strict=True)
-    ]
+    if run.carrying is not None:
+        run.spans.append(Span(Activity.BUCKET, run.carrying, run.since, end))
     return tuple(
         Span(span.activity, span.number, max(0.0, span.start - start), span.stop - start)
         for span in run.spans
@@ -154,9 +152,9 @@ class _Run:
         self.now = 0.0
         self.waited = 0.0
         self.ready: list[tuple[float, float, int]] = []  # (priority, since, bucket): what the channel may take
-        self.carrying: list[int] = []  # buckets on the channel
-        self.left: list[float] = []  # seconds of each of them, had it the channel for itself at full rate
-        self.since: list[float] = []  # when each was taken
+        self.carrying: int | None = None
+        self.left = 0.0  # seconds of the bucket on the channel, at full rate
+        self.since = 0.0  # when it was taken
         self.spans: list[Span] | None = None  # what ran, where somebody wants to see it
         self.done: set[int] = set()  # buckets carried and not yet waited for
         self.by_kernel: list[list[int]] = [[] for _ in timing.kernels]
@@ -195,48 +193,23 @@ class _Run:
         return tuple(self.taken[complete - count : complete])
 
     def _take(self) -> None:
-        """Start the next buckets if there is room on the channel."""
-        while (
-            self.ready
-            and len(self.carrying) < self.sharing.at_once
-            and (self.timing.by_priority or self.ready[0][2] == self._next())
-        ):
+        """Start the next bucket if the channel is free and there is one."""
+        if self.carrying is None and self.ready and (self.timing.by_priority or self.ready[0][2] == self._next()):
             _, since, number = heapq.heappop(self.ready)
-            late = self.sharing.queued if self.carrying or since < self.now else 0.0
-            self.carrying.append(number)
-            self.left.append(max(0.0, self.timing.buckets[number].seconds + late))
-            self.since.append(self.now)
+            late = self.sharing.queued if since < self.now else 0.0
+            self.carrying, self.left = number, max(0.0, self.timing.buckets[number].seconds + late)
+            self.since = self.now
             self.taken.append(number)
 
     def _next(self) -> int:
         return len(self.taken) % len(self.timing.buckets)
 
-    def _until_first(self) -> float:
-        """Seconds until one of the buckets on the channel is there, at full rate."""
-        return min(self.left) * len(self.left)
-
-    def _carry(self, seconds: float) -> None:
-        """For so long, at full rate; none of the buckets gets there before."""
-        share = seconds / len(self.left)
-        self.left = [left - share for left in self.left]
-
     def _finish(self) -> None:
-        """The first bucket is there."""
-        least = min(self.left)
-        place = self.left.index(least)
-        self.left = [left - least for left in self.left]
-        del self.left[place]
-        number, since = self.carrying.pop(place), self.since.pop(place)
-        self._note(Activity.BUCKET, number, since)
-        self.done.add(number)
+        assert self.carrying is not None
+        self._note(Activity.BUCKET, self.carrying, self.since)
+        self.done.add(self.carrying)
+        self.carrying, self.left = None, 0.0
         self._take()
-
-    def _let_finish(self) -> None:
-        """Wait until the first bucket on the channel is there."""
-        seconds = self._until_first()
-        self.now += seconds
-        self.waited += seconds
-        self._finish()
 
     def _note(self, activity: Activity, number: int, start: float) -> None:
         if self.spans is not None:
@@ -244,15 +217,15 @@ class _Run:
 
     def _compute(self, seconds: float, activity: Activity, number: int) -> None:
         work, start = seconds, self.now
-        while self.carrying and work > 0.0:
-            ours, theirs = work / self.sharing.compute_rate, self._until_first() / self.sharing.channel_rate
+        while self.carrying is not None and work > 0.0:
+            ours, theirs = work / self.sharing.compute_rate, self.left / self.sharing.channel_rate
             span = min(ours, theirs)
             self.now += span
             work = 0.0 if ours <= theirs else work - span * self.sharing.compute_rate
             if theirs <= ours:
                 self._finish()
             else:
-                self._carry(span * self.sharing.channel_rate)
+                self.left -= span * self.sharing.channel_rate
         self.now += work
         self._note(activity, number, start)
 
@@ -260,12 +233,16 @@ class _Run:
         """Until the bucket is there; then its update."""
         start = self.now
         while number not in self.done:
-            assert self.carrying, "a bucket that was never made ready"
-            self._let_finish()
+            assert self.carrying is not None, "a bucket that was never made ready"
+            self.now += self.left
+            self.waited += self.left
+            self._finish()
         self.done.discard(number)
         if gather := self.timing.buckets[number].gather:
-            while self.carrying:
-                self._let_finish()
+            while self.carrying is not None:
+                self.now += self.left
+                self.waited += self.left
+                self._finish()
             gathered = self.now
             self.now += gather
             self.waited += gather

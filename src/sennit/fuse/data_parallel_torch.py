@@ -48,9 +48,9 @@ from sennit.fuse.kept_memory import keep_memory
 from sennit.fuse.looked_up import ROWS, looked_up, parameter_of, rows_apart
 from sennit.fuse.network_threads import Preference, ordinary
 from sennit.fuse.network_threads import network_first as prefer_network
-from sennit.fuse.ordered_group_torch import ordered_groups
 from sennit.fuse.program_torch import StepProgram
 from sennit.fuse.row_uses import row_uses
+from sennit.fuse.serial_group_torch import serial_group
 from sennit.fuse.tune_torch import Trial, Tuning, is_preference_worth, tune
 from sennit.fuse.update_torch import DeferredStep
 from sennit.ir.graph import Output, OutputKind, Role
@@ -75,15 +75,15 @@ class DataParallel(nn.Module):
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
         fused_attention: bool = True,
-        group: dist.ProcessGroup | Mapping[int, dist.ProcessGroup] | None = None,
+        group: dist.ProcessGroup | None = None,
         network_first: bool = True,
         keep_freed_memory: bool = True,
         tuning: Tuning | None = None,
     ) -> None:
         """`sample` is a batch like those to come: arguments, or keywords by name. Without a strategy, this machine and this group are measured and one is searched
         for, with waits in the next step unless `across_steps` is false or there is no optimizer; `tuning` says how long to look. `fused_attention` runs `F.scaled_dot_product_attention` as one kernel, as eager
-        torch does; without it the mathematical form runs, as under `sdpa_kernel(SDPBackend.MATH)`. `group` must run its collectives one after another, in the order in
-        which they are issued (`ordered_group`); or give groups by how many they carry at once, and tuning chooses. `network_first` lets gloo's threads run before those that compute (`network_threads.py`); `keep_freed_memory` keeps a step's memory with the process (`kept_memory.py`)."""
+        torch does; without it the mathematical form runs, as under `sdpa_kernel(SDPBackend.MATH)`. `group` must run its collectives in the order in
+        which they are issued (`serial_group`). `network_first` lets gloo's threads run before those that compute (`network_threads.py`); `keep_freed_memory` keeps a step's memory with the process (`kept_memory.py`)."""
         super().__init__()
         if not dist.is_initialized():
             raise RunError(
@@ -96,11 +96,7 @@ class DataParallel(nn.Module):
             keep_memory()
         self.broadcast_buffers = broadcast_buffers
         self.device = device_of(model)
-        if group is None:
-            self.groups = ordered_groups(self.device)
-        else:
-            self.groups = dict(group) if isinstance(group, Mapping) else {1: group}
-        self.group = self.groups[min(self.groups)]
+        self.group = group or serial_group(device=self.device)
         broadcast((*model.parameters(), *model.buffers()), self.group)
         # after each group's first collective: a thread that has just begun is not known to be gloo's yet
         self.preference = prefer_network() if network_first else Preference.NONE
@@ -165,11 +161,6 @@ class DataParallel(nn.Module):
                 f"{len(named)} buckets of the strategy name an algorithm ({named[0]!r}), and a process group of torch chooses its own",
                 fix="leave `by` out of the strategy; a described cluster's times are those of its fastest algorithm without it",
             )
-        if strategy.at_once not in self.groups:
-            raise RunError(
-                f"the strategy has {strategy.at_once} buckets travel at once, and the groups here carry {', '.join(map(str, self.groups))}",
-                fix="write another at_once in the strategy, or, on gloo, pass group={n: ordered_group(at_once=n)}",
-            )
         self.program = StepProgram(
             self.graph,
             strategy,
@@ -179,8 +170,7 @@ class DataParallel(nn.Module):
             artifacts=self._artifacts if compile_kernels else None,
         )
         shapes = {path: (parameter.shape, parameter.dtype) for path, parameter in self.sent.items()}
-        group = self.groups[strategy.at_once]
-        channel = GradientChannel(strategy.buckets, shapes, self.device, group, self.packed)
+        channel = GradientChannel(strategy.buckets, shapes, self.device, self.group, self.packed)
         self.gradients = Gradients(self.trained, self.sent, channel, self.program.read_in_blocks)
         self._state = list(self._places())
         self.strategy, self._late = strategy, late

@@ -243,7 +243,7 @@ class StepModel:
             return tuple(self.ops[place].name for place in sorted(places))
 
         groups = [Group(names(group), names(repeats.get(group, ()))) for group in sorted(grouping.groups, key=min)]
-        return Strategy(name, tuple(groups), tuple(buckets), self.channel.sharing.at_once)
+        return Strategy(name, tuple(groups), tuple(buckets))
 
 
 class KernelOrder:

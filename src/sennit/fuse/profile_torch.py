@@ -85,26 +85,21 @@ def now(device: torch.device) -> float:
 
 
 def measure_channel(
-    group: dist.ProcessGroup,
-    *,
-    rounds: int = 6,
-    device: torch.device | str = "cpu",
-    beside_computing: bool = True,
-    at_once: int = 1,
+    group: dist.ProcessGroup, *, rounds: int = 6, device: torch.device | str = "cpu", beside_computing: bool = True
 ) -> Channel:
-    """What an all-reduce of the group, which carries so many at once, takes: alone, behind another, and, on a CPU, beside computing."""
+    """What an all-reduce of the group takes: alone, behind another, and, on a CPU, beside computing."""
     if group.size() == 1:
-        return Channel(0.0, 0.0, sharing=Sharing(at_once=at_once))
+        return Channel(0.0, 0.0)
     latency = slowest(group, _alone(group, _SMALL, rounds, device), device)
     each, per_byte, _ = _queues(group, rounds, None, device)
-    channel = Channel(latency, per_byte, sharing=Sharing(queued=each - latency, at_once=at_once))
+    channel = Channel(latency, per_byte, sharing=Sharing(queued=each - latency))
     # collectives of a GPU do not share its cores with ours
     if torch.device(device).type != "cpu" or not beside_computing:
         return channel
     each, slope, share = _queues(group, rounds, Products.of(rounds), device)
     rate = min(1.0, per_byte / slope)
     # the clock carries (latency + queued + per_byte x) / channel_rate
-    return replace(channel, sharing=Sharing(min(1.0, max(share, 0.25)), rate, each * rate - latency, at_once))
+    return replace(channel, sharing=Sharing(min(1.0, max(share, 0.25)), rate, each * rate - latency))
 
 
 @dataclass(frozen=True, slots=True)

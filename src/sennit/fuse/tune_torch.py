@@ -1,6 +1,6 @@
 """A strategy for the machine at hand: measured, searched for, and the best few tried.
 
-    1. measure every operator of the step and the step without communication, the groups' collectives alone and beside computing, one at a time and two at once (`ordered_group_torch.py`), and the optimizer's update
+    1. measure every operator of the step and the step without communication, the group's collectives alone and beside computing, and the optimizer's update
     2. where kernels are compiled: time groups compiled and as they are, and keep what is faster (`compiled_groups_torch.py`); the best strategies without groups are tried beside those with them
     3. search by the clock, with several bucket sizes: some of the strategies that come out wait across steps, some do not
     4. run them for some steps each, in turns; after every turn the slower half goes, and those that are left are visited more often; what is slower, the steps of the slowest rank and the clock say together (`trial_choice.py`)
@@ -50,7 +50,7 @@ __all__ = [
     "candidates",
     "drop_gradients",
     "is_preference_worth",
-    "measured_models",
+    "measured_model",
     "timed_steps",
     "tune",
 ]
@@ -94,14 +94,15 @@ def tune(
     """What was tried, the best first. The same on every rank."""
     tuning = tuning or Tuning()
     with _untouched(owner):
-        models = measured_models(owner, inputs, tuning)
-        grouping = compiled_groups(owner, models[0], tuning.compilations) if compile_kernels else Grouping()
+        model = measured_model(owner, inputs, tuning)
+        grouping = compiled_groups(owner, model, tuning.compilations) if compile_kernels else Grouping()
         found: list[Any] = [None]
         if owner.group.rank() == 0:
-            trials = _of_all(models, grouping, across_steps, tuning)
+            trials = candidates(model, grouping, across_steps=across_steps, sizes=tuning.sizes)
             trials = _worth_running(trials, tuning.most) if tuning.turns else trials
             if grouping.groups:  # the best without compiled kernels as well: what compiling is worth, a step says
-                plain = _worth_running(_of_all(models, Grouping(), across_steps, tuning), tuning.most // 2)
+                plain = candidates(model, Grouping(), across_steps=across_steps, sizes=tuning.sizes)
+                plain = _worth_running(plain, tuning.most // 2)
                 trials += [replace(item, strategy=_named(item.strategy, "no groups")) for item in plain]
             found = [[(str(item.strategy), item.simulated) for item in trials]]
         dist.broadcast_object_list(found, dist.get_global_rank(owner.group, 0), group=owner.group)
@@ -113,50 +114,20 @@ def _named(strategy: Strategy, remark: str) -> Strategy:
     return replace(strategy, name=f"{strategy.name}, {remark}")
 
 
-def _of_all(models: Sequence[StepModel], grouping: Grouping, across_steps: bool, tuning: Tuning) -> list[Trial]:
-    """The candidates of each model, the best by its clock first."""
-    found: list[Trial] = []
-    for model in models:
-        trials = candidates(model, grouping, across_steps=across_steps, sizes=tuning.sizes)
-        if (at_once := model.channel.sharing.at_once) > 1:
-            trials = [replace(item, strategy=_named(item.strategy, f"{at_once} at once")) for item in trials]
-        found += trials
-    return sorted(found, key=lambda trial: trial.simulated)
-
-
-def measured_models(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tuning) -> tuple[StepModel, ...]:
-    """The step as the clock sees it on this machine, with each of the groups, the one that carries fewest at once first. Operators are timed one by one, and then as they run in the step (`timeline_torch.py`)."""
+def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tuning) -> StepModel:
+    """The step as the clock sees it, on this machine and this group. Operators are timed one by one, and then as they run in the step (`timeline_torch.py`)."""
     cost = measure_operators(owner.graph, owner.module, {**inputs, **owner.constants})
     alone = stretches(owner, inputs, _ROUNDS)
     names = [op.name for op in owner.graph.ops]
+    channel = measure_channel(owner.group, device=owner.device)
     update = _update_per_byte(owner.optimizer, tuning.sample_bytes) if owner.optimizer is not None else 0.0
-    copying = _copy_per_byte(owner.device)
     in_rows = row_products(owner.graph) if owner.device.type == "cpu" else {}
-    in_the_step = replace(cost, seconds=in_stretches(cost.seconds, names, alone))
-    channels = [
-        measure_channel(owner.groups[at_once], device=owner.device, at_once=at_once) for at_once in sorted(owner.groups)
-    ]
-    rate = 1.0
     if owner.group.size() > 1 and owner.device.type == "cpu":
-        rate = _compute_rate(owner, inputs, sum(alone.values()), channels[0])
-    per_byte = min(channel.per_byte for channel in channels)  # the link is the same, whoever uses it
-    return tuple(
-        StepModel(
-            owner.graph,
-            in_the_step,
-            replace(
-                channel,
-                per_byte=per_byte,
-                update_per_byte=update,
-                copy_per_byte=copying,
-                sharing=replace(channel.sharing, compute_rate=rate),
-            ),
-            in_rows,
-            owner.packed,
-            owner.row_uses,
-        )
-        for channel in channels
-    )
+        sharing = replace(channel.sharing, compute_rate=_compute_rate(owner, inputs, sum(alone.values()), channel))
+        channel = replace(channel, sharing=sharing)
+    measured = replace(channel, update_per_byte=update, copy_per_byte=_copy_per_byte(owner.device))
+    in_the_step = replace(cost, seconds=in_stretches(cost.seconds, names, alone))
+    return StepModel(owner.graph, in_the_step, measured, in_rows, owner.packed, owner.row_uses)
 
 
 def _compute_rate(owner: DataParallel, inputs: Mapping[str, Tensor], alone: float, channel: Channel) -> float:

@@ -1,6 +1,6 @@
 """A strategy: which operators of a training step become one kernel, and how its gradients are communicated.
 
-    strategy := "strategy" STRING ("at_once" "=" COUNT)? "{" group* bucket* "}"
+    strategy := "strategy" STRING "{" group* bucket* "}"
     group    := "group" "{" %op ("," %op)* "}" ("again" "{" %op ("," %op)* "}")?
     bucket   := "bucket" reduction ("by" STRING)? "wait" "=" wait "{" part ("," part)* "}"
     reduction := "all_reduce" | "reduce_scatter"
@@ -15,7 +15,7 @@ one, so that their results need not be read from memory: DisCo's duplicate fusio
 **Buckets.** A bucket's gradients travel in one collective. A part is a parameter's gradient, whole or the flat elements START to STOP of it.
 `all_reduce` gives every rank the mean in one collective; `reduce_scatter` reduces to shares, and gathers them where it is waited for.
 `by` names the algorithm of the collective; without it the group's library chooses.
-Buckets travel in the order in which they stand here, on every rank; one that is ready before its turn waits for those before it. They travel one at a time, or `at_once` so many, each begun when one of those before it is done. `wait` says where the update is waited for: at the end of
+Buckets travel in the order in which they stand here, on every rank; one that is ready before its turn waits for those before it. `wait` says where the update is waited for: at the end of
 the same `step`, or in the `next` one, before the first kernel that reads one of the bucket's parameters.
 
 `check_strategy` says which strategies fit a graph: every gradient is communicated exactly once, no group waits for itself through others,
@@ -111,20 +111,15 @@ class Strategy:
     name: str
     groups: tuple[Group, ...] = ()
     buckets: tuple[Bucket, ...] = ()
-    at_once: int = 1
 
     def __str__(self) -> str:
-        head = quote(self.name) + (f" at_once={self.at_once}" if self.at_once != 1 else "")
-        lines = [f"strategy {head} {{", *(f"  {item}" for item in (*self.groups, *self.buckets)), "}"]
+        lines = [f"strategy {quote(self.name)} {{", *(f"  {item}" for item in (*self.groups, *self.buckets)), "}"]
         return "\n".join(lines) + "\n"
 
     @classmethod
     def read(cls, scanner: Scanner) -> Strategy:
         scanner.expect("strategy")
-        name, at_once = scanner.string(), 1
-        if scanner.accept_word("at_once"):
-            scanner.expect("=")
-            at_once = scanner.integer()
+        name = scanner.string()
         scanner.expect("{")
         groups: list[Group] = []
         buckets: list[Bucket] = []
@@ -133,7 +128,7 @@ class Strategy:
         while scanner.accept_word("bucket"):
             buckets.append(Bucket.read(scanner))
         scanner.expect("}")
-        return cls(name, tuple(groups), tuple(buckets), at_once)
+        return cls(name, tuple(groups), tuple(buckets))
 
     @classmethod
     def parse(cls, text: str) -> Strategy:

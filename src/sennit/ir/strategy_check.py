@@ -7,7 +7,6 @@
 | repeats | what is computed `again` is in another group, is pure, and something in this group reads it |
 | order | the groups, each as one node, have no cycle |
 | buckets | every gradient is communicated once: whole in one bucket, or in spans that tile it |
-| at once | one bucket travels, or several |
 
 **Order.** Contract every group to a node; an edge goes from the group that makes a value to each that reads it, unless the reader makes it `again`. If
 the contracted graph has no cycle, `kernels` gives its nodes in an order that respects it: among nodes that are free, the one whose
@@ -54,8 +53,6 @@ def check_strategy(strategy: Strategy, graph: Graph) -> None:
     """Raise `PlanError` with the first rule that the strategy breaks."""
     kernels(strategy, graph)
     check_buckets(strategy.buckets, graph)
-    if strategy.at_once < 1:
-        raise PlanError(f"{strategy.at_once} buckets travel at once", fix="write at_once=1 or more, or leave it out")
 
 
 def is_pure(op: Op) -> bool:
