@@ -18,7 +18,7 @@ Every round runs all of them in turn, some steps each, starting with another one
 best DDP of the sweep, beside the targets; also a step that one in ten exceeds, and a step's page faults. All variants keep freed memory with the process, as `DataParallel` does (`fuse/kept_memory.py`; `--give-back` leaves the allocator as it is, for all of them). Times of compiled variants are compared with each other and with DDP compiled.
 
 With `--json` the file is written after tuning and after each round, and what it holds is gone on from: batch, figures alone and tuned strategies are kept, and the rounds of another run are added to those before. So a long measurement can be had in parts.
-`--rounds 0` tunes and measures nothing.
+`--rounds 0` tunes and measures nothing. `--ordinary` leaves gloo's threads as they come, in all variants: what a user has who may not prefer them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     from sennit.fuse.kept_memory import keep_memory
-    from sennit.fuse.network_threads import network_first
+    from sennit.fuse.network_threads import Preference, network_first
     from sennit.fuse.serial_group_torch import serial_group
 
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -62,7 +62,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
     results: dict[str, Any] = before[0]
     group = serial_group()
     pace()
-    preference = network_first()
+    preference = Preference.NONE if arguments.ordinary else network_first()
     if rank == 0:
         print(f"the network's threads first: {preference.value}; {arguments.cores} core(s) a rank")
     for name in arguments.models:
@@ -244,6 +244,7 @@ def make_variants(
             print(f"  {title}: made in {time.perf_counter() - begun:.1f} s", flush=True)
 
     def ours(title: str, **options: Any) -> None:
+        options = {"network_first": not arguments.ordinary, **options}
         if title in found["strategies"]:
             options = {**options, "strategy": Strategy.parse(found["strategies"][title])}
             options["network_first"] = found["preferences"][title] != Preference.NONE.value
@@ -268,7 +269,7 @@ def make_variants(
     for cap in arguments.caps:
         add(f"DDP {cap} MB", lambda model, _, __, cap=cap: DistributedDataParallel(model, bucket_cap_mb=cap))
     for cap in CAPS_FEW:
-        if cap not in arguments.caps:
+        if cap not in arguments.caps or arguments.ordinary:
             continue
         variants[f"DDP {cap} MB, network first"] = variants[f"DDP {cap} MB"]
     add("no overlap", lambda model, _, __: model)
@@ -402,6 +403,7 @@ def main() -> None:
     parser.add_argument("--caps", type=int, nargs="*", default=list(CAPS), help="bucket sizes of the sweep, MB")
     parser.add_argument("--give-back", action="store_true", help="the allocator as it is")
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--ordinary", action="store_true", help="gloo's threads as they come")
     parser.add_argument("--no-ablation", dest="ablation", action="store_false", help='without "tensor only" and "none"')
     parser.add_argument("--turns", type=int, default=4, help="turns of tuning's trials")
     parser.add_argument("--trial-steps", type=int, default=3, help="steps of a trial in a turn")

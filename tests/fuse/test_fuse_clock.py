@@ -16,9 +16,9 @@ from sennit.fuse.clock import BucketTime, Sharing, Timing, full_overlap, steady_
 def timings(draw: st.DrawFn, next_step: bool = True) -> Timing:
     kernels = draw(st.lists(st.integers(1, 9), min_size=1, max_size=8))
     buckets = []
-    for _ in range(draw(st.integers(0, 5))):
-        ready = draw(st.integers(0, len(kernels) - 1))
-        needed = draw(st.none() | st.integers(0, len(kernels) - 1)) if next_step else None
+    made = draw(st.lists(st.integers(0, len(kernels) - 1), max_size=5))
+    for ready in made:  # forward kernels need parameters, and all gradients come after them
+        needed = draw(st.none() | st.integers(0, min(made))) if next_step else None
         buckets.append(
             BucketTime(
                 ready, float(draw(st.integers(1, 12))), float(draw(st.integers(0, 2))), draw(st.integers(0, 2)), needed

@@ -5,7 +5,7 @@ takes the buckets in the order in which they are listed, as ranks that must agre
 number among those ready, then the one that was ready first: what a channel would do that could choose. `StepTime.order` says in which order that was,
 and listing the buckets so makes the choice one that ranks can follow. Bucket b occupies it for `seconds[b]`, and
 `queued` more (or less) where it was ready before the channel was free: what a message that queues costs is not an idle channel's latency. Before kernel `needed[b]` of the
-*next* step, or at the end of this one where `needed[b]` is None, the compute stream waits for bucket b and updates its parameters, which takes `update[b]`. A bucket that was reduced to
+*next* step, or at the end of this one where `needed[b]` is None, the compute stream waits for bucket b and updates its parameters, which takes `update[b]`. No gradient is ready before a parameter is first needed: forward comes before backward, so all buckets of a step are waited for before one of the next is ready. A bucket that was reduced to
 shares is gathered there: the gather takes `gather[b]`, after all that the channel was given before.
 
 While both are busy each runs at its own rate, at most 1: cores and memory are shared (`compute_rate`, `channel_rate`).
