@@ -43,7 +43,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from device_lock import DeviceLock, tune_alone
+from device_lock import DeviceLock, on_own_stream, tune_alone
 from drawn_groups import Drawn, drawn_groups, in_turns
 from workloads import root_of, stored_graphs
 
@@ -131,7 +131,8 @@ def timed_on_gpu(call: Any, inputs: list[Any], lock: DeviceLock, others: tuple[l
     from sennit.fuse.replay_times_torch import captured, queued_seconds, replayed
 
     with lock:
-        call(*inputs)  # tunes what it launches
+        with on_own_stream():
+            call(*inputs)  # tunes what it launches
         rough = queued_seconds(lambda: call(*inputs))
     graph = captured(call, [inputs, *others], rough)
     with lock:
@@ -165,6 +166,7 @@ def main() -> None:
     parser.add_argument(
         "--unsure", type=float, metavar="APART", help="relabel only what has one label, or two so far apart"
     )
+    parser.add_argument("--products", choices=("none", "only"), help="relabel only what has no product, or has one")
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--seconds", type=float, default=420.0)
     parser.add_argument("--workers", type=int, default=12)
@@ -187,6 +189,7 @@ def known_groups(arguments: Any) -> Iterator[Job]:
     """The groups of a file: their operators, some of them, and all. Read when the first is asked for: workers start meanwhile."""
     rows = [row for row in rows_of(arguments.relabel) if not arguments.only or root_of(row["from"]) in arguments.only]
     rows = [row for row in rows if arguments.unsure is None or is_unsure(row, arguments.unsure)]
+    rows = [row for row in rows if arguments.products is None or has_product(row) is (arguments.products == "only")]
     # in an order that is the same for every file, look-ups first: what a deadline leaves is drawn from all models
     rows.sort(key=lambda row: hashlib.sha256(row["graph"].encode()).hexdigest())
     groups = sorted((Job(row["from"], drawn_of(row["graph"])) for row in rows), key=lambda job: not looks_up(job))
@@ -200,6 +203,13 @@ def is_unsure(row: Any, apart: float) -> bool:
     """Whether there is one label of it, or two that are farther apart than that. What an estimator says of it is not asked."""
     labels = row.get("labels", ())
     return len(labels) < 2 or max(labels) > (1 + apart) * min(labels)
+
+
+def has_product(row: Any) -> bool:
+    """Whether a library does some of it, which Inductor does not tune."""
+    from sennit.fuse.operator_class import PRODUCTS, stem
+
+    return any(stem(op.kind) in PRODUCTS for op in drawn_of(row["graph"]).kernel.body)
 
 
 def looks_up(job: Job) -> bool:
