@@ -167,6 +167,7 @@ def main() -> None:
         "--unsure", type=float, metavar="APART", help="relabel only what has one label, or two so far apart"
     )
     parser.add_argument("--products", choices=("none", "only"), help="relabel only what has no product, or has one")
+    parser.add_argument("--skip", type=Path, help="relabel only what is of no structure of this file")
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--seconds", type=float, default=420.0)
     parser.add_argument("--workers", type=int, default=12)
@@ -190,6 +191,9 @@ def known_groups(arguments: Any) -> Iterator[Job]:
     rows = [row for row in rows_of(arguments.relabel) if not arguments.only or root_of(row["from"]) in arguments.only]
     rows = [row for row in rows if arguments.unsure is None or is_unsure(row, arguments.unsure)]
     rows = [row for row in rows if arguments.products is None or has_product(row) is (arguments.products == "only")]
+    if arguments.skip is not None:
+        known = {structure(row) for row in rows_of(arguments.skip)}
+        rows = [row for row in rows if structure(row) not in known]
     # in an order that is the same for every file, look-ups first: what a deadline leaves is drawn from all models
     rows.sort(key=lambda row: hashlib.sha256(row["graph"].encode()).hexdigest())
     groups = sorted((Job(row["from"], drawn_of(row["graph"])) for row in rows), key=lambda job: not looks_up(job))
@@ -203,6 +207,13 @@ def is_unsure(row: Any, apart: float) -> bool:
     """Whether there is one label of it, or two that are farther apart than that. What an estimator says of it is not asked."""
     labels = row.get("labels", ())
     return len(labels) < 2 or max(labels) > (1 + apart) * min(labels)
+
+
+def structure(row: Any) -> str:
+    from sennit.fuse.signature import signature
+
+    drawn = drawn_of(row["graph"])
+    return signature(drawn.kernel, drawn.written, drawn.types)
 
 
 def has_product(row: Any) -> bool:

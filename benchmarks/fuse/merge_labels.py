@@ -6,7 +6,7 @@ A label is made from the start each time, with Inductor's choice of configuratio
 the geometric mean of those that are within `APART` of the shortest, which is what tuning was after. `labels` of a line of the result has the seconds of all, and a file that was merged before counts with all that it has. With `--look-ups-anew` a group or operator whose inputs are
 indices (`look_up_indices.py`) has the labels of the files behind the first alone: those of the first were made with zeros for indices.
 
-Lines are matched by what was timed (`signature.py`), so that names of values do not matter; a line that the first file does not have is added.
+Lines are matched by what was timed (`signature.py`), so that names of values do not matter; a line that the first file does not have is added, but not with `--known`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ def key_of(row: dict[str, Any]) -> tuple[str, bool]:
     return signature(drawn.kernel, drawn.written, drawn.types), looks_up
 
 
-def merged(paths: list[Path], anew: bool) -> list[dict[str, Any]]:
+def merged(paths: list[Path], anew: bool, known: bool) -> list[dict[str, Any]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for place, path in enumerate(paths):
         for row in rows_of(path):
             key, looks_up = key_of(row)
+            if known and place > 0 and key not in found:
+                continue
             mine = found.setdefault(key, [])
             if place == 1 and anew and looks_up:
                 mine.clear()
@@ -62,9 +64,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("labels", type=Path, nargs="+")
     parser.add_argument("--look-ups-anew", action="store_true", help="the first file's look-ups are not to be used")
+    parser.add_argument("--known", action="store_true", help="only what the first file has")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    rows = merged(arguments.labels, arguments.look_ups_anew)
+    rows = merged(arguments.labels, arguments.look_ups_anew, arguments.known)
     with gzip.open(arguments.out, "wt") as out:
         out.writelines(json.dumps(row) + "\n" for row in rows)
     twice = sum(len(row["labels"]) > 1 for row in rows)
