@@ -16,7 +16,7 @@ The constants were read off lone operators and groups of one part that were meas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, inf, log, log2
 from statistics import fmean
 
@@ -25,8 +25,8 @@ import numpy as np
 from sennit.fuse.compiled_parts import Part, Sort, parts_of
 from sennit.fuse.kernel_cost import Estimate, Lone, Staged, added_to, bases, copies_bias
 from sennit.fuse.operator_class import Class, classify, moves_nothing, stem
-from sennit.fuse.part_effort import looked_at
-from sennit.ir.dtype import DType
+from sennit.fuse.part_effort import Effort, looked_at
+from sennit.ir.dtype import DType, TensorType
 from sennit.ir.graph import Op
 from sennit.ir.strategy_check import Kernel
 
@@ -41,7 +41,7 @@ _SHARED = 0.85  # of the factor of an operator of several parts, for each of the
 _STARTS = 0.5  # of a launch, what the second of two reductions in one loop saves
 _LEAST = 0.3  # of what a part should take
 _MORE = 0.4  # of a launch, for each further kernel of a part
-_SECTORS = 43.0  # bytes of memory that an element takes which is written out of order
+_SECTORS = 51.0  # bytes of memory that an element takes which is written out of order
 _COPY = 0.72  # of a launch, the kernel that copies a bias
 _STREAM = 0.05  # of what is written, for each value beyond the second
 _CACHE = 50e6  # bytes, where the device does not say
@@ -204,18 +204,30 @@ class Compiled:
         types = self.staged.roofline.types
         totals = {op.name: added_to(op, kernel, written, types) for op in kernel.body if op.name in calls}
         sums = {total.name for total in totals.values() if total is not None}
+        shown = bases(kernel)
         seconds = 0.0
         for op in kernel.body:
             if op.name not in calls or op.name in sums or stem(op.kind) == "clone":
                 continue
-            guessed = op.results[0].type.dtype is DType.F32 and self.staged.measured_inside(op, kernel, written) is None
+            is_known = self.staged.measured_inside(op, kernel, written) is not None
+            guessed = op.results[0].type.dtype is DType.F32 and not is_known
             factor = _TF32 if guessed and stem(op.kind).startswith("convolution") else 1.0
             seconds += factor * self.staged.inside(op, kernel, written)
+            if is_known and stem(op.kind) == "convolution":
+                seconds -= self._copied(types[op.reads[0]], shown.get(op.reads[0], op.reads[0]), parts)
             if copies_bias(op, kernel, written, types):
                 seconds += _COPY * self.staged.roofline.device.launch.value
             if (total := totals[op.name]) is not None and self.staged.measured_call(op, kernel, written) is None:
                 seconds += self.staged.alone(total)  # the library copies what is added first
         return seconds
+
+    def _copied(self, read: TensorType, value: str, parts: Sequence[Part]) -> float:
+        """Of a convolution by itself, the copy of what it reads, if that is laid out by the part of a group which makes it."""
+        for part in parts:
+            if part.reordered and value in part.stored:
+                copy = Part(Sort.POINT, read.elements, read.elements, 1, read.bytes, read.bytes, part.ops, part.ops)
+                return self._modelled(replace(copy, effort=Effort(depth=1)), 2 * read.bytes)
+        return 0.0
 
     def _memory(self) -> float:
         device = self.staged.roofline.device
