@@ -3,7 +3,7 @@
     python benchmarks/fuse/workloads.py --graphs FOLDER        # captures what is not there yet; needs transformers, no GPU
 
 A graph goes by `model`, or `model size`, then its element type: `gpt2 wide bfloat16`. The first word is the model; data is split by it. Two layers each, since layers repeat.
-A capture is a text file, so a machine without the libraries reads what another wrote.
+A capture is a text file, so a machine without the libraries reads what another wrote. `ONLY_LEARNED` are models that estimators learn from and are not judged on.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+
+
+ONLY_LEARNED = frozenset(("regnet", "mobilevit", "hiera", "timesformer"))
 
 
 def models() -> dict[str, Any]:
