@@ -106,8 +106,8 @@ def noise(path: Path) -> None:
     """How far two labels of one group are apart (`merge_labels.py` keeps both): no estimator can be better than about that."""
     by_size: dict[str, list[float]] = {}
     for row in map(json.loads, lines_of(path).values()):
-        if len(row.get("labels", ())) == 2:
-            first, second = row["labels"]
+        if len(row.get("labels", ())) > 1:
+            first, second = row["labels"][:2]
             for size in (size_class(row["seconds"]), "all"):
                 by_size.setdefault(size, []).append(abs(first / second - 1))
     for size, errors in sorted(by_size.items()):

@@ -1,9 +1,9 @@
-"""Labels of a group become one: the mean of those that are near the shortest.
+"""Labels of a group become one: the median of those that are near the shortest.
 
     python benchmarks/fuse/merge_labels.py first.jsonl.gz second.jsonl.gz [...] --out merged.jsonl.gz
 
 A label is made from the start each time, with Inductor's choice of configurations, and that choice is sometimes the wrong one: two labels of one group are mostly a percent apart, and now and then by a factor of two. So the label is
-the geometric mean of those that are within `APART` of the shortest, which is what tuning was after. `labels` of a line of the result has the seconds of all, and a file that was merged before counts with all that it has. With `--look-ups-anew` a group or operator whose inputs are
+the median of those that are within `APART` of the shortest, which is what tuning was after; of two the geometric mean. `labels` of a line of the result has the seconds of all, and a file that was merged before counts with all that it has. With `--look-ups-anew` a group or operator whose inputs are
 indices (`look_up_indices.py`) has the labels of the files behind the first alone: those of the first were made with zeros for indices.
 
 Lines are matched by what was timed (`signature.py`), so that names of values do not matter; a line that the first file does not have is added, but not with `--known`.
@@ -17,7 +17,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
@@ -53,7 +53,7 @@ def merged(paths: list[Path], anew: bool, known: bool) -> list[dict[str, Any]]:
         shortest = min(labels, key=lambda row: row["seconds"])
         times = [seconds for row in labels for seconds in row.get("labels", (row["seconds"],))]
         near = [seconds for seconds in times if seconds <= (1 + APART) * min(times)]
-        factor = math.exp(fmean(map(math.log, near))) / shortest["seconds"]
+        factor = math.exp(median(map(math.log, near))) / shortest["seconds"]
         row = {**labels[0], **shortest, "graph": labels[0]["graph"], "seconds": factor * shortest["seconds"]}
         row["quartiles"] = [factor * seconds for seconds in shortest["quartiles"]]
         rows.append({**row, "labels": [float(f"{seconds:.4g}") for seconds in times]})

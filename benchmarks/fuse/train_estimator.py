@@ -5,7 +5,7 @@
     python benchmarks/fuse/train_estimator.py groups.jsonl.gz --out estimator_h200.pt                  # the weights that ship, from all of the data
     python benchmarks/fuse/train_estimator.py groups.jsonl.gz --noise                                    # how far two labels of one group are apart
 
-Groups are split by model: all sizes and element types of the model that is held out are unseen; models of `workloads.ONLY_LEARNED` are never held out. The error of a prediction p of a time t is |p - t| / t. Beside the graph network stand
+Groups are split by model: all sizes and element types of the model that is held out are unseen; models of `workloads.FRESH` are never trained on, and judged apart. The error of a prediction p of a time t is |p - t| / t. Beside the graph network stand
 
     roofline            times the best constant factor on the groups that may be seen
     by stages           `fuse/kernel_cost.py`, times its best factor
@@ -39,11 +39,12 @@ import numpy as np
 import torch
 from estimator_data import Row, noise, read
 from estimator_report import KNOWN, line, show_by_parts, show_by_size, show_surest
-from workloads import ONLY_LEARNED
+from workloads import FRESH
 
 from sennit.fuse.boosted_trees import BoostedTrees, Forests, flat
 from sennit.fuse.estimator_torch import NETWORKS_SHARE, Batch, GraphNetwork, collate, save_networks
 
+UNSEEN = "fresh models"
 FORESTS = 3  # of other seeds, of which the mean is taken
 LEAST_ERROR = 0.003  # what two labels differ by anyway
 
@@ -176,9 +177,11 @@ class Fold:
 
 def folds(rows: list[Row], split: str, names: list[str] | None) -> list[Fold]:
     if split == "models":
-        models = names or sorted({row.model for row in rows} - ONLY_LEARNED)
-        return [Fold(name, frozenset(n for n, row in enumerate(rows) if row.model == name)) for name in models]
-    texts = sorted({row.text for row in rows if row.model not in ONLY_LEARNED})
+        models = names or sorted({row.model for row in rows} - FRESH)
+        found = [Fold(name, frozenset(n for n, row in enumerate(rows) if row.model == name)) for name in models]
+        fresh = frozenset(n for n, row in enumerate(rows) if row.model in FRESH)
+        return [*found, Fold(UNSEEN, fresh)] if fresh and not names else found
+    texts = sorted({row.text for row in rows if row.model not in FRESH})
     np.random.default_rng(0).shuffle(texts)
     tenths = [set(texts[part::10]) for part in range(3)]
     return [
@@ -192,7 +195,7 @@ def compare(job: tuple[list[Row], Fold, Any, str]) -> dict[str, Any]:
     rows, fold, arguments, device = job
     torch.set_num_threads(1)
     start = time.perf_counter()
-    seen = [row for place, row in enumerate(rows) if place not in fold.held]
+    seen = [row for place, row in enumerate(rows) if place not in fold.held and row.model not in FRESH]
     held = [row for place, row in enumerate(rows) if place in fold.held]
     wanted = np.array([row.target for row in held])
 
@@ -239,12 +242,14 @@ def comparisons(rows: list[Row], arguments: Any, device: str) -> None:
 
     def show(item: dict[str, Any]) -> None:
         print(f"held out: {item['name']} ({item['seconds']:.0f} s)")
-        lines.extend(item["lines"])
+        is_fresh = item["name"] == UNSEEN
+        lines.extend([] if is_fresh else item["lines"])
         for known, errors in item["errors"].items():
             print(f" {KNOWN[known]}, {len(errors['roofline'])} groups")
             for name, error in errors.items():
                 print(line(name, error), flush=True)
-                pooled.setdefault((known, name), []).append(error)
+                if not is_fresh:
+                    pooled.setdefault((known, name), []).append(error)
 
     if arguments.jobs > 1:
         with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
@@ -305,10 +310,11 @@ def main() -> None:
     print(f"read in {time.perf_counter() - start:.0f} s", flush=True)
     if arguments.out is not None:
         start = time.perf_counter()
-        work = [(rows, seed, arguments.epochs, device) for seed in range(arguments.networks)]
+        seen = [row for row in rows if row.model not in FRESH]
+        work = [(seen, seed, arguments.epochs, device) for seed in range(arguments.networks)]
         with multiprocessing.get_context("spawn").Pool(min(arguments.jobs, arguments.networks)) as pool:
             networks = pool.starmap(train, work)
-        forest = forests(rows) if importlib.util.find_spec("sklearn") is not None else None
+        forest = forests(seen) if importlib.util.find_spec("sklearn") is not None else None
         save_networks(networks, arguments.out, forest)
         size = arguments.out.stat().st_size
         print(f"{arguments.out}: {size / 1e6:.2f} MB, trained in {time.perf_counter() - start:.0f} s", flush=True)

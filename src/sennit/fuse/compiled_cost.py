@@ -39,6 +39,8 @@ _ADDED_KEPT, _ADDED = 0.4, 0.7  # of the excess of a reduction whose rows are ke
 _LONGER = 0.8  # at least, where reductions took longer than modelled
 _SHARED = 0.85  # of the factor of an operator of several parts, for each of them
 _STARTS = 0.5  # of a launch, what the second of two reductions in one loop saves
+_NEARER = 0.5  # less of memory's time, for what a loop moves beyond its reductions in the cache
+_AGAIN = 0.7  # of the rows of two batch norms in one loop, what has left the cache before they are read again
 _LEAST = 0.3  # of what a part should take
 _MORE = 0.4  # of a launch, for each further kernel of a part
 _SECTORS = 51.0  # bytes of memory that an element takes which is written out of order
@@ -71,7 +73,7 @@ class _Speed:
 
 
 _POINT = _Speed(0.268, 0.086, 0.0, 0.045, 0.0, 0.0, 1.855, 1.126, 5.5, 1.025)
-_KEPT = _Speed(0.065, 0.081, 0.166, 0.0, 0.0142, 0.03, 1.71, 1.165, 2.54, 1.018)
+_KEPT = _Speed(0.065, 0.085, 0.166, 0.022, 0.0135, 0.025, 1.76, 1.3, 2.7, 0.988)
 _LOOP = _Speed(0.14, 0.12, 0.33, 0.0, 0.0, 0.235, 1.15, 1.06, 4.6, 1.018)
 _COLUMN = _Speed(0.32, 0.082, 0.15, 0.0, 0.0, 0.15, 1.35, 0.8, 6.4, 1.0)
 
@@ -107,7 +109,7 @@ class Compiled:
         busy = [op for op in kernel.body if not moves_nothing(op)]
         others = [part for part in parts if part.sort is not Sort.LIBRARY]
         modelled = [self._modelled(part, footprint) for part in others]
-        found = [self._corrected(part, time, busy) for part, time in zip(others, modelled, strict=True)]
+        found = [self._corrected(part, time, busy, footprint) for part, time in zip(others, modelled, strict=True)]
         seconds, piled = sum(it[0] for it in found), sum(it[1] for it in found)
         return Split(parts, library + seconds, library, footprint, library + sum(modelled), library + piled)
 
@@ -147,10 +149,10 @@ class Compiled:
         read = looked_at(busy, made, bases(kernel), self.staged.roofline.types)
         return int((sum(read.values()) + _DIRTY * sum(part.written for part in parts)) / _EVEN)
 
-    def _corrected(self, part: Part, seconds: float, busy: Sequence[Op]) -> tuple[float, float]:
+    def _corrected(self, part: Part, seconds: float, busy: Sequence[Op], footprint: int) -> tuple[float, float]:
         """Seconds of a part by what operators in it took, each by itself, over what they should have taken; and its reductions one behind the other (`Split.piled`). Of a part that is one operator, what it took.
 
-        A pointwise part is longer by the factor that its operators over all of its elements were, in the geometric mean. A reduction's own excess is in its waiting more than in its bytes: most of it is added, that of the reduction which moves most nearly what the part does, and of others of its kind. Two norms in one loop over rows take no less than both, and a batch norm's loop, whose rows lie in pieces, no less than it and what the part moves beyond it."""
+        A pointwise part is longer by the factor that its operators over all of its elements were, in the geometric mean. A reduction's own excess is in its waiting more than in its bytes: most of it is added, that of the reduction which moves most nearly what the part does, and of others of its kind. Two norms in one loop over rows take no less than both, and a batch norm's loop, whose rows lie in pieces, no less than it and what the part moves beyond it; two batch norms' rows leave the cache before they are read again."""
         inside = [op for op in busy if op.name in part.ops] if self.staged.measured else []
         alone = len(inside) == 1
         types = self.staged.roofline.types
@@ -178,9 +180,12 @@ class Compiled:
         less = _ADDED_KEPT if part.sort is Sort.COLUMN else added
         change = max(added, _LONGER) * excess if excess > 0 else less * excess / len(alike)
         seconds = max(_LEAST * seconds, seconds + change)
-        more = max(0, moved - sum(lone.moved for lone in alike.values())) / self._memory()
+        near = self._found(footprint)
+        more = max(0, moved - sum(lone.moved for lone in alike.values())) * (1.0 - _NEARER * near)
+        if len(alike) > 1 and "batch_norm" in kind:
+            more += _AGAIN * part.effort.again * (1.0 - near)
         starts = (len(alike) - 1) * _STARTS * self.staged.roofline.device.launch.value
-        piled = sum(lone.took for lone in alike.values()) - starts + more
+        piled = sum(lone.took for lone in alike.values()) - starts + more / self._memory()
         is_loop = part.sort is Sort.ROW and not part.kept and not part.launches > 1
         waits = is_loop and (len(alike) > 1 or "batch_norm" in kind)
         return max(seconds, piled) if waits else seconds, piled
