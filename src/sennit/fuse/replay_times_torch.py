@@ -9,7 +9,7 @@ Many calls are captured as one CUDA graph, and the graph is replayed several tim
 
 `captured` may run beside other processes that measure; `replayed`, `queued_seconds` and `graphed_seconds` want the device for themselves.
 
-A tuner that chooses between kernels has to see them in the same way (`graphed_seconds`): launched one by one from a busy host, kernels of 2 us and of 7 us take as long as their launches, and which of them is kept is chance.
+A tuner that chooses between kernels has to see them in the same way (`graphed_seconds`): launched one by one from a busy host, short kernels may take as long as their launches, and which of them is kept is chance.
 """
 
 from __future__ import annotations
