@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 import numpy as np
 import torch
 from estimator_data import Row, noise, read
-from estimator_report import KNOWN, line, show_by_parts, show_by_size, show_surest
+from estimator_report import KNOWN, line, show_by_parts, show_by_size, show_several_without_products, show_surest
 from workloads import FRESH
 
 from sennit.fuse.boosted_trees import BoostedTrees, Forests, flat
@@ -239,11 +239,12 @@ def comparisons(rows: list[Row], arguments: Any, device: str) -> None:
     work = [(rows, fold, arguments, device) for fold in folds(rows, arguments.split, arguments.held)]
     pooled: dict[tuple[bool, str], list[Any]] = {}
     lines: list[dict[str, Any]] = []
+    fresh: list[dict[str, Any]] = []
 
     def show(item: dict[str, Any]) -> None:
         print(f"held out: {item['name']} ({item['seconds']:.0f} s)")
         is_fresh = item["name"] == UNSEEN
-        lines.extend([] if is_fresh else item["lines"])
+        (fresh if is_fresh else lines).extend(item["lines"])
         for known, errors in item["errors"].items():
             print(f" {KNOWN[known]}, {len(errors['roofline'])} groups")
             for name, error in errors.items():
@@ -272,6 +273,9 @@ def comparisons(rows: list[Row], arguments: Any, device: str) -> None:
             break
     if lines and "trees and network" in lines[0]:
         show_surest(lines)
+    for of, those in (("held out", lines), (UNSEEN, fresh)):
+        if those:
+            show_several_without_products(those, of)
     if arguments.split == "models":
         print("  the target is a median of 4 % and a p90 of 8 % on models that were not seen")
     else:
