@@ -103,13 +103,23 @@ def read(paths: list[Path], operators: Path | None, cluster: str, limit: int | N
 
 
 def noise(path: Path) -> None:
-    """How far two labels of one group are apart (`merge_labels.py` keeps both): no estimator can be better than about that."""
+    """How far two labels of one group are apart (`merge_labels.py` keeps all): no estimator can be better than about that. And what a third says of those that are far apart."""
     by_size: dict[str, list[float]] = {}
+    thirds: list[tuple[float, float]] = []
     for row in map(json.loads, lines_of(path).values()):
-        if len(row.get("labels", ())) == 2:
-            first, second = row["labels"]
+        if len(row.get("labels", ())) > 1:
+            first, second = row["labels"][:2]
             for size in (size_class(row["seconds"]), "all"):
                 by_size.setdefault(size, []).append(abs(first / second - 1))
+            if len(row["labels"]) > 2:
+                thirds.append((abs(math.log(first / second)), math.log(row["labels"][2] / min(first, second))))
     for size, errors in sorted(by_size.items()):
         print(f"two labels of one group, {size}, {len(errors)}:")
         print(line("", np.array(errors)), flush=True)
+    apart, third = np.array(thirds).reshape(-1, 2).T
+    for least in (1.04, 1.3):
+        far = math.log(least)
+        mine = third[apart > far]
+        print(
+            f"{len(mine)} of {len(third)} with first labels {least} times apart: the third is as much longer than the shorter for {(mine > far).sum()}; of all, for {(third > far).sum()}, and as much shorter than both for {(third < -far).sum()}"
+        )

@@ -69,6 +69,9 @@ def show_surest(lines: list[dict[str, Any]]) -> None:
         print(f" trees and network, {KNOWN[known]}, by deviation")
         for share in (1.0, 0.95, 0.9, 0.8):
             print(line(f"surest {100 * share:.0f} %", error[order[: int(share * len(order))]]))
+        for share in (0.02, 0.05):
+            rest = np.where(np.arange(len(order)) < int((1 - share) * len(order)), error[order], 0.0)
+            print(line(f"{100 * share:.0f} % measured", rest))
         for share in (0.1, 0.2):
             wide = error[order[int((1 - share) * len(order)) :]]
             found = 100 * (wide > 0.08).sum() / max(1, (error > 0.08).sum())
@@ -80,3 +83,16 @@ def show_surest(lines: list[dict[str, Any]]) -> None:
             for part in fifths
         ]
         print(f"  fifths by deviation, its mean and that of errors: {', '.join(means)}", flush=True)
+
+
+def show_several_without_products(lines: list[dict[str, Any]], of: str) -> None:
+    """Errors on groups of several operators that no library does a part of."""
+    several = [item for item in lines if item["several"]]
+    sorts = {text: parts_in(text) for text in {item["group"] for item in several}}
+    mine = [item for item in several if "LIBRARY" not in sorts[item["group"]]]
+    for known in sorted({item["known"] for item in mine}):
+        those = [item for item in mine if item["known"] is known]
+        print(f" {of}, {KNOWN[known]}, groups of several operators without products, {len(those)} groups")
+        for name in ("by parts", "boosted trees", "trees and network"):
+            if name in those[0]:
+                print(line(name, np.array([abs(item[name] / item["seconds"] - 1) for item in those])), flush=True)

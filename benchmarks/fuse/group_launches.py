@@ -24,13 +24,14 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from device_lock import DeviceLock, tune_alone
+from device_lock import DeviceLock, on_own_stream, tune_alone
 from estimator_data import described, lone_operators
 from label_groups import drawn_of, inputs_of, placed, rows_of
 
@@ -131,7 +132,8 @@ def worker(jobs: Any, answers: Any, path: str, device: str) -> None:
                 inputs = inputs_of(reads, drawn, device)
             call = compile_kernel(placed(module, device), inputs)
             with torch.no_grad(), lock:
-                call(*inputs)  # tunes what it launches
+                with on_own_stream() if device == "cuda" else nullcontext():
+                    call(*inputs)  # tunes what it launches
                 found = launched(call, inputs, Path(path).parent) if device == "cuda" else []
             answers.put((place, found, "\n".join(code), None))
         except Exception as error:

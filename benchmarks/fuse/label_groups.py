@@ -14,6 +14,8 @@ labels, in this order, into files of the folder
     again.jsonl.gz       so many groups: how far this label and the one in `groups.jsonl.gz` are apart bounds what any estimator can show. Nothing that was compiled or tuned is kept, so the second time is from the start
     groups.jsonl.gz      the groups, those first that are in `again.jsonl.gz`
 
+With `--unsure 0.03` only those that have one label, or two that are farther apart than 3 %: `merge_labels.py` makes one of three. A file of operators is relabelled in the same way, with `--stages groups`.
+
 A line is one label: the graph that the group came from, the group as a graph in text form, seconds, the quartiles of its replays, the kernels that Inductor wrote for it (library calls not counted), seconds of compiling. What was timed before the
 deadline is complete and readable. Indices are random places of the tables that they are for. With `--device cpu` the same runs on the cores of the machine.
 """
@@ -41,7 +43,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from device_lock import DeviceLock, tune_alone
+from device_lock import DeviceLock, on_own_stream, tune_alone
 from drawn_groups import Drawn, drawn_groups, in_turns
 from workloads import root_of, stored_graphs
 
@@ -129,7 +131,8 @@ def timed_on_gpu(call: Any, inputs: list[Any], lock: DeviceLock, others: tuple[l
     from sennit.fuse.replay_times_torch import captured, queued_seconds, replayed
 
     with lock:
-        call(*inputs)  # tunes what it launches
+        with on_own_stream():
+            call(*inputs)  # tunes what it launches
         rough = queued_seconds(lambda: call(*inputs))
     graph = captured(call, [inputs, *others], rough)
     with lock:
@@ -160,6 +163,11 @@ def main() -> None:
     parser.add_argument(
         "--look-ups", action="store_true", help="relabel only what has look-ups by indices from outside"
     )
+    parser.add_argument(
+        "--unsure", type=float, metavar="APART", help="relabel only what has one label, or two so far apart"
+    )
+    parser.add_argument("--products", choices=("none", "only"), help="relabel only what has no product, or has one")
+    parser.add_argument("--skip", type=Path, help="relabel only what is of no structure of this file")
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--seconds", type=float, default=420.0)
     parser.add_argument("--workers", type=int, default=12)
@@ -181,6 +189,11 @@ def main() -> None:
 def known_groups(arguments: Any) -> Iterator[Job]:
     """The groups of a file: their operators, some of them, and all. Read when the first is asked for: workers start meanwhile."""
     rows = [row for row in rows_of(arguments.relabel) if not arguments.only or root_of(row["from"]) in arguments.only]
+    rows = [row for row in rows if arguments.unsure is None or is_unsure(row, arguments.unsure)]
+    rows = [row for row in rows if arguments.products is None or has_product(row) is (arguments.products == "only")]
+    if arguments.skip is not None:
+        known = {structure(row) for row in rows_of(arguments.skip)}
+        rows = [row for row in rows if structure(row) not in known]
     # in an order that is the same for every file, look-ups first: what a deadline leaves is drawn from all models
     rows.sort(key=lambda row: hashlib.sha256(row["graph"].encode()).hexdigest())
     groups = sorted((Job(row["from"], drawn_of(row["graph"])) for row in rows), key=lambda job: not looks_up(job))
@@ -188,6 +201,26 @@ def known_groups(arguments: Any) -> Iterator[Job]:
     stages = {"operators": lone_operators(groups), "again": iter(again[: arguments.repeats]), "groups": iter(groups)}
     wanted = chain.from_iterable(stages[name] for name in arguments.stages)
     yield from (job for job in wanted if not arguments.look_ups or looks_up(job))
+
+
+def is_unsure(row: Any, apart: float) -> bool:
+    """Whether there is one label of it, or two that are farther apart than that. What an estimator says of it is not asked."""
+    labels = row.get("labels", ())
+    return len(labels) < 2 or max(labels) > (1 + apart) * min(labels)
+
+
+def structure(row: Any) -> str:
+    from sennit.fuse.signature import signature
+
+    drawn = drawn_of(row["graph"])
+    return signature(drawn.kernel, drawn.written, drawn.types)
+
+
+def has_product(row: Any) -> bool:
+    """Whether a library does some of it, which Inductor does not tune."""
+    from sennit.fuse.operator_class import PRODUCTS, stem
+
+    return any(stem(op.kind) in PRODUCTS for op in drawn_of(row["graph"]).kernel.body)
 
 
 def looks_up(job: Job) -> bool:

@@ -34,7 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 import numpy as np
-from device_lock import DeviceLock, tune_alone
+from device_lock import DeviceLock, on_own_stream, tune_alone
 from drawn_groups import Drawn
 from gpu_workers import copies
 from label_groups import drawn_of, inputs_of, placed
@@ -188,7 +188,8 @@ def compiled(drawn: Drawn, lock: DeviceLock, tuned: Tuned, *, beside: bool) -> G
         call = compile_kernel(module, inputs)
     compiling, timings = time.perf_counter() - start, tuned.timings
     with lock:
-        call(*inputs)
+        with on_own_stream():
+            call(*inputs)
         rough = queued_seconds(lambda: call(*inputs))
     return Group(drawn, reads, call, rough, tuned.taken(), compiling, timings)
 

@@ -5,13 +5,13 @@
     python benchmarks/fuse/train_estimator.py groups.jsonl.gz --out estimator_h200.pt                  # the weights that ship, from all of the data
     python benchmarks/fuse/train_estimator.py groups.jsonl.gz --noise                                    # how far two labels of one group are apart
 
-Groups are split by model: all sizes and element types of the model that is held out are unseen. The error of a prediction p of a time t is |p - t| / t. Beside the graph network stand
+Groups are split by model: all sizes and element types of the model that is held out are unseen; models of `workloads.FRESH` are never trained on, and judged apart. The error of a prediction p of a time t is |p - t| / t. Beside the graph network stand
 
     roofline            times the best constant factor on the groups that may be seen
     by stages           `fuse/kernel_cost.py`, times its best factor
     by parts            `fuse/compiled_cost.py`, times its best factor
     boosted trees       scikit-learn's, where it is installed: the group's features, sums and maxima over its nodes; they predict what the network predicts
-    trees and network   the mean of their logarithms: what ships. Its deviation is the network's, the trees' of the errors that trees make on unseen models, and the disagreement of both
+    trees and network   three forests and a network, whose logarithms count alike: what ships. Its deviation is the network's, the trees' of the errors that trees make on unseen models, and the disagreement of both
 
 `--operators FILE` has the times of lone operators (`label_groups.py --operators`): a model's operators are then known before its groups are, as they are after `sennit profile`, and as the paper has it. What is trained sees
 every group twice, with its operators measured and without; the errors are shown for both.
@@ -38,11 +38,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 import numpy as np
 import torch
 from estimator_data import Row, noise, read
-from estimator_report import KNOWN, line, show_by_parts, show_by_size, show_surest
+from estimator_report import KNOWN, line, show_by_parts, show_by_size, show_several_without_products, show_surest
+from workloads import FRESH
 
 from sennit.fuse.boosted_trees import BoostedTrees, Forests, flat
-from sennit.fuse.estimator_torch import Batch, GraphNetwork, collate, save_networks
+from sennit.fuse.estimator_torch import NETWORKS_SHARE, Batch, GraphNetwork, collate, save_networks
 
+UNSEEN = "fresh models"
+FORESTS = 3  # of other seeds, of which the mean is taken
 LEAST_ERROR = 0.003  # what two labels differ by anyway
 
 
@@ -110,7 +113,9 @@ def predict(networks: list[GraphNetwork], rows: list[Row], device: str) -> tuple
 # ---- the comparison --------------------------------------------------------------------------------------------------------
 
 
-def trees(seen: list[Row], wanted: Any = None, loss: str = "absolute_error", count: int = 300) -> BoostedTrees:
+def trees(
+    seen: list[Row], wanted: Any = None, loss: str = "absolute_error", count: int = 300, seed: int = 0
+) -> BoostedTrees:
     """Trained by scikit-learn, as arrays; for what is `wanted`, the targets by default."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
@@ -118,7 +123,7 @@ def trees(seen: list[Row], wanted: Any = None, loss: str = "absolute_error", cou
         max_iter=count,
         learning_rate=0.08 if count > 200 else 0.12,
         loss=loss,
-        random_state=0,
+        random_state=seed,
         max_features=0.3,
         min_samples_leaf=10,
         l2_regularization=1.0,
@@ -144,7 +149,8 @@ def forests(seen: list[Row]) -> Forests:
     measured = [row for row in seen if row.group.measured]
     guessed = [row for row in seen if not row.group.measured]
     both = (measured or guessed, guessed or measured)
-    return Forests(*map(trees, both), *map(spread_trees, both))
+    mean = [BoostedTrees.mean([trees(part, seed=seed) for seed in range(FORESTS)]) for part in both]
+    return Forests(*mean, *map(spread_trees, both))
 
 
 def spread_trees(seen: list[Row], parts: int = 3) -> BoostedTrees:
@@ -171,9 +177,11 @@ class Fold:
 
 def folds(rows: list[Row], split: str, names: list[str] | None) -> list[Fold]:
     if split == "models":
-        models = names or sorted({row.model for row in rows})
-        return [Fold(name, frozenset(n for n, row in enumerate(rows) if row.model == name)) for name in models]
-    texts = sorted({row.text for row in rows})
+        models = names or sorted({row.model for row in rows} - FRESH)
+        found = [Fold(name, frozenset(n for n, row in enumerate(rows) if row.model == name)) for name in models]
+        fresh = frozenset(n for n, row in enumerate(rows) if row.model in FRESH)
+        return [*found, Fold(UNSEEN, fresh)] if fresh and not names else found
+    texts = sorted({row.text for row in rows if row.model not in FRESH})
     np.random.default_rng(0).shuffle(texts)
     tenths = [set(texts[part::10]) for part in range(3)]
     return [
@@ -187,7 +195,7 @@ def compare(job: tuple[list[Row], Fold, Any, str]) -> dict[str, Any]:
     rows, fold, arguments, device = job
     torch.set_num_threads(1)
     start = time.perf_counter()
-    seen = [row for place, row in enumerate(rows) if place not in fold.held]
+    seen = [row for place, row in enumerate(rows) if place not in fold.held and row.model not in FRESH]
     held = [row for place, row in enumerate(rows) if place in fold.held]
     wanted = np.array([row.target for row in held])
 
@@ -213,7 +221,7 @@ def compare(job: tuple[list[Row], Fold, Any, str]) -> dict[str, Any]:
     if "boosted trees" in predicted and "graph network" in predicted:
         apart = predicted["graph network"] - predicted["boosted trees"]
         deviation = np.sqrt(spread * doubt + (0.5 * apart) ** 2)  # as `LearnedCost` has it
-        predicted["trees and network"] = 0.5 * (predicted["boosted trees"] + predicted["graph network"])
+        predicted["trees and network"] = predicted["boosted trees"] + NETWORKS_SHARE * apart
     errors: dict[bool, dict[str, Any]] = {}
     for known in sorted({row.known for row in held}):
         mine = np.array([row.known is known for row in held])
@@ -231,15 +239,18 @@ def comparisons(rows: list[Row], arguments: Any, device: str) -> None:
     work = [(rows, fold, arguments, device) for fold in folds(rows, arguments.split, arguments.held)]
     pooled: dict[tuple[bool, str], list[Any]] = {}
     lines: list[dict[str, Any]] = []
+    fresh: list[dict[str, Any]] = []
 
     def show(item: dict[str, Any]) -> None:
         print(f"held out: {item['name']} ({item['seconds']:.0f} s)")
-        lines.extend(item["lines"])
+        is_fresh = item["name"] == UNSEEN
+        (fresh if is_fresh else lines).extend(item["lines"])
         for known, errors in item["errors"].items():
             print(f" {KNOWN[known]}, {len(errors['roofline'])} groups")
             for name, error in errors.items():
                 print(line(name, error), flush=True)
-                pooled.setdefault((known, name), []).append(error)
+                if not is_fresh:
+                    pooled.setdefault((known, name), []).append(error)
 
     if arguments.jobs > 1:
         with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
@@ -262,6 +273,9 @@ def comparisons(rows: list[Row], arguments: Any, device: str) -> None:
             break
     if lines and "trees and network" in lines[0]:
         show_surest(lines)
+    for of, those in (("held out", lines), (UNSEEN, fresh)):
+        if those:
+            show_several_without_products(those, of)
     if arguments.split == "models":
         print("  the target is a median of 4 % and a p90 of 8 % on models that were not seen")
     else:
@@ -282,7 +296,7 @@ def main() -> None:
     parser.add_argument("--held", nargs="*", help="models to hold out, one at a time; all by default")
     parser.add_argument("--out", type=Path, help="where to write weights that are trained on everything")
     parser.add_argument("--predictions", type=Path, help="where to write what each predicted")
-    parser.add_argument("--networks", type=int, default=2, help="0 leaves the network out of the comparison")
+    parser.add_argument("--networks", type=int, default=1, help="0 leaves the network out of the comparison")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--jobs", type=int, default=1, help="groups of rows that are held out at the same time")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="to train on")
@@ -300,10 +314,11 @@ def main() -> None:
     print(f"read in {time.perf_counter() - start:.0f} s", flush=True)
     if arguments.out is not None:
         start = time.perf_counter()
-        work = [(rows, seed, arguments.epochs, device) for seed in range(arguments.networks)]
+        seen = [row for row in rows if row.model not in FRESH]
+        work = [(seen, seed, arguments.epochs, device) for seed in range(arguments.networks)]
         with multiprocessing.get_context("spawn").Pool(min(arguments.jobs, arguments.networks)) as pool:
             networks = pool.starmap(train, work)
-        forest = forests(rows) if importlib.util.find_spec("sklearn") is not None else None
+        forest = forests(seen) if importlib.util.find_spec("sklearn") is not None else None
         save_networks(networks, arguments.out, forest)
         size = arguments.out.stat().st_size
         print(f"{arguments.out}: {size / 1e6:.2f} MB, trained in {time.perf_counter() - start:.0f} s", flush=True)

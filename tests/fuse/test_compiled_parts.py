@@ -211,6 +211,40 @@ def test_a_norm_backward_reduces_over_columns_beside_its_rows() -> None:
     assert (columns.sort, columns.outer, columns.launches) == (Sort.COLUMN, 768, 3)  # partial sums; weights; bias
 
 
+@pytest.mark.parametrize(("results", "reads"), [(("d", "dw"), 3), (("d", "dw", "g"), 2)])
+def test_sums_of_a_norm_compute_again_what_is_in_front_and_not_handed_out(results: tuple[str, ...], reads: int) -> None:
+    full = 8 * 512 * 768 * 2
+    graph = group(
+        "p:bf16[8,512,768] q:bf16[8,512,768] x:bf16[8,512,768] mean:f32[8,512,1] rstd:f32[8,512,1] w:bf16[768] b:bf16[768]",
+        """%g : bf16[8,512,768] = aten.add.Tensor(%p, %q)
+        %d : bf16[8,512,768], %dw : bf16[768], %db : bf16[768] = aten.native_layer_norm_backward.default(%g, %x, [768], %mean, %rstd, %w, %b, [true, true, true])""",
+        *results,
+    )
+    *_, columns = parts(graph)
+    assert (columns.sort, columns.read) == (Sort.COLUMN, reads * full)
+
+
+def test_a_convolution_makes_no_copy_of_what_a_part_lays_out_for_it() -> None:
+    graph = group(
+        "x:bf16[8,64,32,32] w:bf16[64,64,1,1]",
+        """%r : bf16[8,64,32,32] = aten.relu.default(%x)
+        %y : bf16[8,64,32,32] = aten.convolution.default(%r, %w, none, [1, 1], [0, 0], [1, 1], false, [0, 0], 1)""",
+        "y",
+    )
+    alone = Kernel(graph.ops[1:])
+    took = {signature(alone, frozenset("y"), graph.types()): 2e-5}
+    cost = Compiled(Staged.of(graph, load("h200x8").device).with_measured(took))
+    assert cost.split(alone, frozenset("y")).library == 2e-5
+    assert 1.7e-5 < cost.split(Kernel(graph.ops), frozenset("y")).library < 1.93e-5
+
+
+def test_planes_smaller_than_a_warp_share_sectors() -> None:
+    body = """%r : bf16[8,64,4,4] = aten.relu.default(%x)
+        %y : bf16[8,64,4,4] = aten.convolution.default(%r, %w, none, [1, 1], [0, 0], [1, 1], false, [0, 0], 1)"""
+    before, _ = parts(group("x:bf16[8,64,4,4] w:bf16[64,64,1,1]", body, "y"))
+    assert before.reordered == 8 * 64 * 4 * 4 // 2
+
+
 def test_readers_of_one_value_share_a_launch() -> None:
     graph = group(
         "x:f32[1024,64]",

@@ -126,7 +126,9 @@ def stump(feature: int, threshold: float, low: float, high: float) -> BoostedTre
     )
 
 
-def test_trees_count_half_and_their_disagreement_widens_the_deviation(group, staged, learned, tmp_path: Path) -> None:
+def test_trees_count_three_quarters_and_their_disagreement_widens_the_deviation(
+    group, staged, learned, tmp_path: Path
+) -> None:
     question = (Kernel(group.ops), frozenset(["gelu"]))
     alone = learned.estimate(*question)
     other = stump(0, 1e9, 5.0, 5.0)
@@ -135,7 +137,7 @@ def test_trees_count_half_and_their_disagreement_widens_the_deviation(group, sta
     # every group goes to the left; none was measured
     trees = Forests(other, stump(0, 1e9, 0.35, 7.0), other, spread)
     both = LearnedCost(staged, learned.networks, trees).estimate(*question)
-    assert both.seconds == pytest.approx(alone.seconds * math.exp(0.5 * 0.6), rel=1e-5)
+    assert both.seconds == pytest.approx(alone.seconds * math.exp(0.75 * 0.6), rel=1e-5)
     assert both.deviation == pytest.approx(math.sqrt(alone.deviation * doubt + 0.3**2), rel=1e-5)
     path = tmp_path / "weights.pt"
     save_networks(learned.networks, path, trees)
@@ -177,6 +179,9 @@ def test_trees_walk_as_one_row_at_a_time_would(seed: int) -> None:
 
     wanted = [0.5 + sum(walk(row, root) for root in roots) for row in rows]
     assert trees.predict(rows) == pytest.approx(wanted)
+    other = stump(int(draw.integers(4)), 0.0, -1.0, 2.0)
+    mean = BoostedTrees.mean([trees, other, other]).predict(rows)
+    assert mean == pytest.approx((trees.predict(rows) + 2 * other.predict(rows)) / 3)
 
 
 class Counting:

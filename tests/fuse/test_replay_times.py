@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sennit.fuse.replay_times_torch import Replays, calls_of, captured, queued_seconds, replayed
+from sennit.fuse.replay_times_torch import Replays, calls_of, captured, graphed_seconds, queued_seconds, replayed
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
@@ -31,3 +31,13 @@ def test_replays_are_no_shorter_than_the_memory_allows() -> None:
     assert len(found.times) == 5
     assert min(found.times) > 2 * x.nbytes / 20e12  # no memory is that fast
     assert found.clock > 1e8
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_is_launched_on_the_current_stream_is_in_the_graph_that_a_tuner_times() -> None:
+    x = torch.ones(1 << 26, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        alone = graphed_seconds(lambda: x.mul(2.0))
+    torch.cuda.synchronize()
+    assert min(alone, graphed_seconds(lambda: x.mul(2.0))) > 2 * x.nbytes / 20e12

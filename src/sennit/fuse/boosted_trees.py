@@ -37,6 +37,24 @@ class BoostedTrees:
     right: NDArray[np.int64]
     value: NDArray[np.float64]
 
+    @classmethod
+    def mean(cls, several: Sequence[BoostedTrees]) -> BoostedTrees:
+        """Trees whose prediction is the mean of those of several."""
+        starts = np.cumsum([0, *(len(one.feature) for one in several[:-1])])
+        shifted = [
+            (one.roots + start, one.left + start, one.right + start) for one, start in zip(several, starts, strict=True)
+        ]
+        roots, left, right = (np.concatenate(parts) for parts in zip(*shifted, strict=True))
+        return cls(
+            float(np.mean([one.constant for one in several])),
+            roots,
+            np.concatenate([one.feature for one in several]),
+            np.concatenate([one.threshold for one in several]),
+            left,
+            right,
+            np.concatenate([one.value for one in several]) / len(several),
+        )
+
     def predict(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
         at = np.broadcast_to(self.roots, (len(rows), len(self.roots))).copy()
         every = np.arange(len(rows))[:, None]

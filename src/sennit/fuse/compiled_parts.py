@@ -21,7 +21,7 @@ in the middle, not a transposed value; nor where the reductions' own results hav
 
 What two operators compute alike is computed once (`computed_once.py`).
 
-The backward pass of layer norm also reduces over columns for its weights, and a batch norm whose reduction is split goes over its elements once more: `_beside` adds those parts.
+The backward pass of layer norm also reduces over columns for its weights, with what is pointwise in front of it once more, and a batch norm whose reduction is split goes over its elements once more: `_beside` adds those parts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from sennit.fuse.operator_class import (
     picks,
     stem,
 )
-from sennit.fuse.part_effort import Effort, effort_of, looked_at
+from sennit.fuse.part_effort import Effort, effort_of, looked_at, summed_norm
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Op
 from sennit.ir.strategy_check import Kernel
@@ -55,6 +55,7 @@ _SHORT, _LONG = 64, 1024  # elements of a row that a program always keeps, and k
 _SPLIT = {"row": (2 * _PROCESSORS, 8192), "column": (64 * _PROCESSORS, 128)}  # results below, elements above
 
 
+_WARP = 32
 _UNROLLED = 8  # elements that are reduced one by one, as something pointwise
 
 
@@ -132,7 +133,7 @@ def parts_of(kernel: Kernel, written: frozenset[str], types: Mapping[str, Tensor
     group.join_readers()
     found = [_with_twins(group.closed(part), same) for part in group.parts]
     fused = {name for op in body if is_elementwise(op, types) for name in op.reads}
-    return (*found, *(part for op in body for part in _beside(op, types, fused)))
+    return (*found, *(part for op in body for part in _beside(op, group, fused)))
 
 
 class _Group:
@@ -336,6 +337,18 @@ class _Group:
                 found.add(base if self.types[name].elements == self.types[base].elements else name)
         return found
 
+    def inlined(self, op: Op) -> list[Op]:
+        """What is pointwise in front of an operator in its part, and not handed out: another kernel that reads what the operator does computes it again."""
+        found: list[Op] = []
+        needed = {self.base.get(name, name) for name in op.reads}
+        for other in reversed(self.home[op.name].ops):
+            made = {value.name for value in other.results}
+            is_inside = other is not op and made & needed and not made & self.wanted
+            if is_inside and is_elementwise(other, self.types):
+                found.insert(0, other)
+                needed.update(self.base.get(name, name) for name in other.reads)
+        return found
+
     def closed(self, part: _Open) -> Part:
         inside = {op.name for op in part.ops}
         stored = [
@@ -360,7 +373,7 @@ class _Group:
             sum(size for _, size in stored),
             frozenset(inside),
             frozenset(name for name, _ in stored),
-            sum(value.type.elements for value in made if value.name in self.convolved),
+            sum(_scattered(value.type) for value in made if value.name in self.convolved),
             self._is_contiguous(part),
             kept,
             effort_of(part.ops, part.size, kept, self.base, self.turned, read, self.types),
@@ -389,6 +402,11 @@ class _Group:
             len(across),
             any(self.types[name].elements < part.size and is_uneven(self.types[name].shape) for name in names),
         )
+
+
+def _scattered(kind: TensorType) -> int:
+    """Elements of a value with its channels last that are alone in a sector when they are written: of planes smaller than a warp, those of several channels go there together."""
+    return kind.elements * min(_WARP, prod(kind.shape[2:])) // _WARP
 
 
 def _is_padded(shape: tuple[int, ...]) -> bool:
@@ -434,9 +452,9 @@ def _sums(op: Op, outer: int) -> int:
     return max(1, sum(value.type.elements == outer for value in op.results))
 
 
-def _beside(op: Op, types: Mapping[str, TensorType], fused: Set[str]) -> tuple[Part, ...]:
+def _beside(op: Op, group: _Group, fused: Set[str]) -> tuple[Part, ...]:
     """What an operator does over its elements in a part of its own; none if something pointwise reads it and does that too."""
-    name = stem(op.kind).strip("_")
+    name, types = stem(op.kind).strip("_"), group.types
     if not op.reads or not (name == "native_layer_norm_backward" or name.startswith("native_batch_norm")):
         return ()
     full = types[op.reads[0]]
@@ -446,7 +464,17 @@ def _beside(op: Op, types: Mapping[str, TensorType], fused: Set[str]) -> tuple[P
         outer = full.shape[-1] if full.shape else 1
         written = sum(value.type.bytes for value in op.results if value.type.elements == outer)
         launches = 1 + _sums(op, outer) if _is_split(Sort.COLUMN, full.elements, outer) else 1
-        return (Part(Sort.COLUMN, full.elements, outer, launches, read, written, mine, frozenset()),)
+        before = group.inlined(op)
+        outside = looked_at([*before, op], {it.name for it in before}, group.base, types)
+        read = sum(size for value, size in outside.items() if 2 * types[value].elements >= full.elements)
+        effort, shape = summed_norm(full.elements, len(before)), LaunchShape(loads=2, wide=2, stores=2)
+        return (
+            Part(
+                *(Sort.COLUMN, full.elements, outer, launches, read, written, mine, frozenset()),
+                effort=effort,
+                shape=shape,
+            ),
+        )
     outer = full.shape[1] if len(full.shape) > 1 else 1
     if not _is_split(Sort.ROW, full.elements, outer) or op.results[0].name in fused:
         return ()

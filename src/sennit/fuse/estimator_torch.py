@@ -9,7 +9,7 @@ The states are pooled by sum and by maximum, joined with the features of the who
 
     log(seconds / seconds by parts)
 
-trained by the absolute error, and the likelihood of a Laplace distribution for its scale. Several networks, trained from other seeds, give their mean, and boosted trees on the group's features (`boosted_trees.py`) count as much as all of them together: the two err on other groups.
+trained by the absolute error, and the likelihood of a Laplace distribution for its scale. Boosted trees on the group's features (`boosted_trees.py`), the mean of three forests of other seeds, predict the same. Networks and trees err on other groups; forests and networks count alike, so that the networks' mean has a quarter of the answer.
 The variance is the product of two scales, the networks' and one that trees learned from errors of others on models which those had not seen, and the square of half the disagreement: a group unlike
 all that was seen gets a wide interval, and the search can have it measured instead.
 """
@@ -35,11 +35,12 @@ from sennit.fuse.kernel_cost import Estimate, Staged
 from sennit.fuse.operator_class import is_attention
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["Batch", "GraphNetwork", "LearnedCost", "NetworkConfig", "collate", "save_networks"]
+__all__ = ["NETWORKS_SHARE", "Batch", "GraphNetwork", "LearnedCost", "NetworkConfig", "collate", "save_networks"]
 
 _TOGETHER = 256
 _UNSEEN = 0.3  # deviation of what the training data has nothing like
 _FAR = 4.0  # deviations
+NETWORKS_SHARE = 0.25  # of the logarithm; trees have the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,7 @@ class LearnedCost:
                 other = torch.from_numpy(self.trees.predict(mine)).float()
                 doubt = torch.from_numpy(self.trees.spread(mine)).float()
                 noise = noise.sqrt() * doubt + (0.5 * (mean - other)) ** 2
-                mean = 0.5 * (mean + other)
+                mean = NETWORKS_SHARE * mean + (1.0 - NETWORKS_SHARE) * other
             for place, middle, variance in zip(places, mean.tolist(), noise.tolist(), strict=True):
                 answers[place] = Estimate(groups[place].compiled * math.exp(middle), math.sqrt(variance))
         return answers

@@ -19,7 +19,7 @@ from sennit.fuse.operator_class import Class, classify, looks_up, makes_of_nothi
 from sennit.ir.dtype import TensorType
 from sennit.ir.graph import Op
 
-__all__ = ["Effort", "effort_of", "looked_at"]
+__all__ = ["Effort", "effort_of", "looked_at", "summed_norm"]
 
 _INSTRUCTIONS = {
     "tanh": 33.0,
@@ -57,6 +57,7 @@ _REDUCED = {  # where a program keeps its rows, and where it loops over them
 }
 _SUMMED = (1.7, 1.0)
 _ODD = (60.0, 45.0)  # the same; rows that do not begin where a vector of elements does are read one by one
+_NORMED = 30.0  # of a norm's backward pass over columns: rows are normed once more
 _TWICE = (
     "_softmax",
     "_log_softmax",
@@ -131,6 +132,11 @@ def effort_of(
         max((value.passes for value in found.values()), default=0),
         sum(read[name] for name, places in seen_after.items() if len(places) > 1),
     )
+
+
+def summed_norm(size: int, before: int) -> Effort:
+    """Of the sums over columns in a norm's backward pass, with so many operators computed again in front of it."""
+    return Effort((_NORMED + _LIGHT * before) * size, 1, 1)
 
 
 def _finding(shape: tuple[int, ...], order: tuple[int, ...] | None, joined: bool) -> float:

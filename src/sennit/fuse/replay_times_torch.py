@@ -7,7 +7,9 @@ Many calls are captured as one CUDA graph, and the graph is replayed several tim
     the graph's own beginning        one gap for each replay, so a graph is made long: `_LENGTH` seconds, up to `_MOST` calls.
     what another process does        a context that loads a module takes the device for a moment: a replay in between is longer, and the median of replays is not.
 
-`captured` may run beside other processes that measure; `replayed` and `queued_seconds` want the device for themselves.
+`captured` may run beside other processes that measure; `replayed`, `queued_seconds` and `graphed_seconds` want the device for themselves.
+
+A tuner that chooses between kernels has to see them in the same way (`graphed_seconds`): launched one by one from a busy host, short kernels may take as long as their launches, and which of them is kept is chance.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Captured", "Replays", "calls_of", "captured", "queued_seconds", "replayed"]
+__all__ = ["Captured", "Replays", "calls_of", "captured", "graphed_seconds", "queued_seconds", "replayed"]
 
 _LENGTH = 4e-4
 _MOST = 200
 _SPIN = 2_000_000  # cycles: about a millisecond, in which the host queues what is timed
+_LONGER = (1, 2, 4, 8, 16)  # spins, if the host is not done after one
+_FEW = 1e-5  # seconds that a run counts as at least: up to 40 of them in a graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +57,37 @@ def _event() -> Any:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def _spin() -> None:
-    torch.cuda._sleep(_SPIN)  # type: ignore[no-untyped-call]
+def _spin(times: int = 1) -> None:
+    torch.cuda._sleep(times * _SPIN)  # type: ignore[no-untyped-call]
 
 
 def queued_seconds(run: Callable[[], Any], calls: int = 4) -> float:
-    """Of one run, from a few behind a spin: the host is done with all of them when the device begins, if they are not many. Without a graph, so where there can be none too."""
+    """Of one run, from a few behind a spin. If the device began before the host was done with all of them, once more behind a longer one. Without a graph, so where there can be none too."""
     run()
     torch.cuda.synchronize()
-    start, end = _event(), _event()
-    _spin()
-    start.record()
-    for _ in range(calls):
-        run()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) / 1e3 / calls
+    seconds = 0.0
+    for times in _LONGER:
+        start, end = _event(), _event()
+        _spin(times)
+        start.record()
+        for _ in range(calls):
+            run()
+        is_late = start.query()
+        end.record()
+        torch.cuda.synchronize()
+        seconds = float(start.elapsed_time(end)) / 1e3 / calls
+        if not is_late:
+            break
+    return seconds
+
+
+def graphed_seconds(run: Callable[[], Any], rounds: int = 5) -> float:
+    """Of one run, by replays of a graph of up to 40: the gaps between its kernels are those of a graph. What launches on a stream that it found before is in the graph only if that is this stream, so on the default stream, which cannot be captured, runs are queued."""
+    rough = queued_seconds(run)
+    stream = torch.cuda.current_stream()
+    if stream == torch.cuda.default_stream():
+        return queued_seconds(run, 20)
+    return replayed(captured(run, [()], max(rough, _FEW), stream), rounds).quartiles[1]
 
 
 def calls_of(rough: float, turns: int = 1) -> int:
@@ -77,12 +96,12 @@ def calls_of(rough: float, turns: int = 1) -> int:
     return calls - calls % turns if calls > turns else calls
 
 
-def captured(call: Callable[..., Any], turns: Sequence[Sequence[Tensor]], rough: float) -> Captured:
-    """A graph of calls on the inputs of `turns`, one after the other; `rough` seconds each. With one turn, they find their inputs where the call before left them."""
+def captured(call: Callable[..., Any], turns: Sequence[Sequence[Tensor]], rough: float, stream: Any = None) -> Captured:
+    """A graph of calls on the inputs of `turns`, one after the other; `rough` seconds each. With one turn, they find their inputs where the call before left them. They are captured on `stream`, or one of its own."""
     calls = calls_of(rough, len(turns))
     graph: Any = torch.cuda.CUDAGraph()
     # other threads and processes may allocate meanwhile
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for place in range(calls):
             call(*turns[place % len(turns)])
     return Captured(graph, calls)
