@@ -49,6 +49,7 @@ __all__ = ["ShmEndpoint"]
 _PATIENCE = 20_000_000  # nanoseconds: how often a waiting rank looks around
 _SPIN_LIMIT = 2_000  # rounds, some 50 microseconds
 _YIELDS = 100  # a few rounds of the ranks that share a core
+_LINGER = 2_000_000  # nanoseconds: longer than any system takes to wake a rank
 _PLANS_KEPT = 512
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which the mmap module does not name
 
@@ -74,7 +75,7 @@ class ShmEndpoint:
         self.machine = machine
         self._segment: Segment | None = segment
         self._identities = tuple(identities)
-        self._cache = shared_cache()
+        self.cache = shared_cache()  # bytes; all ranks must say the same
         self._liveness = Liveness(identities)
         weakref.finalize(self, self._liveness.close)  # of a group that was dropped
         self._arena = Arena(segment.address + layout.arena(self.rank), layout.capacity.arena)
@@ -139,7 +140,7 @@ class ShmEndpoint:
         record.staging_at = SLOTS * layout.capacity.slot
         record.rank, record.ranks = self.rank, self.size
         record.spin = record.spin_limit = _SPIN_LIMIT if spins else 0
-        record.yields, record.patience = _YIELDS, _PATIENCE
+        record.yields, record.patience, record.linger = _YIELDS, _PATIENCE, _LINGER if spins else 0
         return record
 
     # ---- collectives -------------------------------------------------------------------------------------------------
@@ -239,7 +240,7 @@ class ShmEndpoint:
                 slot,
                 title,
                 direct=direct,
-                cache=self._cache,
+                cache=self.cache,
                 ring_from=self.ring_from,
             )
             if plan.record.ringed and not self._has_ring:

@@ -16,7 +16,8 @@ with stride(T) <= T / chunks + alignment. T is the same on all ranks, whatever t
 **Direct.** Where the kernel lets ranks read each other's memory, a call that only moves data need not stage its inputs: who needs a
 part of one reads it where the user has it. That pays where no other rank reads the same part (all_to_all, scatter, a broadcast by slices): else one copy into staging serves
 all of them. Below `_DIRECT_FROM` a call into the kernel for each peer takes longer than a second copy. `goes_directly` is the rule, the same on all ranks. Without scratch
-there is one tile.
+there is one tile. Where the arrays of all ranks fill the cache that they share, what is read is *bounced*: some of it at a time into a slot, which stays in the core's own cache, and from there into the output past
+the cache. The kernel would write to the output itself, each line of which is fetched from memory first, to be overwritten.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ _MANY, _RING_FROM = 3, 1 << 14
 CACHE = 32 << 20  # bytes that cores share, where the system does not say
 # Of a slot, but for those whose tiles have a part for each rank: larger ones were a fifth faster for an all_to_all with 8, and for a reduce_scatter of 512 KiB 15% (71 and 59 us; 16 MiB: 4%).
 _SLOT_USED = 3 << 17
+_BOUNCE, _PAGE = 128 << 10, 4096  # bytes at a time, from where they begin in a page on
 _BY_PARTS = (CollectiveName.ALL_TO_ALL, CollectiveName.REDUCE_SCATTER)
 # Parts that each rank stages in another order, begun with that of the next rank: else all ranks write at once what the same one has read the call before, and take its lines from its cache. With 8 ranks on 16 x86_64 cores a
 # reduce_scatter of 64 KiB took 8.6 and 11.9 us in place of 10.6 and 12.8 in two runs (benchmarks/collective/core_loop.py), and larger ones as long; an all_to_all of 64 KiB, whose parts are read one after another, took 14.6 in place of 12.9.
@@ -338,6 +340,8 @@ def make_plan(
     record.words = note.ctypes.data
     record.large = sizes[OUTPUT] >= (_LARGE_PARTS if code.parts(rank, OUTPUT) > 1 else _LARGE)
     record.vast = sizes[OUTPUT] * code.ranks > cache // 2
+    if direct and not code.scratch and sum(sizes) * code.ranks > cache // 2:
+        record.bounced = min(_BOUNCE, slot_bytes - _PAGE)
     touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
     plain = loaded.used[OUTPUT] and not touched[OUTPUT] and (touched[INPUT] or not loaded.used[INPUT])
     staged = int(touched[INPUT] and not direct) if plain and not loaded.in_place else None
