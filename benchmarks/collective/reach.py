@@ -3,15 +3,14 @@
     python benchmarks/collective/peers.py --ranks 8 --json peers8.json ...
     python benchmarks/collective/reach.py peers8.json peers4.json [--markdown F]
 
-The targets: twice the best of gloo, MPICH and Open MPI with 8 ranks from 64 KiB to 16 MiB, and not behind with 4 ranks at any size. A call through torch.distributed takes at least
+The targets: twice the best of gloo, MPICH and Open MPI with 8 ranks from 64 KiB to 16 MiB, and not behind with 4 ranks at any size. What can be reached is measured in the same rounds, on arrays of the same kind, with a program in C that does nothing but
+this collective of this size, in the fastest of the ways that we know (`by_hand.h`): called in a loop of C (*by hand*), and behind torch.distributed, as a backend is (*floor*). All gains are those of `peers.py`, medians of the ratios of two times of one round, also
 
-    floor = torch's own part of the call + the time of a program in C that does nothing but this collective of this size
+    of the floor     the best of the others / the program behind torch.distributed
+    of the sum       the best of the others / (torch's own part, measured with nothing behind it, + the program in a loop of C)
 
-The programs (`by_hand.h`) are a peer of `peers.py`: they take turns with the others, on arrays of the same kind, in the fastest of their ways. All gains are those of `peers.py`, medians of the ratios of two times of one round, also that of the floor:
-
-    gain of the floor = the least, over the others, of the median over the rounds of (time of the other / (torch's own part + time by hand))
-
-Where even that is below the target, the target is out of reach of what we know how to write: marked **floor**. A target that is missed and that the floor reaches is marked **missed**.
+The sum is what torch would leave if its code and data stayed in the caches while the program moves its bytes. Where the floor is below the target, the target is out of reach of what we know how to write: marked **floor**. A target that is missed and that the floor
+reaches is marked **missed**.
 """
 
 from __future__ import annotations
@@ -46,7 +45,9 @@ class Verdict:
     by_hand: float | None
     ways: tuple[str, ...]
     torch: float
+    floor: float | None
     gain_of_floor: float | None
+    gain_of_sum: float | None
 
     @property
     def word(self) -> str:
@@ -57,7 +58,8 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        gains = [f"{value:.2f}x" if value else "-" for value in (self.gain, self.gain_of_calls, self.gain_of_floor)]
+        shown = (self.gain, self.gain_of_calls, self.gain_of_floor, self.gain_of_sum)
+        gains = [f"{value:.2f}x" if value else "-" for value in shown]
         cells = (
             f"{self.ranks}",
             self.collective,
@@ -68,7 +70,8 @@ class Verdict:
             f"{self.torch:.1f}",
             f"{self.by_hand:.1f}" if self.by_hand is not None else "-",
             ", ".join(way.replace("_", " ") for way in self.ways) or "-",
-            gains[2],
+            f"{self.floor:.1f}" if self.floor is not None else "-",
+            *gains[2:],
             self.word,
         )
         return f"| {' | '.join(cells)} |"
@@ -110,6 +113,8 @@ def verdicts(found: Found) -> list[Verdict]:
                 None if hand is None else 1e6 * hand.median,
                 () if hand is None else tuple(dict.fromkeys(hand.ways)),
                 1e6 * torch,
+                1e6 * figures["floor"].median if "floor" in figures else None,
+                gain(figures, "floor"),
                 gain(figures, "hand", torch),
             )
         )
@@ -123,8 +128,8 @@ def main() -> None:
     options = parser.parse_args()
     rows = verdicts(figures_of(options.peers))
     lines = [
-        "| ranks | collective | bytes | best peer, us | ours | gain | of `calls` | torch | by hand | by | of the floor | |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| ranks | collective | bytes | best peer, us | ours | gain | of `calls` | torch | by hand | by | floor | of the floor | of the sum | |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
         *(row.line for row in rows),
     ]
     for ranks in sorted({row.ranks for row in rows}, reverse=True):
