@@ -45,10 +45,10 @@ _LARGE_PARTS = 1 << 20  # of one that is put together from parts of several rank
 # What so many peers read lies in the ring of staging, from so many bytes of a tile on.
 _MANY, _RING_FROM = 3, 1 << 14
 CACHE = 32 << 20  # bytes that cores share, where the system does not say
-# Of a slot, but for those whose tiles have a part for each rank: larger ones were a fifth faster for an all_to_all with 8, and for a reduce_scatter of 512 KiB 15% (71 and 59 us; 16 MiB: 4%).
+# Bytes of a slot that a tile takes. Tiles with a part for each rank are larger, if the slot is: a fifth faster for an all_to_all with 8, and for a reduce_scatter of 512 KiB 15% (71 and 59 us; 16 MiB: 4%).
 _SLOT_USED = 3 << 17
+_SLOT_OF = {CollectiveName.ALL_TO_ALL: 1 << 20, CollectiveName.REDUCE_SCATTER: 1 << 20}
 _BOUNCE, _PAGE = 128 << 10, 4096  # bytes at a time, from where they begin in a page on
-_BY_PARTS = (CollectiveName.ALL_TO_ALL, CollectiveName.REDUCE_SCATTER)
 # Parts that each rank stages in another order, begun with that of the next rank: else all ranks write at once what the same one has read the call before, and take its lines from its cache. With 8 ranks on 16 x86_64 cores a
 # reduce_scatter of 64 KiB took 8.6 and 11.9 us in place of 10.6 and 12.8 in two runs (benchmarks/collective/core_loop.py), and larger ones as long; an all_to_all of 64 KiB, whose parts are read one after another, took 14.6 in place of 12.9.
 _IN_TURNS = (CollectiveName.REDUCE_SCATTER,)
@@ -138,9 +138,10 @@ class LoadedCode:
         parts = sum(self._staged_widths(direct))
         scratch = sum(code.scratch)
         weight = scratch + parts * code.chunks  # chunks of the slot for one chunk of a part
-        by_parts = isinstance(code.collective, CollectiveSpec) and code.collective.name in _BY_PARTS
-        least = (weight + scratch + 4) * LINE
-        used = slot_bytes if by_parts or least > _SLOT_USED else min(slot_bytes, _SLOT_USED)
+        named = code.collective.name if isinstance(code.collective, CollectiveSpec) else None
+        used = min(slot_bytes, _SLOT_USED if named is None else _SLOT_OF.get(named, _SLOT_USED))
+        if (weight + scratch + 4) * LINE > used:
+            used = slot_bytes
         grain = alignment * code.chunks
         most = elements if not weight else (used - (scratch + 4) * LINE) // (weight * LINE) * grain
         if most < grain and elements > most:
