@@ -1,7 +1,9 @@
 """Which targets of the collectives are reached, and which no program that was written here by hand reaches either.
 
     python benchmarks/collective/peers.py --ranks 8 --json peers8.json ...
-    python benchmarks/collective/reach.py peers8.json peers4.json [--markdown F]
+    python benchmarks/collective/reach.py peers8.json peers4.json ... [--markdown F]
+
+Several runs of one number of ranks count as one with as many rounds. The markdown has all figures, and then the targets.
 
 The targets: twice the best of gloo, MPICH and Open MPI with 8 ranks from 64 KiB to 16 MiB, and not behind with 4 ranks at any size. What can be reached is measured in the same rounds, on arrays of the same kind, with a program in C that does nothing but
 this collective of this size, in the fastest of the ways that we know (`by_hand.h`): called in a loop of C (*by hand*), and behind torch.distributed, as a backend is (*floor*). All gains are those of `peers.py`, medians of the ratios of two times of one round, also
@@ -23,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from peers import THEIRS, Figure, gain, size_text
+from peers import COLLECTIVES, THEIRS, Figure, Report, gain, markdown, size_text
 
 GAIN = {8: 2.0, 4: 1.0}
 RANGE = {8: (64 << 10, 16 << 20), 4: (0, 64 << 20)}
@@ -80,17 +82,37 @@ class Verdict:
         return f"| {' | '.join(cells)} |"
 
 
-def figures_of(paths: list[Path]) -> Found:
-    """Of the later file where two have one. Torch's own part, which is timed at one size, stands with all sizes of its file."""
-    found: Found = {}
+def pooled(paths: list[Path]) -> Report:
+    """All runs as one, each with rounds of its own."""
+    report, rounds = Report(""), 0
     for path in paths:
-        figures = [Figure(**fields) for fields in json.loads(path.read_text())["figures"]]
-        torch = {(figure.ranks, figure.collective): figure for figure in figures if figure.peer == "torch"}
-        for figure in figures:
-            cell = found.setdefault((figure.ranks, figure.collective, figure.bytes), {})
-            cell[figure.peer] = figure
-            if (figure.ranks, figure.collective) in torch:
-                cell["torch"] = torch[figure.ranks, figure.collective]
+        run = json.loads(path.read_text())
+        report.where = "; ".join(dict.fromkeys([*filter(None, [report.where]), run["where"]]))
+        report.versions |= run["versions"]
+        for fields in run["figures"]:
+            figure = Figure(**fields)
+            figure.rounds = [rounds + number for number in figure.rounds]
+            before = report.of(figure.collective, figure.ranks, figure.bytes).get(figure.peer)
+            if before is None:
+                report.figures.append(figure)
+            else:
+                before.seconds += figure.seconds
+                before.rounds += figure.rounds
+                before.ways += figure.ways
+        rounds = 1 + max((number for figure in report.figures for number in figure.rounds), default=0)
+    report.figures.sort(key=lambda figure: (-figure.ranks, COLLECTIVES.index(figure.collective), figure.bytes))
+    return report
+
+
+def figures_of(report: Report) -> Found:
+    """Torch's own part, which is timed at one size of a run, stands with all sizes: where it was timed most often."""
+    found: Found = {}
+    for figure in report.figures:
+        found.setdefault((figure.ranks, figure.collective, figure.bytes), {})[figure.peer] = figure
+    for (ranks, name, _), cell in found.items():
+        timed = [f for f in report.figures if (f.peer, f.ranks, f.collective) == ("torch", ranks, name)]
+        if timed:
+            cell["torch"] = max(timed, key=lambda figure: len(figure.seconds))
     return found
 
 
@@ -129,7 +151,8 @@ def main() -> None:
     parser.add_argument("peers", type=Path, nargs="+")
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
-    rows = verdicts(figures_of(options.peers))
+    report = pooled(options.peers)
+    rows = verdicts(figures_of(report))
     lines = [
         "| ranks | collective | bytes | best peer, us | ours | gain | of `calls` | torch | by hand | by | floor | of the floor | of the sum | |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
@@ -143,7 +166,8 @@ def main() -> None:
         )
     print("\n".join(lines))
     if options.markdown is not None:
-        options.markdown.write_text("\n".join(lines) + "\n")
+        targets = "\n".join(lines)
+        options.markdown.write_text(f"{markdown(report)}\nTargets and programs by hand:\n\n{targets}\n")
 
 
 if __name__ == "__main__":
