@@ -18,7 +18,7 @@ part of one reads it where the user has it. That pays where no other rank reads 
 all of them. Below `_DIRECT_FROM` a call into the kernel for each peer takes longer than a second copy. `goes_directly` is the rule, the same on all ranks. Without scratch
 there is one tile. Where the arrays of all ranks fill half of the cache that they share, what is read is *bounced*: some of it at a time into a slot, which stays in the core's own cache, and from there into the output past
 the cache. The kernel would write to the output itself, each line of which is fetched from memory first, to be overwritten. An all_to_all of arrays that are larger than that cache is staged again: with 2 ranks on 2 x86_64 cores one of 64 MiB took
-6.6 ms in place of 7.9 (`shm_variants.py`), and of the programs by hand in `peers.py` staging was the fastest of 64 MiB with 4 ranks on 16 cores.
+6.6 and 7.2 ms in place of 7.9 (`shm_variants.py`), and of the programs by hand in `peers.py` staging was the fastest of 64 MiB with 4 ranks on 16 cores.
 """
 
 from __future__ import annotations
