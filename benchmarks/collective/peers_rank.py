@@ -1,14 +1,16 @@
 """One rank of one peer of `peers.py`: it connects to the coordinator, and then does what it is told, blocked on the socket between.
 
-    python peers_rank.py PEER SOCKET PLACE RANKS [RANK STORE]
+    python peers_rank.py PEER SOCKET PLACE RANKS [RANK STORE [LIBRARY]]        STORE: a file for torch's; LIBRARY: of programs by hand
 
 MPI gives rank and size itself. A peer is a class with `collective(name, source, target)` and `barrier()`; arrays are numpy's, in f32. What each is
-told to be: the calls that its users would make, in place where that is the habit (all-reduce, broadcast).
+told to be: the calls that its users would make, in place where that is the habit (all-reduce, broadcast). `collective` returns what makes so many of them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import datetime
+import mmap
 import os
 import sys
 import time
@@ -26,6 +28,9 @@ _ONE_TENSOR_EACH = (
     *("all_gather_single", "reduce_scatter_single", "all_to_all_single"),  # from torch 2.13 on
 )
 SLOW = 180.0  # seconds after which a call counts as stuck
+BY_HAND = ("all_gather", "all_to_all", "broadcast", "all_reduce", "reduce_scatter")  # in the order of by_hand.h
+
+Calls = Callable[[int], object]  # so many of them
 
 
 class Peer(Protocol):
@@ -34,22 +39,30 @@ class Peer(Protocol):
     version: str
     checks: bool  # whether its results mean anything
 
-    def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]: ...
+    def collective(self, name: str, source: Floats, target: Floats) -> Calls: ...
 
     def barrier(self) -> None: ...
 
 
-class Torch:
-    """torch.distributed on a backend. Of the backend "torch" the calls return at once, with nothing done: what is timed is torch itself. Those of "calls" are made without it."""
+def repeated(call: Callable[[], object]) -> Calls:
+    def calls(count: int) -> None:
+        for _ in range(count):
+            call()
 
-    def __init__(self, backend: str, rank: int, size: int, store: str) -> None:
+    return calls
+
+
+class Torch:
+    """torch.distributed on a backend. Of the backend "torch" the calls return at once, with nothing done: what is timed is torch itself. Those of "calls" are made without it. Behind those of "floor" are programs by hand."""
+
+    def __init__(self, backend: str, rank: int, size: int, store: str, hand: Hand | None = None) -> None:
         import torch
         import torch.distributed as dist
 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         torch.set_num_threads(max(1, min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // size)))
         alone, plain = backend == "torch", backend == "calls"
-        backend = "sennit" if alone or plain else backend
+        backend = backend if backend == "gloo" else "sennit"
         if backend == "sennit":
             import sennit.backend
 
@@ -58,37 +71,41 @@ class Torch:
         limit = datetime.timedelta(seconds=SLOW)
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
         self.rank, self.size, self.dist, self.torch = rank, size, dist, torch
-        self.checks, self.calls = not alone, None
+        self.checks, self.calls, self.hand = not alone, None, hand
         self.version = f"{backend} of torch {torch.__version__}" if backend == "gloo" else "sennit, c10d backend"
         if plain:
             self.version, self.calls = "sennit, calls without torch.distributed", sennit.backend.calls()
-        if alone:
-            self.version = "the c10d calls with nothing behind them"
+        if alone or hand is not None:
+            self.version = f"the c10d calls with {'nothing' if hand is None else 'programs by hand'} behind them"
             group: Any = dist.group.WORLD
-            done = group._nothing_left
+            done, call = group._nothing_left, None if hand is None else hand.library.hand_call
             for name in ("allreduce", "broadcast", *_ONE_TENSOR_EACH):
-                setattr(group, name, lambda *_: done)
+                setattr(group, name, (lambda *_: done) if call is None else lambda *_: (call(), done)[1])
 
-    def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]:
+    def collective(self, name: str, source: Floats, target: Floats) -> Calls:
         dist = self.dist
+        if self.hand is not None:
+            self.hand.collective(name, source, target)
         x, y = self.torch.from_numpy(source), self.torch.from_numpy(target)
         if (calls := self.calls) is not None:
-            return {
+            plain = {
                 "all_reduce": lambda: calls.all_reduce(y),
                 "broadcast": lambda: calls.broadcast(y, 0),
                 "all_gather": lambda: calls.all_gather(y, x),
                 "reduce_scatter": lambda: calls.reduce_scatter(y, x),
                 "all_to_all": lambda: calls.all_to_all(y, x),
-            }[name]
+            }
+            return repeated(plain[name])
         gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the first names are those of 2.13,
         scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # where the others warn each time
-        return {
+        ways = {
             "all_reduce": lambda: dist.all_reduce(y),
             "broadcast": lambda: dist.broadcast(y, 0),
             "all_gather": lambda: gather(y, x),
             "reduce_scatter": lambda: scatter(y, x),
             "all_to_all": lambda: dist.all_to_all_single(y, x),
-        }[name]
+        }
+        return repeated(ways[name])
 
     def barrier(self) -> None:
         self.dist.barrier()
@@ -130,15 +147,16 @@ class Core:
         self.rank, self.size, self.version, self.checks = rank, size, "sennit, ShmGroup on numpy", True
         self.group = ShmGroup.create(rank, size, gather, timeout=SLOW)
 
-    def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]:
+    def collective(self, name: str, source: Floats, target: Floats) -> Calls:
         group = self.group
-        return {
+        ways = {
             "all_reduce": lambda: group.all_reduce(target),
             "broadcast": lambda: group.broadcast(target, 0),
             "all_gather": lambda: group.all_gather(source, target),
             "reduce_scatter": lambda: group.reduce_scatter(source, target),
             "all_to_all": lambda: group.all_to_all(source, target),
-        }[name]
+        }
+        return repeated(ways[name])
 
     def barrier(self) -> None:
         self.group.barrier()
@@ -154,18 +172,62 @@ class Mpi:
         self.rank, self.size, self.checks = self.world.rank, self.world.size, True
         self.version = " ".join(MPI.Get_library_version().replace("\x00", "").split("\n")[0].split(",")[0].split())
 
-    def collective(self, name: str, source: Floats, target: Floats) -> Callable[[], object]:
+    def collective(self, name: str, source: Floats, target: Floats) -> Calls:
         world, here = self.world, self.mpi.IN_PLACE
-        return {
+        ways = {
             "all_reduce": lambda: world.Allreduce(here, target),
             "broadcast": lambda: world.Bcast(target, 0),
             "all_gather": lambda: world.Allgather(source, target),
             "reduce_scatter": lambda: world.Reduce_scatter_block(source, target),
             "all_to_all": lambda: world.Alltoall(source, target),
-        }[name]
+        }
+        return repeated(ways[name])
 
     def barrier(self) -> None:
         self.world.Barrier()
+
+
+class Hand:
+    """The programs of by_hand.h, in a loop of C: in the fastest of their ways, which is found out from the arrays of each collective and size."""
+
+    def __init__(self, rank: int, size: int, library: str, gather: Callable[[bytes], list[bytes]]) -> None:
+        self.rank, self.size, self.version, self.checks = rank, size, "programs by hand, in a loop of C", True
+        self.way = ""
+        self.library = hand = ctypes.CDLL(library)
+        hand.hand_bytes.restype, hand.hand_choose.restype, hand.hand_call.restype = (
+            ctypes.c_size_t,
+            ctypes.c_double,
+            None,
+        )
+        hand.hand_choose.argtypes = [ctypes.c_int, ctypes.c_size_t, *[ctypes.c_void_p] * 3, ctypes.c_int]
+        descriptor, nbytes = -1, int(hand.hand_bytes(size))
+        if rank == 0:
+            descriptor = os.memfd_create("sennit-by-hand")
+            os.ftruncate(descriptor, nbytes)
+        place = gather(f"/proc/{os.getpid()}/fd/{descriptor}".encode())[0]
+        if rank:
+            descriptor = os.open(place, os.O_RDWR)
+        self.memory = mmap.mmap(descriptor, nbytes)
+        gather(b"")  # all have mapped it
+        os.close(descriptor)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        hand.hand_join(ctypes.c_void_p(address), rank, size)
+
+    def collective(self, name: str, source: Floats, target: Floats) -> Calls:
+        before, way = target.copy(), ctypes.create_string_buffer(64)
+        in_place = name in ("all_reduce", "broadcast")
+        nbytes, part = max(source.nbytes, target.nbytes), max(source.nbytes, target.nbytes) // self.size
+        if part % 64:
+            raise ValueError(f"programs by hand are for parts of whole lines, not of {part} bytes")
+        own = (target if in_place else source).ctypes.data
+        self.library.hand_choose(BY_HAND.index(name), nbytes, own, target.ctypes.data, way, 64)
+        target[...] = before
+        self.library.hand_meet()
+        self.way = way.value.decode()
+        return self.library.hand_calls  # type: ignore[no-any-return]
+
+    def barrier(self) -> None:
+        self.library.hand_meet()
 
 
 # ---- arrays and their check ------------------------------------------------------------------------------------------
@@ -217,7 +279,7 @@ def is_right(name: str, rank: int, size: int, nbytes: int, target: Floats) -> bo
 class Worker:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
-        self.ready: Callable[[], object] = lambda: None
+        self.ready: Calls = lambda count: None
         self.kept: list[Any] = []
 
     def prepare(self, name: str, nbytes: int) -> bool:
@@ -226,28 +288,32 @@ class Worker:
         source, target = arrays_for(name, peer.rank, peer.size, nbytes)
         self.kept = [source, target]
         self.ready = peer.collective(name, source, target)
-        self.ready()
+        self.ready(1)
         return not peer.checks or is_right(name, peer.rank, peer.size, nbytes, target)
 
     def prepare_step(self, kind: str, width: int, layers: int) -> bool:
         assert isinstance(self.peer, Torch)
-        self.ready = self.peer.step(kind, width, layers)
-        self.ready()
+        self.ready = repeated(self.peer.step(kind, width, layers))
+        self.ready(1)
         return True
 
     def time(self, batch: int) -> float:
         """Seconds of one call, in a batch that all ranks begin together. One call comes before it, so that no peer's arrays are where the peer before has left them: out of
         all caches, if they are large."""
-        self.ready()
+        self.ready(1)
         self.peer.barrier()
         start = time.perf_counter()
-        for _ in range(batch):
-            self.ready()
+        self.ready(batch)
         return (time.perf_counter() - start) / batch
 
     def forget(self) -> bool:
-        self.kept, self.ready = [], lambda: None
+        self.kept, self.ready = [], lambda count: None
         return True
+
+    def way(self) -> str:
+        """Of the peers that have several: the one that is timed."""
+        hand = self.peer.hand if isinstance(self.peer, Torch) else self.peer
+        return hand.way if isinstance(hand, Hand) else ""
 
 
 def keep_to_share(rank: int, ranks: int) -> None:
@@ -278,8 +344,12 @@ def main() -> None:
             peer = mpi
         elif kind == "core":
             peer = Core(rank, size, gather)
+        elif kind == "hand":
+            peer = Hand(rank, size, sys.argv[7], gather)
         else:
-            peer = Torch(kind, rank, size, sys.argv[6])
+            peer = Torch(
+                kind, rank, size, sys.argv[6], Hand(rank, size, sys.argv[7], gather) if kind == "floor" else None
+            )
         connection.send(("ready", peer.version))
         worker = Worker(peer)
         while True:

@@ -51,7 +51,7 @@ def scale(text: str) -> int:
 
 
 @contextmanager
-def changed(**constants: int) -> Iterator[None]:
+def changed(**constants: object) -> Iterator[None]:
     before = {name: getattr(shm_plan, name) for name in constants}
     for name, value in constants.items():
         setattr(shm_plan, name, value)
@@ -65,7 +65,7 @@ def changed(**constants: int) -> Iterator[None]:
 def variants(
     group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray, only_chosen: bool, direct: int | None = None
 ) -> dict[str, Plan]:
-    def made(direct_from: int | None, **constants: int) -> Plan:
+    def made(direct_from: int | None, **constants: object) -> Plan:
         group.direct_from = direct_from
         group.forget_plans()
         with changed(**constants):
@@ -91,7 +91,7 @@ def variants(
             found[label] = plan = made(NEVER)
             plan.record.large = plan.record.vast = past
     for kibibytes in TILES:
-        found[f"tile {kibibytes}"] = made(NEVER, _SLOT_USED=kibibytes << 10)
+        found[f"tile {kibibytes}"] = made(NEVER, _SLOT_USED=kibibytes << 10, _SLOT_OF={})
     group.direct_from = None
     group.forget_plans()
     return found

@@ -54,9 +54,10 @@ def test_calls_in_any_order_in_python(ranks: Ranks) -> None:
 
 
 @compiled_core
+@pytest.mark.parametrize("cache", [1 << 30, 1 << 10])
 @pytest.mark.parametrize("size", [2, 5])
-def test_ranks_that_read_each_others_memory(ranks: Ranks, size: int) -> None:
-    may = good(ranks.run(size, shm_jobs.direct, [1, 33, 5003]))
+def test_ranks_that_read_each_others_memory(ranks: Ranks, size: int, cache: int) -> None:
+    may = good(ranks.run(size, shm_jobs.direct, [1, 33, 5003], cache))
     assert len(set(may)) == 1, "ranks differ in whether they may"
     if not may[0]:
         pytest.skip("this kernel does not let processes read each other's memory")

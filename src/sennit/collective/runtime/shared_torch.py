@@ -49,7 +49,7 @@ class TensorGroup(ShmGroup):
 
     def sleep_soon(self) -> None:
         """For waits that are long anyway, since a network is in them: leave the core to the threads that serve it."""
-        self._record.yields = _FEW_YIELDS
+        self._record.yields, self._record.linger = _FEW_YIELDS, 0
 
     def abort(self, what: str, ranks: tuple[int, ...]) -> None:
         """All ranks of the host that wait in this group raise."""

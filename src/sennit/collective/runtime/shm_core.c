@@ -36,6 +36,8 @@
 
 /* ---- the memory of other processes ----------------------------------------------------------------------------------- */
 
+#define PAGE 4096
+
 /* From the memory of another process. False where that is not possible now: it has ended, or its memory is gone. */
 static int pull(const Group *group, int rank, char *to, char *from, int64_t bytes)
 {
@@ -45,6 +47,21 @@ static int pull(const Group *group, int rank, char *to, char *from, int64_t byte
         if (got <= 0)
             return 0;
         to += got, from += got, bytes -= got;
+    }
+    return 1;
+}
+
+/* The same, some at a time through `between`, which stays in the cache of this core, and from there past the cache: the kernel's own copy would fetch what it overwrites. The kernel copies whole pages at a time, so pages of the
+ * two begin at the same places. */
+static int pull_past_cache(const Group *group, int rank, Piece piece, char *between, size_t most)
+{
+    while (piece.bytes > 0) {
+        char *here = between + (uintptr_t)piece.from % PAGE;
+        Piece some = {piece.to, here, piece.bytes < most ? piece.bytes : most};
+        if (!pull(group, rank, here, (char *)piece.from, some.bytes))
+            return 0;
+        copy_piece(&some, 1);
+        piece = (Piece){piece.to + some.bytes, piece.from + some.bytes, piece.bytes - some.bytes};
     }
     return 1;
 }
@@ -146,6 +163,8 @@ static int move_data(const Group *group, const Call *call, const Tile *tile, con
         step->source_chunk == step->target_chunk && !call->staged[OUTPUT])
         return 1; /* the user's input is the user's output: it is there */
     Piece piece = piece_of(group, call, tile, step);
+    if (is_pulled(call, step) && call->bounced && step->target_buffer == OUTPUT)
+        return pull_past_cache(group, step->peer, piece, tile->scratch, call->bounced);
     if (is_pulled(call, step))
         return pull(group, step->peer, piece.to, (char *)piece.from, piece.bytes);
     if (step->op == REDUCE || step->op == READ_REDUCE) {

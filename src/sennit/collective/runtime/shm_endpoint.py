@@ -35,9 +35,9 @@ from sennit.collective.runtime.liveness import Identity, Liveness
 from sennit.collective.runtime.shm_abi import SLOTS, CallRecord, GroupRecord, PlaceRecord, Reduction, Status
 from sennit.collective.runtime.shm_arena import Arena
 from sennit.collective.runtime.shm_cores import has_own_core
-from sennit.collective.runtime.shm_facts import Facts, Secret, everyone, sees, shared_cache
+from sennit.collective.runtime.shm_facts import Facts, Secret, everyone, sees
 from sennit.collective.runtime.shm_machine import Machine, choose_machine
-from sennit.collective.runtime.shm_plan import LoadedCode, Plan, make_plan
+from sennit.collective.runtime.shm_plan import CACHE, LoadedCode, Plan, make_plan
 from sennit.collective.runtime.shm_segment import BROKEN, Capacity, Exchange, Layout, Segment, open_segment
 from sennit.collective.runtime.shm_shortcut import new_turn
 from sennit.errors import CollectiveError, RunError
@@ -49,6 +49,7 @@ __all__ = ["ShmEndpoint"]
 _PATIENCE = 20_000_000  # nanoseconds: how often a waiting rank looks around
 _SPIN_LIMIT = 2_000  # rounds, some 50 microseconds
 _YIELDS = 100  # a few rounds of the ranks that share a core
+_LINGER = 2_000_000  # nanoseconds: longer than any system takes to wake a rank
 _PLANS_KEPT = 512
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which the mmap module does not name
 
@@ -74,7 +75,7 @@ class ShmEndpoint:
         self.machine = machine
         self._segment: Segment | None = segment
         self._identities = tuple(identities)
-        self._cache = shared_cache()
+        self.cache = CACHE  # bytes that cores share; the same on all ranks
         self._liveness = Liveness(identities)
         weakref.finalize(self, self._liveness.close)  # of a group that was dropped
         self._arena = Arena(segment.address + layout.arena(self.rank), layout.capacity.arena)
@@ -119,7 +120,9 @@ class ShmEndpoint:
         sees_all = sees(machine, [facts for facts in ranks if facts.rank != rank])
         may_read = all(answer == b"1" for answer in exchange(b"1" if sees_all else b"0"))
         del secret  # not before all have looked
-        return cls(segment, [facts.identity for facts in ranks], machine, timeout, cores, may_read)
+        made = cls(segment, [facts.identity for facts in ranks], machine, timeout, cores, may_read)
+        made.cache = min(facts.cache for facts in ranks)
+        return made
 
     def _make_record(self, segment: Segment, spins: bool) -> GroupRecord:
         layout, base = segment.layout, segment.address
@@ -139,7 +142,7 @@ class ShmEndpoint:
         record.staging_at = SLOTS * layout.capacity.slot
         record.rank, record.ranks = self.rank, self.size
         record.spin = record.spin_limit = _SPIN_LIMIT if spins else 0
-        record.yields, record.patience = _YIELDS, _PATIENCE
+        record.yields, record.patience, record.linger = _YIELDS, _PATIENCE, _LINGER if spins else 0
         return record
 
     # ---- collectives -------------------------------------------------------------------------------------------------
@@ -229,7 +232,7 @@ class ShmEndpoint:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
             loaded = self.load(code)
-            direct = self.may_read and loaded.goes_directly(elements * dtype.itemsize, self.direct_from)
+            direct = self.may_read and loaded.goes_directly(elements * dtype.itemsize, self.cache, self.direct_from)
             slot = self._layout.capacity.slot
             plan = make_plan(
                 loaded,
@@ -239,7 +242,7 @@ class ShmEndpoint:
                 slot,
                 title,
                 direct=direct,
-                cache=self._cache,
+                cache=self.cache,
                 ring_from=self.ring_from,
             )
             if plan.record.ringed and not self._has_ring:

@@ -1,6 +1,6 @@
 """What the ranks of a host tell each other when they make a group, and what they find out from it.
 
-    Facts        of a rank: who it is, which process, which machine runs its calls, its cores, and a secret in its memory
+    Facts        of a rank: who it is, which process, which machine runs its calls, its cores and their cache, and a secret in its memory
     everyone     the facts of all ranks, checked: they are the ranks of one group, on one host
     sees         whether this rank may read the memory of others: it finds their secrets there
     shared_cache bytes of the cache that the cores share
@@ -57,13 +57,15 @@ class Facts:
     started: int
     machine: str
     cores: tuple[int, ...]
+    cache: int  # bytes that the cores share
     secret: str
     secret_at: int
 
     @classmethod
     def own(cls, rank: int, size: int, machine: Machine, secret: Secret) -> Facts:
         me, cores = own_identity(), tuple(sorted(os.sched_getaffinity(0)))
-        return cls(rank, size, me.host, me.pid, me.started, machine.name, cores, secret.text, secret.address)
+        cache = shared_cache()
+        return cls(rank, size, me.host, me.pid, me.started, machine.name, cores, cache, secret.text, secret.address)
 
     @property
     def identity(self) -> Identity:

@@ -16,7 +16,9 @@ with stride(T) <= T / chunks + alignment. T is the same on all ranks, whatever t
 **Direct.** Where the kernel lets ranks read each other's memory, a call that only moves data need not stage its inputs: who needs a
 part of one reads it where the user has it. That pays where no other rank reads the same part (all_to_all, scatter, a broadcast by slices): else one copy into staging serves
 all of them. Below `_DIRECT_FROM` a call into the kernel for each peer takes longer than a second copy. `goes_directly` is the rule, the same on all ranks. Without scratch
-there is one tile.
+there is one tile. Where the arrays of all ranks fill half of the cache that they share, what is read is *bounced*: some of it at a time into a slot, which stays in the core's own cache, and from there into the output past
+the cache. The kernel would write to the output itself, each line of which is fetched from memory first, to be overwritten. An all_to_all of arrays that are larger than that cache is staged again: with 2 ranks on 2 x86_64 cores one of 64 MiB took
+6.6 and 7.2 ms in place of 7.9 (`shm_variants.py`), and of the programs by hand in `peers.py` staging was the fastest of 64 MiB with 4 ranks on 16 cores.
 """
 
 from __future__ import annotations
@@ -44,9 +46,10 @@ _LARGE_PARTS = 1 << 20  # of one that is put together from parts of several rank
 # What so many peers read lies in the ring of staging, from so many bytes of a tile on.
 _MANY, _RING_FROM = 3, 1 << 14
 CACHE = 32 << 20  # bytes that cores share, where the system does not say
-# Of a slot, but for those whose tiles have a part for each rank: larger ones were a fifth faster for an all_to_all with 8, and for a reduce_scatter of 512 KiB 15% (71 and 59 us; 16 MiB: 4%).
+# Bytes of a slot that a tile takes. Tiles with a part for each rank are larger, if the slot is: a fifth faster for an all_to_all with 8, and for a reduce_scatter of 512 KiB 15% (71 and 59 us; 16 MiB: 4%).
 _SLOT_USED = 3 << 17
-_BY_PARTS = (CollectiveName.ALL_TO_ALL, CollectiveName.REDUCE_SCATTER)
+_SLOT_OF = {CollectiveName.ALL_TO_ALL: 1 << 20, CollectiveName.REDUCE_SCATTER: 1 << 20}
+_BOUNCE, _PAGE = 128 << 10, 4096  # bytes at a time, from where they begin in a page on
 # Parts that each rank stages in another order, begun with that of the next rank: else all ranks write at once what the same one has read the call before, and take its lines from its cache. With 8 ranks on 16 x86_64 cores a
 # reduce_scatter of 64 KiB took 8.6 and 11.9 us in place of 10.6 and 12.8 in two runs (benchmarks/collective/core_loop.py), and larger ones as long; an all_to_all of 64 KiB, whose parts are read one after another, took 14.6 in place of 12.9.
 _IN_TURNS = (CollectiveName.REDUCE_SCATTER,)
@@ -113,8 +116,8 @@ class LoadedCode:
         collective = self.code.collective
         return not (isinstance(collective, CollectiveSpec) and collective.name is CollectiveName.BROADCAST)
 
-    def goes_directly(self, part_bytes: int, least: int | None = None) -> bool:
-        """Whether peers should read the inputs where users have them. `least` stands in for the bytes of a part from which on that pays."""
+    def goes_directly(self, part_bytes: int, cache: int = CACHE, least: int | None = None) -> bool:
+        """Whether peers should read the inputs where users have them. `cache`: bytes that cores share. `least` stands in for the bytes of a part from which on that pays."""
         collective, code = self.code.collective, self.code
         if not isinstance(collective, CollectiveSpec) or self.in_place:
             return False
@@ -124,6 +127,8 @@ class LoadedCode:
         if least is not None:
             return part_bytes >= least
         pays_from = _DIRECT_FROM.get(collective.name)
+        if collective.name is CollectiveName.ALL_TO_ALL and 2 * code.ranks**2 * part_bytes > cache:
+            return False
         return pays_from is not None and part_bytes >= pays_from * code.chunks and _is_read_once(code)
 
     def used_at_all(self, buffer: int) -> bool:
@@ -136,9 +141,10 @@ class LoadedCode:
         parts = sum(self._staged_widths(direct))
         scratch = sum(code.scratch)
         weight = scratch + parts * code.chunks  # chunks of the slot for one chunk of a part
-        by_parts = isinstance(code.collective, CollectiveSpec) and code.collective.name in _BY_PARTS
-        least = (weight + scratch + 4) * LINE
-        used = slot_bytes if by_parts or least > _SLOT_USED else min(slot_bytes, _SLOT_USED)
+        named = code.collective.name if isinstance(code.collective, CollectiveSpec) else None
+        used = min(slot_bytes, _SLOT_USED if named is None else _SLOT_OF.get(named, _SLOT_USED))
+        if (weight + scratch + 4) * LINE > used:
+            used = slot_bytes
         grain = alignment * code.chunks
         most = elements if not weight else (used - (scratch + 4) * LINE) // (weight * LINE) * grain
         if most < grain and elements > most:
@@ -338,6 +344,8 @@ def make_plan(
     record.words = note.ctypes.data
     record.large = sizes[OUTPUT] >= (_LARGE_PARTS if code.parts(rank, OUTPUT) > 1 else _LARGE)
     record.vast = sizes[OUTPUT] * code.ranks > cache // 2
+    if direct and not code.scratch and sum(sizes) * code.ranks > cache // 2:
+        record.bounced = min(_BOUNCE, slot_bytes - _PAGE)
     touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
     plain = loaded.used[OUTPUT] and not touched[OUTPUT] and (touched[INPUT] or not loaded.used[INPUT])
     staged = int(touched[INPUT] and not direct) if plain and not loaded.in_place else None

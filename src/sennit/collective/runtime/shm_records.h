@@ -74,7 +74,7 @@ typedef struct {
     int64_t staging_at; /* of its ring: where the next place begins; the same on all ranks */
     int32_t rank, ranks;
     int32_t spin_limit, yields;
-    int64_t patience; /* nanoseconds */
+    int64_t patience, linger; /* nanoseconds: until it looks around; that a rank with a core of its own stays awake, at least */
     uint64_t epoch, calls;
     _Atomic int32_t spin; /* how long to spin before the first yield; adapts */
     int32_t waiting_for;  /* out: the rank whose signal is awaited, or that runs another call */
@@ -107,6 +107,7 @@ typedef struct {
     int32_t large;  /* the output does not fit the cache of a core, */
     int32_t vast;   /* or those of all ranks the cache of all */
     int32_t direct; /* peers read the input in this process's own memory: `mine` and `peers` have its address */
+    int32_t bounced; /* and what is read goes through a slot of staging into the output, past the cache: so many bytes at a time; or 0 */
     int64_t elements, tile; /* of a part: in all, and at a time */
     int64_t place;          /* bytes of the ring that a tile takes, on whichever rank it takes most; 0: all of it lies in a slot */
     int32_t ringed;         /* what lies in the ring: IN_RING_SCRATCH or IN_RING_INPUT, or nothing */

@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -28,7 +29,8 @@ static void relax(void)
 #endif
 }
 
-/* After so many nanoseconds others have the core whom yielding does not speed up: a sleeper that is woken comes before them. */
+/* After so many nanoseconds others have the core whom yielding does not speed up: a sleeper that is woken comes before them. A rank whose core nobody else wants has no reason to sleep so soon, and a good one not to: on virtual
+ * machines it may take longer to wake it than ranks wait before they sleep, and then each who sleeps makes the others sleep, call after call. It goes on yielding for `linger`. */
 #define YIELD_LIMIT 300000
 
 #define EAGER 32 /* rounds */
@@ -40,7 +42,21 @@ typedef struct {
     int rounds, asleep, crowded; /* the last: others wanted the core meanwhile */
     uint32_t bell;
     int64_t since;
+    long switches; /* of this thread, at `since` */
 } Idle;
+
+/* How often another thread has had this one's core in its place. */
+static long switches(void)
+{
+    struct rusage used;
+    return getrusage(RUSAGE_THREAD, &used) ? 0 : used.ru_nvcsw + used.ru_nivcsw;
+}
+
+static void spin_less(Group *group, int spin)
+{
+    int least = group->spin_limit < LEAST_SPIN ? group->spin_limit : LEAST_SPIN;
+    atomic_store_explicit(&group->spin, spin > least ? spin : least, memory_order_relaxed);
+}
 
 static void awake(Group *group, Idle *idle)
 {
@@ -65,14 +81,14 @@ static int idle_once(Group *group, Idle *idle)
     idle->rounds++;
     int64_t now = nanoseconds();
     if (!idle->since)
-        idle->since = now;
-    if (idle->rounds < spin + group->yields && now - idle->since < YIELD_LIMIT) {
+        idle->since = now, idle->switches = switches();
+    int lingers = spin > LEAST_SPIN && !idle->crowded && now - idle->since < group->linger;
+    if (lingers || (idle->rounds < spin + group->yields && now - idle->since < YIELD_LIMIT)) {
         sched_yield();
-        /* a yield that took long let others run, whose time spinning takes */
-        if (nanoseconds() - now > 3000) {
-            int least = group->spin_limit < LEAST_SPIN ? group->spin_limit : LEAST_SPIN;
+        /* a yield that took long let others run, whose time spinning takes; or the host had taken the core, of which the kernel knows nothing */
+        if (nanoseconds() - now > 3000 && switches() > idle->switches) {
             idle->crowded = 1;
-            atomic_store_explicit(&group->spin, spin / 2 > least ? spin / 2 : least, memory_order_relaxed);
+            spin_less(group, spin / 2);
         }
         return 1;
     }
@@ -83,12 +99,14 @@ static int idle_once(Group *group, Idle *idle)
         return 1;
     }
     int64_t left = idle->since + group->patience - now;
-    if (left <= 0)
+    if (left <= 0) {
+        spin_less(group, 0); /* a wait that is long: it need not be quick when it is taken up again */
         return 0;
+    }
     struct timespec timeout = {left / 1000000000, left % 1000000000};
     syscall(SYS_futex, &door->bell, FUTEX_WAIT, idle->bell, &timeout, 0, 0);
     awake(group, idle);
-    return nanoseconds() - idle->since < group->patience;
+    return 1;
 }
 
 /* Something went on: the next wait starts anew. If nobody else wanted the core, it may spin longer next time. With more ranks than cores the limit is none. */
