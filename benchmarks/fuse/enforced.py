@@ -5,6 +5,7 @@
 The candidates of tuning (buckets as ready are DDP's), and random strategies: gradients, some of them cut, in buckets of random sizes between a gradient and a third of all bytes, in the order in which they are made, in an order by need, or in a random one that ranks can still follow; waits in the step, in the next, or mixed.
 
 1. Each is simulated on this machine's measurements (`measured_model`) and run for some steps without updates. Printed: median and p95 of |simulated - measured| / measured, and Kendall's tau between the two, over all pairs and over those that were measured 2 % apart or more; and, as what the machine allows, the same between two visits: each strategy is run for half of the steps, then all others are, then it is once more, with buffers of its own each time; and the clock against the quieter of the two visits, since what else the machine does makes steps longer, not shorter.
+   How even the machine is says a product in a loop on each rank's core, with nothing beside it, before the strategies and after: its median time, and the time that one in ten exceeds, over the least.
    With `--sleep` kernels sleep for their measured time (`sleeping.py`): what is compared is the network and the order of things, on a machine that does other work too.
 2. Each trains three steps of SGD with momentum from the same start. Printed: how many end in DDP's parameters to the last bit.
 """
@@ -83,12 +84,34 @@ def rank_main(arguments: argparse.Namespace) -> None:
     dist.init_process_group("gloo")
     group = serial_group()
     pace()
-    found = compare(rank, group, arguments)
+    noise = [unevenness(group)]
+    found: dict[str, Any] = {"strategies": compare(rank, group, arguments)}
+    found["noise"] = [*noise, unevenness(group)]
     if rank == 0:
         report(found, bits=arguments.bits)
         Path(os.environ["SENNIT_BENCH_OUT"]).write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def unevenness(group: Any, seconds: float = 2.0) -> tuple[float, float]:
+    """Of a product in a loop on this core, alone: its median time over the least, and the time that one in ten exceeds over the least; of the rank on which that is greatest."""
+    import torch
+    import torch.distributed as dist
+
+    left, right, spent = torch.randn(128, 512), torch.randn(512, 512), []
+    dist.barrier(group)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        for _ in range(10):
+            torch.mm(left, right)
+        spent.append(time.perf_counter() - start)
+    spent.sort()
+    own = torch.tensor([spent[len(spent) // 2] / spent[0], spent[int(0.9 * len(spent))] / spent[0]])
+    dist.all_reduce(own, dist.ReduceOp.MAX, group=group)
+    median, tenth = own.tolist()
+    return median, tenth
 
 
 def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -195,13 +218,15 @@ def deviation(pairs: list[tuple[float, float]]) -> tuple[float, float]:
     return statistics.median(errors), errors[int(0.95 * (len(errors) - 1))]
 
 
-def report(found: list[dict[str, Any]], *, bits: bool) -> None:
+def report(result: dict[str, Any], *, bits: bool) -> None:
+    found: list[dict[str, Any]] = result["strategies"]
     for item in sorted(found, key=lambda item: item["measured"]):
         print(
             f"  {item['name']:24s} {item['buckets']:3d} buckets, {item['late']:3d} late: simulated {1e3 * item['simulated']:7.1f} ms, measured {1e3 * item['measured']:7.1f} ms (least {1e3 * item['least']:7.1f}), "
             f"{'' if not bits else 'DDP to the last bit' if item['equal'] else 'NOT EQUAL to DDP'}"
         )
-    print(f"{len(found)} strategies")
+    noise = ", ".join(f"median {median:.2f}, one in ten above {tenth:.2f}" for median, tenth in result["noise"])
+    print(f"{len(found)} strategies; a product in a loop, before and after, over its least time: {noise}")
     pairs = [(item["simulated"], item["measured"]) for item in found]
     median, p95 = deviation(pairs)
     print(f"  median error {median:.1%} (target {TARGETS['median']:.0%})")
