@@ -29,6 +29,17 @@ def test_a_mask_is_drawn_for_elements_of_the_type_that_is_dropped(dtype: torch.d
     assert [op.args for op in drawn.ops if op.kind == "sennit.keep_mask"] == [((4, 3), 0.3, expected)]
 
 
+class Chosen(Dropped):
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.head(x)
+        return torch.where(torch.rand_like(made) >= 0.3, made, -made).sum()
+
+
+def test_a_draw_that_nothing_is_multiplied_by_is_no_dropout() -> None:
+    drawn = with_torch_draws(capture(Chosen(), (torch.ones(4, 8),)), torch.device("cpu"))
+    assert [op.kind for op in drawn.ops if op.kind.startswith("sennit.")] == ["sennit.rand"]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_mask_is_what_dropout_keeps(device: str, dtype: torch.dtype) -> None:

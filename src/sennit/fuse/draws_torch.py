@@ -127,10 +127,11 @@ def _with_noise(
 
 
 def _dropout(op: Op, readers: Mapping[str, Sequence[Op]]) -> tuple[str, float] | None:
-    """(mask, p) where this draw is a dropout's: only `mask = drawn >= p` reads it."""
+    """(mask, p) where this draw is a dropout's: only `mask = drawn >= p` reads it, and something is multiplied by that."""
     match readers.get(op.name, ()):
         case [Op(kind="aten.ge.Scalar", args=(Ref(), float() as p)) as mask] if 0.0 < p < 1.0:
-            return mask.name, p
+            is_factor = any(reader.kind == "aten.mul.Tensor" for reader in readers.get(mask.name, ()))
+            return (mask.name, p) if is_factor else None
         case _:
             return None
 
@@ -143,8 +144,7 @@ def _rewritten(
     device: torch.device,
 ) -> Op:
     if op.name in masks:
-        dropped = [item.results[0].type.dtype for item in readers.get(op.name, ()) if item.kind == "aten.mul.Tensor"]
-        dtype = dropped[0] if dropped else DType.F32  # forward comes first
+        dtype = next(kept.results[0].type.dtype for kept in readers[op.name] if kept.kind == "aten.mul.Tensor")
         return replace(op, kind="sennit.keep_mask", args=(op.results[0].type.shape, masks[op.name], dtype))
     if op.kind == "sennit.uniform":
         return replace(op, kind="sennit.rand", args=(op.results[0].type.shape, op.results[0].type.dtype))
