@@ -107,6 +107,12 @@ static void run(int all, const char *only)
                 measure_way(kind, bytes, (Way){.tile = 0});
             for (int beyond = 0; beyond < 2 && kind <= SPREAD && bytes >= 512 << 10; beyond++)
                 measure_way(kind, bytes, (Way){.past = beyond, .bounces = 1});
+            for (int piece = 16; piece <= 128 && kind == SCATTER && bytes >= 512 << 10; piece *= 2)
+                measure_way(kind, bytes, (Way){.piece = piece});
+            for (int piece = 16; piece <= 128 && kind == SUM && bytes >= 512 << 10; piece *= 2)
+                for (int ring = 0; ring <= 8 << 10; ring += 8 << 10)
+                    for (int beyond = 0; beyond < (bytes >= 4 << 20 ? 2 : 1); beyond++)
+                        measure_way(kind, bytes, (Way){.piece = piece, .tile = piece * ranks, .ring = ring, .past = beyond});
             past = bounces = 0;
             if (kind <= SPREAD && bytes >= 512 << 10)
                 for (int huge = 0; huge < 2; huge++)

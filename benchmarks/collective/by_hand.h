@@ -9,6 +9,8 @@
  * | mixed S | of a broadcast: of 8 tiles the root stages S, the others pull the rest into their own staging, in turns |
  * | pulled | by process_vm_readv out of the arrays of the other process, each rank begun at another place |
  * | bounced | pulled into a buffer of 128 KiB that stays in the cache, and from there into the output |
+ * | summed B | of a reduce_scatter: the same, B KiB of each rank, which are added up from there |
+ * | summed B T | of an all_reduce: the same, of tiles of T KiB, whose sums are staged |
  *
  * Up to four tiles are under way (`SLOTS`). A tile's place in staging is used again only when all ranks have left it: a rank that enters tile k has seen everyone leave tile k - SLOTS, and a ring of staging
  * holds at least as many tiles. Sums are of f32, in the order of ranks.
@@ -45,6 +47,7 @@ static char *staging; /* by rank */
 static char *own, *other;           /* private: source and target, of the size that is measured */
 static size_t tile_bytes, width; /* of the way that is measured */
 static int past, share, bounces;
+static size_t piece_bytes; /* of one rank, that is pulled at a time and added up */
 static char *bounce;
 static uint64_t tiles_before; /* of all calls: the same on all ranks */
 static size_t ring_at;
@@ -303,6 +306,59 @@ static void pulled(int kind, size_t bytes)
     meet();
 }
 
+/* Sums of what lies `first` bytes from the beginning of all arrays, out of the other processes. */
+static void pull_sums(char *to, size_t first, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += piece_bytes) {
+        size_t some = bytes - i < piece_bytes ? bytes - i : piece_bytes;
+        char *from[MOST];
+        for (int k = 1; k < ranks; k++) {
+            int peer = (rank + k) % ranks;
+            char *there = shared->array[peer] + first + i;
+            from[peer] = bounce + (k - 1) * (piece_bytes + 4096) + (uintptr_t)there % 4096;
+            pull(peer, from[peer], there, some);
+        }
+        from[rank] = own + first + i;
+        add_up(to + i, from, some);
+    }
+}
+
+static void summed(int kind, size_t bytes)
+{
+    (void)kind;
+    meet();
+    pull_sums(other, rank * (bytes / ranks), bytes / ranks);
+    meet();
+}
+
+/* Who writes a peer's part of the sums to its own array knows that this peer has read that part of it. */
+static void summed_tile(int which, const Tile *tile, void *given)
+{
+    Arrays *a = given;
+    size_t part = tile->size / ranks;
+    if (which == 0) {
+        pull_sums(at(rank, tile), tile->first + rank * part, part);
+        say(shared->added, tile->number + 1);
+        return;
+    }
+    Stream streams[MOST];
+    for (int k = 0; k < ranks; k++) {
+        int peer = (rank + k) % ranks;
+        await(shared->added, peer, tile->number + 1);
+        streams[k] = (Stream){a->target + tile->first + peer * part, at(peer, tile)};
+    }
+    copy_streams(streams, ranks, part);
+    say(shared->left, tile->number + 1);
+}
+
+static void summed_in_tiles(int kind, size_t bytes)
+{
+    (void)kind;
+    Arrays arrays = {own, own, bytes / ranks};
+    meet();
+    run_tiles(bytes, 2, (tile_bytes / ranks + 63) / 64 * 64, summed_tile, &arrays);
+}
+
 /* Staging for a tile of one rank. */
 static size_t place_bytes(int kind)
 {
@@ -323,7 +379,7 @@ static void staged(int kind, size_t bytes)
 /* ---- ways -------------------------------------------------------------------------------------------------------------- */
 
 /* KiB of a tile and of a ring, where 0 is as many as there must be; no tile: pulled. */
-typedef struct { int tile, ring, past, share, bounces; } Way;
+typedef struct { int tile, ring, past, share, bounces, piece; } Way;
 typedef void Collective(int kind, size_t bytes);
 
 /* From now on calls of this kind and size go this way: what to call, and the name of the way. */
@@ -331,6 +387,17 @@ static Collective *take_way(int kind, size_t bytes, Way way, char *name, size_t 
 {
     meet(); /* nobody is in staging any more */
     past = way.past, bounces = way.bounces;
+    if (way.piece) {
+        piece_bytes = (size_t)way.piece << 10;
+        tile_bytes = (size_t)way.tile << 10;
+        tile_bytes = tile_bytes > bytes ? bytes : tile_bytes;
+        width = (size_t)way.ring << 10, ring_at = 0;
+        width = width > SLOTS * tile_bytes / ranks ? width : SLOTS * tile_bytes / ranks;
+        int written = snprintf(name, length, "summed_%d", way.piece);
+        if (kind == SUM)
+            snprintf(name + written, length - written, "_%d_%zu%s", way.tile, width >> 10, past ? "_past" : "");
+        return kind == SUM ? summed_in_tiles : summed;
+    }
     if (!way.tile) {
         snprintf(name, length, "%s%s", bounces ? "bounced" : "pulled", past ? "_past" : "");
         return pulled;
