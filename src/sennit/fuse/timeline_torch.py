@@ -14,6 +14,7 @@ The step fills its buckets and does not send them. One that keeps gradients in n
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from statistics import median
@@ -34,9 +35,9 @@ from sennit.ir.strategy import Bucket, Part, Strategy, WaitAt
 if TYPE_CHECKING:
     from sennit.fuse.data_parallel_torch import DataParallel
 
-__all__ = ["MESSAGE", "Stretch", "in_stretches", "rate_beside", "stretches"]
+__all__ = ["Stretch", "in_stretches", "rate_beside", "stretches"]
 
-MESSAGE = 4 << 20
+_MESSAGE, _LEAST_MESSAGE = 1 << 20, 1 << 17  # bytes
 _FIRST = 2  # turns that do not count: memory is touched for the first time, and products compare their bits
 
 Stretch = tuple[int, int]  # the first of its operators, and the one behind its last
@@ -71,18 +72,19 @@ def stretches(owner: DataParallel, inputs: Mapping[str, Tensor], rounds: int) ->
     return dict(zip(quick[0], slowest.tolist(), strict=True))
 
 
-def rate_beside(owner: DataParallel, inputs: Mapping[str, Tensor], rounds: int, messages: int) -> float:
-    """How fast such a step computes while the channel carries so many messages of `MESSAGE` bytes, 1 as alone: the median over rounds of a turn alone and one beside them, of the rank that loses most. The two turns of a round follow each other: what the machine does in one minute
-    and not in the next is in both. Two medians of minutes apart had anything between 0.74 and 1.00 for a step whose rate was 0.8."""
+def rate_beside(owner: DataParallel, inputs: Mapping[str, Tensor], rounds: int, nbytes: int) -> float:
+    """How fast such a step computes while the channel carries so many bytes, 1 as alone: the median over rounds of a turn alone and one beside them, of the rank that loses most. The two turns of a round follow each other: what the machine does in one minute
+    and not in the next is in both. Two medians of minutes apart had anything between 0.74 and 1.00 for a step whose rate was 0.8. The messages are what the step fills, some of it at a time: one small buffer again and again would stay in a cache, which gradients do not."""
     owner.use(_every_gradient_apart(owner))
-    step, buffer = _Marks(owner), torch.zeros(MESSAGE // 4)
+    step = _Marks(owner)
     rates: list[float] = []
     for turn in range(_FIRST + rounds):
         dist.barrier(owner.group)
         alone = sum(step.run(inputs).values())
         dist.barrier(owner.group)
         # not in the first turn: there the ranks tell each other their indices
-        works = [dist.all_reduce(buffer, group=owner.group, async_op=True) for _ in range(messages if turn else 0)]
+        messages = step.messages(nbytes if turn else 0)
+        works = [dist.all_reduce(message, group=owner.group, async_op=True) for message in messages]
         rates.append(alone / sum(step.run(inputs).values()))
         for work in works:
             assert work is not None
@@ -138,6 +140,23 @@ class _Marks:
             readers = [at for at, op in enumerate(graph.ops) if first.get(parameter_of(path)) in op.reads]
             if readers:
                 self.used[number] = readers[0]
+
+    def messages(self, nbytes: int) -> list[Tensor]:
+        """So many bytes of what the step fills, again and again; the ranks sum up what happens to be in it."""
+        pieces = [
+            part
+            for slot in self.gradients.channel.slots
+            for part in slot.buffer.view(-1).split(_MESSAGE // slot.buffer.itemsize)
+            if part.nbytes >= _LEAST_MESSAGE
+        ]
+        found: list[Tensor] = []
+        left = nbytes
+        for piece in itertools.cycle(pieces):
+            if left <= 0:
+                break
+            found.append(piece)
+            left -= piece.nbytes
+        return found
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[Stretch, float]:
         owner, gradients, device = self.owner, self.gradients, self.owner.device

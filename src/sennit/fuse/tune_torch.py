@@ -37,7 +37,7 @@ from sennit.fuse.network_threads import network_first, ordinary
 from sennit.fuse.profile_torch import measure_channel, measure_operators
 from sennit.fuse.row_blocks import row_products
 from sennit.fuse.search_options import SearchOptions
-from sennit.fuse.timeline_torch import MESSAGE, in_stretches, rate_beside, stretches
+from sennit.fuse.timeline_torch import in_stretches, rate_beside, stretches
 from sennit.fuse.trial_choice import is_clearly_faster, weighed
 from sennit.ir.strategy import Bucket, Part, Strategy, WaitAt
 
@@ -132,8 +132,8 @@ def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tu
 
 def _compute_rate(owner: DataParallel, inputs: Mapping[str, Tensor], alone: float, channel: Channel) -> float:
     """How fast the step computes beside messages that are carried, 1 as alone. By the step itself: one whose weights pass through the cache again and again loses more there than one of large products."""
-    count = 1 + math.ceil(2.0 * alone / (channel.latency + channel.per_byte * MESSAGE))
-    return min(1.0, max(_LEAST_RATE, rate_beside(owner, inputs, _ROUNDS_BESIDE, count)))
+    nbytes = math.ceil(2.0 * alone / channel.per_byte)
+    return min(1.0, max(_LEAST_RATE, rate_beside(owner, inputs, _ROUNDS_BESIDE, nbytes)))
 
 
 def candidates(
