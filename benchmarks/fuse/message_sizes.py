@@ -42,6 +42,7 @@ def rank_main(arguments: argparse.Namespace) -> None:
         if rank == 0:
             on_a_link = 2 * size * (count - 1) / count
             print(f"{kibi:6d} KiB  {1e3 * seconds:7.2f} ms  {1e9 * seconds / on_a_link:6.2f} ns a byte", flush=True)
+    dist.destroy_process_group()
 
 
 def main() -> None:
