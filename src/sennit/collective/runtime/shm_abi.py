@@ -110,6 +110,7 @@ class GroupRecord(Structure):
         ("rings", c_void_p),
         ("peers", POINTER(PlaceRecord)),
         ("pids", POINTER(c_int32)),
+        ("workspace", c_void_p),
         ("notes", c_void_p),
         ("calls_begun", c_void_p),
         ("owned", c_void_p),
@@ -143,6 +144,7 @@ class TileRecord(Structure):
         ("epoch", c_uint64),
         ("mine", PlaceRecord * 2),
         ("scratch", c_void_p),
+        ("reduced", c_int64),
     ]
 
 
@@ -171,6 +173,8 @@ class CallRecord(Structure):
         ("vast", c_int32),
         ("direct", c_int32),
         ("bounced", c_int32),
+        ("early", c_int32),
+        ("piece", c_int32),
         ("elements", c_int64),
         ("tile", c_int64),
         ("place", c_int64),

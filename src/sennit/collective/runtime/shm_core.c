@@ -26,52 +26,13 @@
 
 #define _GNU_SOURCE
 #include <string.h>
-#include <sys/uio.h>
 
 #include "shm_copy.h"
 #include "shm_messages.h"
+#include "shm_pull.h"
 #include "shm_records.h"
 #include "shm_reduce.h"
 #include "shm_wait.h"
-
-/* ---- the memory of other processes ----------------------------------------------------------------------------------- */
-
-#define PAGE 4096
-
-/* From the memory of another process. False where that is not possible now: it has ended, or its memory is gone. */
-static int pull(const Group *group, int rank, char *to, char *from, int64_t bytes)
-{
-    while (bytes > 0) {
-        struct iovec local = {to, (size_t)bytes}, remote = {from, (size_t)bytes};
-        ssize_t got = process_vm_readv(group->pids[rank], &local, 1, &remote, 1, 0);
-        if (got <= 0)
-            return 0;
-        to += got, from += got, bytes -= got;
-    }
-    return 1;
-}
-
-/* The same, some at a time through `between`, which stays in the cache of this core, and from there past the cache: the kernel's own copy would fetch what it overwrites. The kernel copies whole pages at a time, so pages of the
- * two begin at the same places. */
-static int pull_past_cache(const Group *group, int rank, Piece piece, char *between, size_t most)
-{
-    while (piece.bytes > 0) {
-        char *here = between + (uintptr_t)piece.from % PAGE;
-        Piece some = {piece.to, here, piece.bytes < most ? piece.bytes : most};
-        if (!pull(group, rank, here, (char *)piece.from, some.bytes))
-            return 0;
-        copy_piece(&some, 1);
-        piece = (Piece){piece.to + some.bytes, piece.from + some.bytes, piece.bytes - some.bytes};
-    }
-    return 1;
-}
-
-/* sennit_peek: the same for who wants to know whether it is allowed */
-int sennit_peek(int32_t process, char *to, char *from, int64_t bytes)
-{
-    Group only = {.pids = &process};
-    return pull(&only, 0, to, from, bytes);
-}
 
 /* ---- the interpreter ------------------------------------------------------------------------------------------------- */
 
@@ -109,20 +70,30 @@ static int goes_past(const Call *call, int target_buffer)
     return (warm ? call->vast : call->large) && target_buffer == OUTPUT && !call->staged[OUTPUT];
 }
 
-static void reduce_many(const Group *group, const Call *call, const Tile *tile, const Instruction *step)
+/* Reductions into this rank's target, of the operands of a step or of one place of a peer. In a direct call inputs of peers lie in their own memory. False where that cannot be read: the step is tried again. */
+static int reduce_many(Group *group, const Call *call, Tile *tile, const Instruction *step)
 {
-    const char *sources[step->peer + 1];
-    const Operand *operand = call->operands + step->argument;
+    const Operand only = {step->peer, step->source_buffer, step->source_chunk};
+    const Operand *operand = step->op == READ_REDUCE ? &only : call->operands + step->argument;
+    int operands = step->op == READ_REDUCE ? 1 : step->peer, count = 0, pulls = 0;
+    const char *sources[operands + 1];
+    Term terms[operands + 1];
     int64_t size, other;
-    int count = 0;
     char *target = locate(group, call, tile, group->rank, step->target_buffer, step->target_chunk, step->count, &size);
-    if (step->op == MULTI_REDUCE && step->source_buffer != 1)
-        sources[count++] = target;
-    for (int k = 0; k < step->peer; k++, operand++) {
-        sources[count++] = locate(group, call, tile, operand->rank, operand->buffer, operand->chunk, step->count, &other);
+    if (step->op == READ_REDUCE || (step->op == MULTI_REDUCE && step->source_buffer != 1))
+        terms[count++] = (Term){target, HERE};
+    for (int k = 0; k < operands; k++, operand++) {
+        int pulled = call->direct && operand->buffer == INPUT && operand->rank != group->rank;
+        terms[count++] = (Term){locate(group, call, tile, operand->rank, operand->buffer, operand->chunk, step->count, &other), pulled ? operand->rank : HERE};
         size = other < size ? other : size;
+        pulls |= pulled;
     }
+    if (pulls)
+        return reduce_pulled(group, call, target, terms, count, size, &tile->reduced);
+    for (int k = 0; k < count; k++)
+        sources[k] = terms[k].at;
     reduce_all(call, target, sources, count, size / call->itemsize);
+    return 1;
 }
 
 /* From where, to where and how much a step with one source and one target moves. */
@@ -142,12 +113,10 @@ static int is_pulled(const Call *call, const Instruction *step)
 }
 
 /* False where a peer's memory cannot be read: the step is tried again. */
-static int move_data(const Group *group, const Call *call, const Tile *tile, const Instruction *step)
+static int move_data(Group *group, const Call *call, Tile *tile, const Instruction *step)
 {
-    if (step->op == MULTI_REDUCE || step->op == SWITCH_REDUCE) {
-        reduce_many(group, call, tile, step);
-        return 1;
-    }
+    if (step->op == MULTI_REDUCE || step->op == SWITCH_REDUCE || step->op == READ_REDUCE)
+        return reduce_many(group, call, tile, step);
     if (step->op == MULTICAST) {
         int64_t size, other;
         const Operand *operand = call->operands + step->argument;
@@ -167,7 +136,7 @@ static int move_data(const Group *group, const Call *call, const Tile *tile, con
         return pull_past_cache(group, step->peer, piece, tile->scratch, call->bounced);
     if (is_pulled(call, step))
         return pull(group, step->peer, piece.to, (char *)piece.from, piece.bytes);
-    if (step->op == REDUCE || step->op == READ_REDUCE) {
+    if (step->op == REDUCE) {
         const char *sources[2] = {piece.to, piece.from};
         reduce_all(call, piece.to, sources, 2, piece.bytes / call->itemsize);
     } else if (piece.to != piece.from) {
@@ -253,7 +222,7 @@ full:
 }
 
 /* One block of a tile, as far as it goes. 1: something was done; 0: nothing; -1: the peer runs another call. */
-static int run_block(Group *group, Call *call, const Tile *tile, int32_t *at, int32_t end)
+static int run_block(Group *group, Call *call, Tile *tile, int32_t *at, int32_t end)
 {
     int32_t begin = *at;
     while (*at < end) {
@@ -272,10 +241,8 @@ static int run_block(Group *group, Call *call, const Tile *tile, int32_t *at, in
         } else if (step->op == GET && !is_pulled(call, step)) {
             *at += get_row(group, call, tile, step, end - *at);
             continue;
-        } else if (!move_data(group, call, tile, step)) {
-            group->waiting_for = step->peer;
+        } else if (!move_data(group, call, tile, step))
             break;
-        }
         ++*at;
     }
     return *at > begin;
@@ -295,6 +262,7 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
 {
     int64_t left = call->elements - call->entered, item = call->itemsize, grain = (int64_t)call->chunks * call->alignment;
     tile->first = call->entered;
+    tile->reduced = 0;
     tile->size = left < call->tile ? left : call->tile;
     tile->stride = tile->size ? (tile->size + grain - 1) / grain * call->alignment : call->alignment;
     tile->epoch = ++group->epoch;
@@ -394,7 +362,7 @@ static int all_done(const Call *call, const int32_t *at, int put_off)
 static int go_on(Group *group, Call *call, int rounds)
 {
     Idle idle = {0};
-    int put_off = call->only_read && (call->staged[INPUT] || !call->touched[INPUT]) && !call->touched[OUTPUT];
+    int put_off = call->only_read && (call->staged[INPUT] || !call->touched[INPUT] || call->early) && !call->touched[OUTPUT];
     while (!call->begun || call->left < call->begun || call->entered < call->elements) {
         int moved = 0;
         if ((!call->begun || call->entered < call->elements) && call->begun - call->left < SLOTS && slot_is_free(group)) {

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Instruction, Op
+from sennit.collective.runtime.code_direct import pulled_places
 from sennit.collective.runtime.failure import Cause, RuntimeFailure
 from sennit.collective.runtime.liveness import Identity, Liveness
 from sennit.collective.runtime.shm_abi import SLOTS, CallRecord, GroupRecord, PlaceRecord, Reduction, Status
@@ -89,6 +90,7 @@ class ShmEndpoint:
         self._plans: dict[tuple[str, int, DType, Reduction | None], Plan] = {}
         self._flags_used = 0
         self._has_ring = False
+        self._workspace: mmap.mmap | None = None
         self._broken: RuntimeFailure | None = None
         self._record = self._make_record(segment, has_own_core(self.rank, cores))
         self.address = ctypes.addressof(self._record)
@@ -232,8 +234,8 @@ class ShmEndpoint:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
             loaded = self.load(code)
-            direct = self.may_read and loaded.goes_directly(elements * dtype.itemsize, self.cache, self.direct_from)
-            slot = self._layout.capacity.slot
+            slot, part = self._layout.capacity.slot, elements * dtype.itemsize
+            direct = self.may_read and loaded.goes_directly(part, self.cache, self.direct_from, slot, self.cores)
             plan = make_plan(
                 loaded,
                 elements,
@@ -248,9 +250,17 @@ class ShmEndpoint:
             if plan.record.ringed and not self._has_ring:
                 self._usable().fill_ring()
                 self._has_ring = True
+            if plan.record.piece:
+                self._make_workspace(loaded.workspace)
             if title is None:
                 self._plans[code.fingerprint, elements, dtype, reduction] = plan
             return plan
+
+    def _make_workspace(self, size: int) -> None:
+        """Private memory, since nobody else reads it: what this rank reads in other processes passes through it."""
+        if self._workspace is None or len(self._workspace) < size:
+            self._workspace = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._record.workspace = ctypes.addressof(ctypes.c_char.from_buffer(self._workspace))
 
     def _aim(self, plan: Plan, source: int, target: int) -> tuple[int, int, int, object]:
         """The addresses of a call; what is copied through staging, as bits; and what must live as long as the call."""
@@ -268,7 +278,9 @@ class ShmEndpoint:
             inward = outward = inward or outward
         elif loaded.used_at_all(INPUT) and _overlap(source, target, plan.sizes):
             inward |= loaded.touched_anywhere[INPUT] and not direct
-            if not inward or (target - source) % max(1, plan.part_bytes):
+            if direct and (part := loaded.overlaid) is not None and target == source + part * plan.part_bytes:
+                pass  # nothing is overwritten before it was read
+            elif not inward or (target - source) % max(1, plan.part_bytes):
                 # a slot has no room for it, or a tile of the output would overwrite a later one of the input
                 kept = np.frombuffer(ctypes.string_at(source, plan.sizes[INPUT]), dtype=np.uint8)
                 source = kept.ctypes.data
@@ -296,8 +308,9 @@ class ShmEndpoint:
             end = record.blocks[2 * block + 1]
             if at < end:
                 step = Instruction(Op(rows[at][0]), *rows[at][1:].tolist())
-                reads = step.op is Op.GET and record.direct  # what another process has, if it lives
-                found |= {step.peer} if step.op is Op.WAIT or reads else set()
+                if record.direct:  # it reads what other processes have, if they live
+                    found |= {place.rank for place in pulled_places(plan.loaded.code, self.rank, step)}
+                found |= {step.peer} if step.op is Op.WAIT else set()
         return tuple(sorted(found - {self.rank}))
 
     def _check_calls(self, segment: Segment, plan: Plan) -> None:

@@ -31,10 +31,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sennit.collective.runtime.code import FIRST_SCRATCH, INPUT, OUTPUT, Code, Instruction, Op, Operand
+from sennit.collective.runtime.code_direct import DirectFacts
 from sennit.collective.runtime.code_gates import touched_places, with_direct_gates
 from sennit.collective.runtime.code_lines import with_lines
 from sennit.collective.runtime.shm_abi import DTYPES, LINE, REDUCTIONS, SLOTS, CallRecord, Reduction, Ringed
-from sennit.collective.runtime.shm_segment import describe_call
+from sennit.collective.runtime.shm_segment import Capacity, describe_call
 from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveName, CollectiveSpec
 from sennit.ir.dtype import DType
@@ -50,6 +51,9 @@ CACHE = 32 << 20  # bytes that cores share, where the system does not say
 _SLOT_USED = 3 << 17
 _SLOT_OF = {CollectiveName.ALL_TO_ALL: 1 << 20, CollectiveName.REDUCE_SCATTER: 1 << 20}
 _BOUNCE, _PAGE = 128 << 10, 4096  # bytes at a time, from where they begin in a page on
+# Of sums of what is read in other processes: bytes of each at a time, which all together stay in the core's cache, and the least with which that pays; bytes of sums in a tile, where peers read them.
+_PIECE, _LEAST_PIECE, _SUMS = 128 << 10, 32 << 10, 128 << 10
+_SUMMED_RANKS = 3
 # Parts that each rank stages in another order, begun with that of the next rank: else all ranks write at once what the same one has read the call before, and take its lines from its cache. With 8 ranks on 16 x86_64 cores a
 # reduce_scatter of 64 KiB took 8.6 and 11.9 us in place of 10.6 and 12.8 in two runs (benchmarks/collective/core_loop.py), and larger ones as long; an all_to_all of 64 KiB, whose parts are read one after another, took 14.6 in place of 12.9.
 _IN_TURNS = (CollectiveName.REDUCE_SCATTER,)
@@ -58,6 +62,9 @@ _DIRECT_FROM = {
     CollectiveName.ALL_TO_ALL: 32 << 10,
     CollectiveName.SCATTER: 32 << 10,
     CollectiveName.BROADCAST: 32 << 10,  # by slices
+    CollectiveName.REDUCE_SCATTER: 64 << 10,
+    CollectiveName.ALL_REDUCE: 512 << 10,
+    CollectiveName.REDUCE: 512 << 10,
 }
 
 
@@ -76,9 +83,11 @@ class LoadedCode:
     kept: int | None  # the one chunk of the input that no peer reads
     blocks: NDArray[np.int32]
     scratch: NDArray[np.int64]
+    direct: DirectFacts
 
     @classmethod
     def load(cls, code: Code, rank: int, flag_base: int) -> LoadedCode:
+        direct = DirectFacts(code)
         code = with_lines(with_direct_gates(code))
         by_peers, by_owner = set[tuple[int, int]](), set[tuple[int, int]]()
         only_read = True
@@ -104,6 +113,7 @@ class LoadedCode:
             _kept_chunk(code, rank),
             np.ascontiguousarray(code.blocks[first : int(code.rank_blocks[rank + 1])]),
             np.cumsum([0, *code.scratch]).astype(np.int64),
+            direct,
         )
 
     @property
@@ -111,25 +121,49 @@ class LoadedCode:
         return self.code.collective.in_place
 
     @property
-    def writes_what_peers_read(self) -> bool:
-        """Whether peers read an input of this rank that it overwrites, if its output lies in the same place: not in a broadcast, where the root has it all."""
+    def overlaid(self) -> int | None:
+        """Of a direct call: the part of this rank's input at which its output may begin, if it lies over it, so that no peer reads what was overwritten; None where it may not."""
         collective = self.code.collective
-        return not (isinstance(collective, CollectiveSpec) and collective.name is CollectiveName.BROADCAST)
+        if not isinstance(collective, CollectiveSpec):
+            return None
+        if collective.name is CollectiveName.BROADCAST:
+            return 0  # the root, which is read, has it all, and writes nothing
+        inside = collective.output_chunks(self.rank) <= collective.input_chunks(self.rank)
+        return collective.alias_offset(self.rank) // self.code.chunks if inside and self.direct.in_place else None
 
-    def goes_directly(self, part_bytes: int, cache: int = CACHE, least: int | None = None) -> bool:
-        """Whether peers should read the inputs where users have them. `cache`: bytes that cores share. `least` stands in for the bytes of a part from which on that pays."""
+    def goes_directly(
+        self,
+        part_bytes: int,
+        cache: int = CACHE,
+        least: int | None = None,
+        slot_bytes: int | None = None,
+        cores: int | None = None,
+    ) -> bool:
+        """Whether peers should read the inputs where users have them. `cache`: bytes that cores share. `least` stands in for the bytes of a part from which on that pays. `cores`: that the ranks may run on; as many as they
+        want, if it is not given."""
         collective, code = self.code.collective, self.code
-        if not isinstance(collective, CollectiveSpec) or self.in_place:
+        if not isinstance(collective, CollectiveSpec) or self.in_place or not self.direct.may:
             return False
-        moves = code.instructions[code.instructions[:, 0] < Op.SIGNAL]
-        if not (np.isin(moves[:, 0], (Op.COPY, Op.GET)).all() and (moves[:, 2] != OUTPUT).all()):
-            return False
+        piece = self.piece(Capacity().slot if slot_bytes is None else slot_bytes)
         if least is not None:
-            return part_bytes >= least
+            return part_bytes >= least and (piece is None or piece > 0)
         pays_from = _DIRECT_FROM.get(collective.name)
         if collective.name is CollectiveName.ALL_TO_ALL and 2 * code.ranks**2 * part_bytes > cache:
             return False
-        return pays_from is not None and part_bytes >= pays_from * code.chunks and _is_read_once(code)
+        apart = cores is None or code.ranks <= cores
+        if piece is not None and not (apart and piece >= _LEAST_PIECE and code.ranks >= _SUMMED_RANKS):
+            return False
+        return pays_from is not None and part_bytes >= pays_from * code.chunks and self.direct.read_once
+
+    def piece(self, slot_bytes: int) -> int | None:
+        """Bytes of each peer at a time, whole pages, in reductions of what peers have in their own memory: all of them together are as large as a slot, at most. None where there are no such reductions."""
+        operands = self.direct.operands
+        return min(_PIECE, slot_bytes // operands // _PAGE * _PAGE) if operands else None
+
+    @property
+    def workspace(self) -> int:
+        """Bytes for them, where they may be as long as they ever are: each begins where it does in its page."""
+        return self.direct.operands * (_PIECE + _PAGE)
 
     def used_at_all(self, buffer: int) -> bool:
         return self.used[buffer] or self.touched[buffer]
@@ -143,6 +177,8 @@ class LoadedCode:
         weight = scratch + parts * code.chunks  # chunks of the slot for one chunk of a part
         named = code.collective.name if isinstance(code.collective, CollectiveSpec) else None
         used = min(slot_bytes, _SLOT_USED if named is None else _SLOT_OF.get(named, _SLOT_USED))
+        if direct and self.direct.operands:
+            used = min(slot_bytes, (_SUMS + 2 * LINE) * scratch + 4 * LINE)
         if (weight + scratch + 4) * LINE > used:
             used = slot_bytes
         grain = alignment * code.chunks
@@ -204,20 +240,6 @@ def _readers(code: Code, buffer: int) -> int:
                             chunks.add((place.rank, place.buffer, chunk))
                             reads.add((place.rank, place.buffer, chunk, rank))
     return len(reads) // len(chunks) if chunks else 0
-
-
-def _is_read_once(code: Code) -> bool:
-    """Whether no part of an input is read by two peers."""
-    read: set[tuple[int, int]] = set()
-    for rank in range(code.ranks):
-        for block in range(code.rank_block_count(rank)):
-            for step in code.block(rank, block):
-                if step.op is Op.GET and step.source_buffer == INPUT:
-                    chunks = {(step.peer, step.source_chunk + k) for k in range(step.count)}
-                    if chunks & read:
-                        return False
-                    read |= chunks
-    return True
 
 
 def _kept_chunk(code: Code, rank: int) -> int | None:
@@ -346,10 +368,13 @@ def make_plan(
     record.vast = sizes[OUTPUT] * code.ranks > cache // 2
     if direct and not code.scratch and sum(sizes) * code.ranks > cache // 2:
         record.bounced = min(_BOUNCE, slot_bytes - _PAGE)
+    if direct:
+        record.piece = loaded.piece(slot_bytes) or 0
+        record.early = loaded.direct.read_by_the_end
     touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
     plain = loaded.used[OUTPUT] and not touched[OUTPUT] and (touched[INPUT] or not loaded.used[INPUT])
     staged = int(touched[INPUT] and not direct) if plain and not loaded.in_place else None
-    one_array = not direct or not loaded.writes_what_peers_read
+    one_array = not direct or loaded.overlaid == 0
     return Plan(
         loaded, record, ctypes.addressof(record), identity, words, sizes, part, touched, staged, one_array, (at, note)
     )
