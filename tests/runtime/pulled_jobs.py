@@ -13,13 +13,18 @@ import numpy as np
 from shm_jobs import allowed, draw, same, total
 from shm_ranks import Exchange
 
+from sennit.collective.language import Builder, trace
+from sennit.collective.library import nvls_reduce_scatter, read_reduce_scatter
+from sennit.collective.runtime.code import INPUT, Code
+from sennit.collective.runtime.code_verify import verify_code
+from sennit.collective.runtime.encode_pull import encode_pull
 from sennit.collective.runtime.reduce_numpy import held_dtype
 from sennit.collective.runtime.shm_abi import Reduction
 from sennit.collective.runtime.shm_algorithms import build
 from sennit.collective.runtime.shm_group import ShmGroup
 from sennit.collective.runtime.shm_segment import Capacity
 from sennit.collective.runtime.shm_table import CodeRow, CodeTable
-from sennit.ir.collective import CollectiveName
+from sennit.ir.collective import CollectiveName, CollectiveSpec
 from sennit.ir.dtype import DType
 from sennit.ir.layout_numpy import Array
 
@@ -128,6 +133,53 @@ def memory_of_the_group(rank: int, size: int, exchange: Exchange) -> bool:
             wanted = total(DType.F32, Reduction.SUM, [array[rank * n : (rank + 1) * n] for array in wide])
             same(group.reduce_scatter(long, np.empty(n, held)), wanted, n)
             same(group.reduce_scatter(long, long[rank * n : (rank + 1) * n]), wanted, n)
+    return True
+
+
+def two_slices(b: Builder) -> None:
+    """An all_reduce whose ranks add up two chunks each, in one step and in two."""
+    for rank in range(b.ranks):
+        b.scratch(rank, "sum", 2)
+        width = 1 + rank % 2
+        for first in range(0, 2, width):
+            total = b.chunk(0, "input", 2 * rank + first, width).copy(to=rank, buffer="sum", index=first)
+            for peer in range(1, b.ranks):
+                b.chunk(peer, "input", 2 * rank + first, width).reduce(into=total)
+    for rank in range(b.ranks):
+        for peer in range(b.ranks):
+            b.chunk(peer, "sum", 0, 2).copy(to=rank, buffer="output", index=2 * peer)
+
+
+def several_chunks(size: int) -> list[Code]:
+    spec = CollectiveSpec(CollectiveName.ALL_REDUCE, size, 2 * size)
+    made = [trace(two_slices, spec, "two slices"), read_reduce_scatter(size, instances=2), nvls_reduce_scatter(size)]
+    return [encode_pull(algorithm) for algorithm in made]
+
+
+def codes_of_several_chunks(rank: int, size: int, exchange: Exchange) -> bool:
+    """In place where the code may, and apart: the bits of the same code staged, since each has an order of its own."""
+    with forced(rank, size, exchange, SLICES) as group:
+        if not group.may_read:
+            return False
+        for code, n in product(several_chunks(size), (1, 100, 8191, 40_000)):
+            verify_code(code)
+            parts = code.parts(rank, INPUT)
+            inputs = draw(n, size, parts * n, DType.F32)
+            wanted, sums = np.empty(n, np.float32), total(DType.F32, Reduction.SUM, inputs)
+            group.direct_from = 1 << 40
+            group.forget_plans()
+            group.run(code, inputs[rank].ctypes.data, wanted.ctypes.data, n, DType.F32, Reduction.SUM)
+            np.testing.assert_allclose(wanted, sums if parts == 1 else sums[rank * n : (rank + 1) * n], atol=1e-5)
+            group.direct_from = 0
+            group.forget_plans()
+            plan = group.plan(code, n, DType.F32, Reduction.SUM)
+            assert plan.record.direct
+            assert plan.record.piece
+            mine, out = room_for(inputs[rank], 4 * rank), np.empty(n, np.float32)
+            over = plan.loaded.overlaid  # None: then it takes a copy
+            for target in (out, mine[(over or 0) * n :][:n]):
+                group.run_plan(plan, mine.ctypes.data, target.ctypes.data)
+                same(target, wanted, (code.name, n, rank))
     return True
 
 

@@ -64,6 +64,12 @@ def test_inputs_in_memory_of_the_group(ranks: Ranks, size: int) -> None:
 
 
 @compiled_core
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_codes_of_several_chunks(ranks: Ranks, size: int) -> None:
+    may(ranks.run(size, pulled_jobs.codes_of_several_chunks))
+
+
+@compiled_core
 @pytest.mark.parametrize("size", [2, 4])
 def test_inputs_that_change_as_soon_as_a_call_returns(ranks: Ranks, size: int) -> None:
     may(ranks.run(size, pulled_jobs.changed_at_once, 60))

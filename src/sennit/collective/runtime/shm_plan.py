@@ -53,7 +53,8 @@ _SLOT_OF = {CollectiveName.ALL_TO_ALL: 1 << 20, CollectiveName.REDUCE_SCATTER: 1
 _BOUNCE, _PAGE = 128 << 10, 4096  # bytes at a time, from where they begin in a page on
 # Of sums of what is read in other processes: bytes of each at a time, which all together stay in the core's cache, and the least with which that pays; bytes of sums in a tile, where peers read them.
 _PIECE, _LEAST_PIECE, _SUMS = 128 << 10, 32 << 10, 128 << 10
-_SUMMED_RANKS = 3
+# These calls, of so many ranks and more with a core each: ranks of one core share its cache, and staging too stays there.
+_SUMS_OF, _SUMMED_RANKS = (CollectiveName.REDUCE_SCATTER, CollectiveName.ALL_REDUCE, CollectiveName.REDUCE), 3
 # Parts that each rank stages in another order, begun with that of the next rank: else all ranks write at once what the same one has read the call before, and take its lines from its cache. With 8 ranks on 16 x86_64 cores a
 # reduce_scatter of 64 KiB took 8.6 and 11.9 us in place of 10.6 and 12.8 in two runs (benchmarks/collective/core_loop.py), and larger ones as long; an all_to_all of 64 KiB, whose parts are read one after another, took 14.6 in place of 12.9.
 _IN_TURNS = (CollectiveName.REDUCE_SCATTER,)
@@ -147,13 +148,14 @@ class LoadedCode:
         piece = self.piece(Capacity().slot if slot_bytes is None else slot_bytes)
         if least is not None:
             return part_bytes >= least and (piece is None or piece > 0)
-        pays_from = _DIRECT_FROM.get(collective.name)
         if collective.name is CollectiveName.ALL_TO_ALL and 2 * code.ranks**2 * part_bytes > cache:
             return False
-        apart = cores is None or code.ranks <= cores
-        if piece is not None and not (apart and piece >= _LEAST_PIECE and code.ranks >= _SUMMED_RANKS):
+        if part_bytes < _DIRECT_FROM.get(collective.name, part_bytes + 1) * code.chunks or not self.direct.read_once:
             return False
-        return pays_from is not None and part_bytes >= pays_from * code.chunks and self.direct.read_once
+        if collective.name not in _SUMS_OF:
+            return True
+        apart = code.ranks >= _SUMMED_RANKS and (cores is None or code.ranks <= cores)
+        return apart and piece is not None and piece >= _LEAST_PIECE and self.overlaid is not None
 
     def piece(self, slot_bytes: int) -> int | None:
         """Bytes of each peer at a time, whole pages, in reductions of what peers have in their own memory: all of them together are as large as a slot, at most. None where there are no such reductions."""
