@@ -115,6 +115,7 @@ class GroupRecord(Structure):
         ("calls_begun", c_void_p),
         ("owned", c_void_p),
         ("broken", c_void_p),
+        ("bytes", c_int64),
         ("flags_per_rank", c_int64),
         ("staging_step", c_int64),
         ("slot_bytes", c_int64),

@@ -60,7 +60,14 @@ static char *locate(const Group *group, const Call *call, const Tile *tile, int 
     }
     const Place *place = rank == group->rank ? &tile->mine[buffer] : &places_of(group, tile, rank)[buffer];
     *bytes = stop - start;
-    return (call->direct && buffer == INPUT ? 0 : group->base) + place->offset + part * place->step + start;
+    char *origin = !call->direct || buffer != INPUT ? group->base + place->offset : place->offset < 0 ? group->base + ~place->offset : (char *)place->offset;
+    return origin + part * place->step + start;
+}
+
+/* Whether a place is read in the memory of another process: an input in a direct call, unless it lies in the segment. */
+static int is_pulled(const Group *group, const Call *call, const Tile *tile, int rank, int buffer)
+{
+    return call->direct && buffer == INPUT && rank != group->rank && places_of(group, tile, rank)[INPUT].offset >= 0;
 }
 
 /* Whether a copy to this target goes past the cache. An output that is the input too was in a cache a moment before. */
@@ -83,7 +90,7 @@ static int reduce_many(Group *group, const Call *call, Tile *tile, const Instruc
     if (step->op == READ_REDUCE || (step->op == MULTI_REDUCE && step->source_buffer != 1))
         terms[count++] = (Term){target, HERE};
     for (int k = 0; k < operands; k++, operand++) {
-        int pulled = call->direct && operand->buffer == INPUT && operand->rank != group->rank;
+        int pulled = is_pulled(group, call, tile, operand->rank, operand->buffer);
         terms[count++] = (Term){locate(group, call, tile, operand->rank, operand->buffer, operand->chunk, step->count, &other), pulled ? operand->rank : HERE};
         size = other < size ? other : size;
         pulls |= pulled;
@@ -106,12 +113,6 @@ static Piece piece_of(const Group *group, const Call *call, const Tile *tile, co
     return (Piece){target, source, (size_t)(other < size ? other : size)};
 }
 
-/* Whether the source is read in the memory of another process. */
-static int is_pulled(const Call *call, const Instruction *step)
-{
-    return call->direct && step->op == GET && step->source_buffer == INPUT;
-}
-
 /* False where a peer's memory cannot be read: the step is tried again. */
 static int move_data(Group *group, const Call *call, Tile *tile, const Instruction *step)
 {
@@ -132,9 +133,10 @@ static int move_data(Group *group, const Call *call, Tile *tile, const Instructi
         step->source_chunk == step->target_chunk && !call->staged[OUTPUT])
         return 1; /* the user's input is the user's output: it is there */
     Piece piece = piece_of(group, call, tile, step);
-    if (is_pulled(call, step) && call->bounced && step->target_buffer == OUTPUT)
+    int pulled = step->op == GET && is_pulled(group, call, tile, step->peer, step->source_buffer);
+    if (pulled && call->bounced && step->target_buffer == OUTPUT)
         return pull_past_cache(group, step->peer, piece, tile->scratch, call->bounced);
-    if (is_pulled(call, step))
+    if (pulled)
         return pull(group, step->peer, piece.to, (char *)piece.from, piece.bytes);
     if (step->op == REDUCE) {
         const char *sources[2] = {piece.to, piece.from};
@@ -208,7 +210,7 @@ static int get_row(Group *group, const Call *call, const Tile *tile, const Instr
     for (int k = 0; k < most && count < STREAMS; k++) {
         if (step[k].op == WAIT && pass_wait(group, call, tile, &step[k]) == 1)
             continue;
-        if (step[k].op != GET || is_pulled(call, &step[k]) || goes_past(call, step[k].target_buffer) != past)
+        if (step[k].op != GET || is_pulled(group, call, tile, step[k].peer, step[k].source_buffer) || goes_past(call, step[k].target_buffer) != past)
             break;
         pieces[count] = piece_of(group, call, tile, &step[k]);
         for (int other = 0; other < count; other++)
@@ -238,7 +240,7 @@ static int run_block(Group *group, Call *call, Tile *tile, int32_t *at, int32_t 
         } else if (step->op == SIGNAL) {
             *at += signal_row(group, call, tile, step, end - *at);
             continue;
-        } else if (step->op == GET && !is_pulled(call, step)) {
+        } else if (step->op == GET && !is_pulled(group, call, tile, step->peer, step->source_buffer)) {
             *at += get_row(group, call, tile, step, end - *at);
             continue;
         } else if (!move_data(group, call, tile, step))
@@ -278,7 +280,8 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
     int small = call->parts[OUTPUT] < call->parts[INPUT] ? OUTPUT : INPUT, aliased = call->alias >= 0 && call->staged[INPUT];
     for (int buffer = INPUT; buffer <= OUTPUT; buffer++) {
         char *place = call->staged[buffer] ? free : user[buffer] + tile->first * item;
-        tile->mine[buffer].offset = call->direct && buffer == INPUT ? (intptr_t)place : place - group->base;
+        int64_t offset = place - group->base, shared = 0 <= offset && offset < group->bytes;
+        tile->mine[buffer].offset = !call->direct || buffer != INPUT ? offset : shared ? ~offset : (intptr_t)place;
         tile->mine[buffer].step = call->staged[buffer] ? length : call->elements * item;
         if (call->staged[buffer] && !(aliased && buffer == small))
             free += (call->parts[buffer] * length + LINE - 1) / LINE * LINE;

@@ -52,6 +52,7 @@ _SPIN_LIMIT = 2_000  # rounds, some 50 microseconds
 _YIELDS = 100  # a few rounds of the ranks that share a core
 _LINGER = 2_000_000  # nanoseconds: longer than any system takes to wake a rank
 _PLANS_KEPT = 512
+_HUGE_PAGE = 2 << 20  # bytes
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which the mmap module does not name
 
 
@@ -139,6 +140,7 @@ class ShmEndpoint:
         record.left_by = self._left_by
         record.notes, record.calls_begun = segment.own_notes, segment.own_calls_begun
         record.owned, record.broken = ctypes.addressof(ctypes.c_char.from_buffer(self._owned)), base + BROKEN
+        record.bytes = layout.size
         record.flags_per_rank, record.staging_step = layout.capacity.flags, layout.staging_step
         record.slot_bytes, record.ring_bytes = layout.capacity.slot, layout.capacity.ring
         record.staging_at = SLOTS * layout.capacity.slot
@@ -258,9 +260,12 @@ class ShmEndpoint:
 
     def _make_workspace(self, size: int) -> None:
         """Private memory, since nobody else reads it: what this rank reads in other processes passes through it."""
-        if self._workspace is None or len(self._workspace) < size:
-            self._workspace = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._record.workspace = ctypes.addressof(ctypes.c_char.from_buffer(self._workspace))
+        if self._workspace is None or len(self._workspace) < size + _HUGE_PAGE:
+            self._workspace = space = mmap.mmap(-1, size + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with suppress(OSError):  # where there are none, small ones serve
+                space.madvise(mmap.MADV_HUGEPAGE)
+            first = ctypes.addressof(ctypes.c_char.from_buffer(space))
+            self._record.workspace = -(-first // _HUGE_PAGE) * _HUGE_PAGE
 
     def _aim(self, plan: Plan, source: int, target: int) -> tuple[int, int, int, object]:
         """The addresses of a call; what is copied through staging, as bits; and what must live as long as the call."""

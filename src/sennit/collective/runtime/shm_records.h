@@ -22,7 +22,7 @@ typedef struct {
 } Operand;
 
 typedef struct {
-    int64_t offset, step; /* where part 0 begins in the segment, and the bytes from one part to the next */
+    int64_t offset, step; /* where part 0 begins in the segment, and the bytes from one part to the next. An input in a direct call: its address, or ~offset if it lies in the segment */
 } Place;
 
 typedef struct {
@@ -71,6 +71,7 @@ typedef struct {
     _Atomic uint64_t *calls_begun; /* of this rank, in the segment */
     const volatile char *owned;    /* not 0 in the process that made the group; a page that a fork wipes */
     const volatile char *broken;   /* not 0 when a rank has declared a failure */
+    int64_t bytes; /* of the segment */
     int64_t flags_per_rank, staging_step, slot_bytes, ring_bytes;
     int64_t staging_at; /* of its ring: where the next place begins; the same on all ranks */
     int32_t rank, ranks;
@@ -108,7 +109,7 @@ typedef struct {
     int32_t dtype, reduction, itemsize, divide;
     int32_t large;  /* the output does not fit the cache of a core, */
     int32_t vast;   /* or those of all ranks the cache of all */
-    int32_t direct; /* peers read the input in this process's own memory: `mine` and `peers` have its address */
+    int32_t direct; /* peers read the input in this process's own memory */
     int32_t bounced; /* and what is read goes through a slot of staging into the output, past the cache: so many bytes at a time; or 0 */
     int32_t early;   /* at the end of its steps a rank knows that its peers have read its input */
     int32_t piece;   /* of each operand that is reduced out of another process: bytes at a time */
