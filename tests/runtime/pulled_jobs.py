@@ -201,7 +201,7 @@ def changed_at_once(rank: int, size: int, exchange: Exchange, turns: int) -> boo
 
 
 def unreadable_for_a_while(rank: int, size: int, exchange: Exchange) -> int | None:
-    """The second half of a peer's input cannot be read at first. The root's output is its input, of which the first half has its sums by then: nothing may be added twice. The bytes that were reduced when the root first waited."""
+    """The third quarter of a peer's input cannot be read at first. The root's output is its input, of which the first half has its sums by then: nothing may be added twice. The bytes that were reduced when the root first waited."""
     n = 16 * mmap.PAGESIZE
     memory = mmap.mmap(-1, 4 * n)
     array = np.frombuffer(memory, np.int32)
@@ -212,7 +212,7 @@ def unreadable_for_a_while(rank: int, size: int, exchange: Exchange) -> int | No
         half = array.ctypes.data + 2 * n
 
         def protect(readable: bool) -> None:
-            if ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(half), ctypes.c_size_t(2 * n), 3 * readable):
+            if ctypes.CDLL(None, use_errno=True).mprotect(ctypes.c_void_p(half), ctypes.c_size_t(n), 3 * readable):
                 raise OSError(ctypes.get_errno(), "mprotect")
 
         if rank:
@@ -227,6 +227,35 @@ def unreadable_for_a_while(rank: int, size: int, exchange: Exchange) -> int | No
         wanted = size * np.arange(n) + size * (size - 1) // 2 if rank == 0 else np.arange(n) + rank
         np.testing.assert_array_equal(array, wanted)
     return reduced
+
+
+def closed_to_others(rank: int, size: int, exchange: Exchange) -> bool:
+    """Inputs that this process may read and the kernel does not read for others: pages that may only be written, which x86 lets their owner read."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype, libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long],
+    )
+    n = 5003
+    room = 4 * n * size
+
+    def made() -> Array:
+        address = libc.mmap(None, room, mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        return np.frombuffer((ctypes.c_char * room).from_address(address), np.int32)
+
+    with forced(rank, size, exchange, (*SLICES, "all_to_all")) as group:
+        if not group.may_read:
+            return False
+        for closed in (range(1), range(size)):
+            wide = draw(n, size, n * size, DType.I32)
+            parts = [array[rank * n : (rank + 1) * n] for array in wide]
+            array = made() if rank in closed else np.empty(n * size, np.int32)
+            for turn in range(3):  # the short way comes second
+                array[...] = wide[rank]
+                same(group.reduce_scatter(array, np.empty(n, np.int32)), total(DType.I32, Reduction.SUM, parts), turn)
+                same(group.all_to_all(array, np.empty(n * size, np.int32)), np.concatenate(parts), turn)
+                same(group.all_reduce(array), total(DType.I32, Reduction.SUM, wide), turn)
+    return True
 
 
 def killed(rank: int, size: int, exchange: Exchange, victim: int, kind: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -80,6 +81,13 @@ def test_inputs_that_change_as_soon_as_a_call_returns(ranks: Ranks, size: int) -
 def test_a_reduction_that_is_tried_again_adds_nothing_twice(ranks: Ranks, size: int) -> None:
     found = may(ranks.run(size, pulled_jobs.unreadable_for_a_while))
     assert found[0] == 2 * 16 * 4096  # the first half was done
+
+
+@compiled_core
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="pages that are only written may not be read")
+@pytest.mark.parametrize("size", [2, 3])
+def test_inputs_that_the_kernel_does_not_read_for_others(ranks: Ranks, size: int) -> None:
+    may(ranks.run(size, pulled_jobs.closed_to_others))
 
 
 @pytest.fixture

@@ -91,6 +91,7 @@ class Status(IntEnum):
     OTHER_CALL = 2
     UNEXPECTED = 3
     UNUSABLE = 4
+    UNREADABLE = 5
 
 
 class PlaceRecord(Structure):

@@ -17,8 +17,9 @@
  * found by the first wait for it.
  *
  * In a *direct* call inputs are not staged: peers read them where the user has them, in the memory of the other process (process_vm_readv), one copy
- * instead of two; scratch is in staging, and there is one tile if there is none. The kernel reads what the owner wrote before the release of its gate's signal, since the reader asks after the acquire; and the call
- * returns only when all peers have signalled that they have left.
+ * instead of two, or add them up from there (shm_pull.h); an input that lies in the segment is read where it is mapped. Scratch is in staging, and there is one tile if there is none. The kernel reads what the owner wrote before the release of its gate's signal, since the reader asks after the acquire; and the call
+ * returns only when all peers have read: when they have signalled that they have left; or when this rank's own blocks are at their ends, where it is proved that they know as much by then (`early`). An output may lie over
+ * the input, where it is proved that nothing is overwritten before it was read. code_direct.py has both proofs.
  *
  * Reads of several peers at once (`get_row`): each is made after the acquire of its own flag, like one that is made alone, and before the signal that comes after them in the code. Stores past the cache
  * are fenced before a signal too (`end_past_cache`), which a release alone does not order.
@@ -403,7 +404,7 @@ static int go_on(Group *group, Call *call, int rounds)
 
 int sennit_run(Group *group, Call *call) { return go_on(group, call, INT_MAX); }
 
-/* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. A closed group is none. */
+/* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. A closed group is none. UNREADABLE: nothing was begun; the input is to be copied before. */
 static int begin(Group *group, Call *call, char *source, char *target, int32_t staged)
 {
     if (!group || !*group->owned || *group->broken)
@@ -412,6 +413,8 @@ static int begin(Group *group, Call *call, char *source, char *target, int32_t s
     call->target = target;
     call->staged[INPUT] = staged & 1;
     call->staged[OUTPUT] = staged >> 1;
+    if (call->direct && call->touched[INPUT] && !is_readable(group, source, call->parts[INPUT] * call->elements * call->itemsize))
+        return UNREADABLE;
     call->entered = call->begun = call->left = 0;
     CallNote *note = &group->notes[++group->calls % NOTES];
     note->number = group->calls;
@@ -423,12 +426,14 @@ static int begin(Group *group, Call *call, char *source, char *target, int32_t s
 
 int sennit_start(Group *group, Call *call, char *source, char *target, int32_t staged)
 {
-    return begin(group, call, source, target, staged) ? UNUSABLE : go_on(group, call, INT_MAX);
+    int status = begin(group, call, source, target, staged);
+    return status ? status : go_on(group, call, INT_MAX);
 }
 
 /* For who may not wait for long: WAITING where `sennit_start` would wait for more than some microseconds, or at all where others want this core. */
 int sennit_start_briefly(Group *group, Call *call, char *source, char *target, int32_t staged)
 {
     int spin = group ? atomic_load_explicit(&group->spin, memory_order_relaxed) : 0;
-    return begin(group, call, source, target, staged) ? UNUSABLE : go_on(group, call, spin < LEAST_SPIN ? spin : LEAST_SPIN);
+    int status = begin(group, call, source, target, staged);
+    return status ? status : go_on(group, call, spin < LEAST_SPIN ? spin : LEAST_SPIN);
 }

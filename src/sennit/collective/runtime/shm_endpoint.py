@@ -41,6 +41,7 @@ from sennit.collective.runtime.shm_machine import Machine, choose_machine
 from sennit.collective.runtime.shm_plan import CACHE, LoadedCode, Plan, make_plan
 from sennit.collective.runtime.shm_segment import BROKEN, Capacity, Exchange, Layout, Segment, open_segment
 from sennit.collective.runtime.shm_shortcut import new_turn
+from sennit.collective.runtime.shm_workspace import Workspace
 from sennit.errors import CollectiveError, RunError
 from sennit.ir.dtype import DType
 from sennit.ir.layout import Reduction as LayoutReduction
@@ -52,7 +53,6 @@ _SPIN_LIMIT = 2_000  # rounds, some 50 microseconds
 _YIELDS = 100  # a few rounds of the ranks that share a core
 _LINGER = 2_000_000  # nanoseconds: longer than any system takes to wake a rank
 _PLANS_KEPT = 512
-_HUGE_PAGE = 2 << 20  # bytes
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which the mmap module does not name
 
 
@@ -91,7 +91,7 @@ class ShmEndpoint:
         self._plans: dict[tuple[str, int, DType, Reduction | None], Plan] = {}
         self._flags_used = 0
         self._has_ring = False
-        self._workspace: mmap.mmap | None = None
+        self._workspace = Workspace()
         self._broken: RuntimeFailure | None = None
         self._record = self._make_record(segment, has_own_core(self.rank, cores))
         self.address = ctypes.addressof(self._record)
@@ -192,7 +192,11 @@ class ShmEndpoint:
     def _finish(self, plan: Plan, status: int, timeout: float | None) -> None:
         segment = self._usable()
         with self._unfinished(segment, plan.text):
+            kept: object = None
+            if status == Status.UNREADABLE:  # by peers: they read a copy
+                status, kept = self._start_with_copy(plan)
             self._wait_for_call(segment, plan, status, self.timeout if timeout is None else timeout)
+            del kept
 
     @property
     def own_memory(self) -> tuple[int, int]:
@@ -253,19 +257,17 @@ class ShmEndpoint:
                 self._usable().fill_ring()
                 self._has_ring = True
             if plan.record.piece:
-                self._make_workspace(loaded.workspace)
+                self._record.workspace = self._workspace.at_least(loaded.workspace)
             if title is None:
                 self._plans[code.fingerprint, elements, dtype, reduction] = plan
             return plan
 
-    def _make_workspace(self, size: int) -> None:
-        """Private memory, since nobody else reads it: what this rank reads in other processes passes through it."""
-        if self._workspace is None or len(self._workspace) < size + _HUGE_PAGE:
-            self._workspace = space = mmap.mmap(-1, size + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            with suppress(OSError):  # where there are none, small ones serve
-                space.madvise(mmap.MADV_HUGEPAGE)
-            first = ctypes.addressof(ctypes.c_char.from_buffer(space))
-            self._record.workspace = -(-first // _HUGE_PAGE) * _HUGE_PAGE
+    def _start_with_copy(self, plan: Plan) -> tuple[int, object]:
+        record = plan.record
+        kept = np.frombuffer(ctypes.string_at(record.source, plan.sizes[INPUT]), dtype=np.uint8)
+        staged = record.staged[INPUT] + 2 * record.staged[OUTPUT]
+        start = self.machine.start
+        return start(self._record, self.address, plan, kept.ctypes.data, record.target or 0, staged), kept
 
     def _aim(self, plan: Plan, source: int, target: int) -> tuple[int, int, int, object]:
         """The addresses of a call; what is copied through staging, as bits; and what must live as long as the call."""

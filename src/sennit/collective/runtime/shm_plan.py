@@ -13,12 +13,16 @@ with stride(T) <= T / chunks + alignment. T is the same on all ranks, whatever t
 16 x86_64 cores (`benchmarks/collective/shm_variants.py --rings`) an all_gather of 512 KiB took 56 instead of 92 microseconds, one of 4 MiB 586 instead of 766, and an all_reduce of 512 KiB 156 instead of 168; with
 4 ranks an all_reduce took 89 instead of 95, and an all_gather as long. What one peer reads stays in a slot, which stays in the caches of two cores.
 
-**Direct.** Where the kernel lets ranks read each other's memory, a call that only moves data need not stage its inputs: who needs a
-part of one reads it where the user has it. That pays where no other rank reads the same part (all_to_all, scatter, a broadcast by slices): else one copy into staging serves
+**Direct.** Where the kernel lets ranks read each other's memory, a call need not stage its inputs: who needs a
+part of one reads it where the user has it. That pays where no other rank reads the same part (all_to_all, scatter, a broadcast by slices, sums): else one copy into staging serves
 all of them. Below `_DIRECT_FROM` a call into the kernel for each peer takes longer than a second copy. `goes_directly` is the rule, the same on all ranks. Without scratch
 there is one tile. Where the arrays of all ranks fill half of the cache that they share, what is read is *bounced*: some of it at a time into a slot, which stays in the core's own cache, and from there into the output past
 the cache. The kernel would write to the output itself, each line of which is fetched from memory first, to be overwritten. An all_to_all of arrays that are larger than that cache is staged again: with 2 ranks on 2 x86_64 cores one of 64 MiB took
 6.6 and 7.2 ms in place of 7.9 (`shm_variants.py`), and of the programs by hand in `peers.py` staging was the fastest of 64 MiB with 4 ranks on 16 cores.
+
+**Sums.** A reduction whose operands are inputs of peers reads `piece` bytes of each at a time into a workspace, which stays in the core's own cache, and adds them up from there. Staged, every line crosses from the cache of
+one core to that of another twice: when it is written where a peer has read before, and when the peer reads it. A reduce_scatter is that and no more. An all_reduce by slices adds up into scratch, in tiles of `_SUMS` bytes of
+sums, and goes on as if it were staged.
 """
 
 from __future__ import annotations

@@ -29,7 +29,16 @@ static int pull(Group *group, int rank, char *to, char *from, int64_t bytes)
     return 1;
 }
 
-/* The same, some at a time through `between`, and from there past the cache: the kernel's own copy would fetch what it overwrites. */
+/* Whether the kernel reads this memory of this process for others. Not all that a process may read it does: what a driver has mapped, such as pinned memory, may be closed to it. The first byte and the last one stand for an
+ * array. */
+static int is_readable(const Group *group, char *from, int64_t bytes)
+{
+    char ends[2];
+    struct iovec local = {ends, 2}, remote[2] = {{from, 1}, {from + bytes - 1, 1}};
+    return bytes <= 0 || process_vm_readv(group->pids[group->rank], &local, 1, remote, 2, 0) == 2;
+}
+
+/* `pull`, some at a time through `between`, and from there past the cache: the kernel's own copy would fetch what it overwrites. */
 static int pull_past_cache(Group *group, int rank, Piece piece, char *between, size_t most)
 {
     while (piece.bytes > 0) {

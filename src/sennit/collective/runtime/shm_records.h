@@ -8,7 +8,7 @@
 
 enum { COPY, REDUCE, PUT, GET, READ_REDUCE, MULTI_REDUCE, MULTICAST, SWITCH_REDUCE, SIGNAL, WAIT };
 enum { INPUT, OUTPUT, FIRST_SCRATCH };
-enum { DONE, WAITING, OTHER_CALL, UNEXPECTED, UNUSABLE };
+enum { DONE, WAITING, OTHER_CALL, UNEXPECTED, UNUSABLE, UNREADABLE };
 #define STRIDE (1 << 20)
 #define LINE 64
 #define SLOTS 4 /* tiles of a group that may be under way; a power of two */
