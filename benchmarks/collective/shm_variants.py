@@ -182,7 +182,8 @@ def rank_main(
         start = group.machine.library.sennit_start  # type: ignore[attr-defined]
         for name in names:
             for text in sizes:
-                whole, part = scale(text) // 4, scale(text) // 4 // size
+                part = scale(text) // 4 // size
+                whole = part * size
                 source = placed(part if name == "all_gather" else whole, offset)
                 target = source
                 if name not in ("all_reduce", "broadcast", "reduce"):
