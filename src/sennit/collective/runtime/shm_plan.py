@@ -147,19 +147,20 @@ class LoadedCode:
         """Whether peers should read the inputs where users have them. `cache`: bytes that cores share. `least` stands in for the bytes of a part from which on that pays. `cores`: that the ranks may run on; as many as they
         want, if it is not given."""
         collective, code = self.code.collective, self.code
-        if not isinstance(collective, CollectiveSpec) or self.in_place or not self.direct.may:
+        if not isinstance(collective, CollectiveSpec) or self.in_place:
+            return False
+        pays_from = _DIRECT_FROM.get(collective.name, part_bytes + 1) * code.chunks if least is None else least
+        if part_bytes < pays_from or not self.direct.may:  # the cheap question first
             return False
         piece = self.piece(Capacity().slot if slot_bytes is None else slot_bytes)
         if least is not None:
-            return part_bytes >= least and (piece is None or piece > 0)
-        if collective.name is CollectiveName.ALL_TO_ALL and 2 * code.ranks**2 * part_bytes > cache:
+            return piece is None or piece > 0
+        if not self.direct.read_once:
             return False
-        if part_bytes < _DIRECT_FROM.get(collective.name, part_bytes + 1) * code.chunks or not self.direct.read_once:
-            return False
-        if collective.name not in _SUMS_OF:
-            return True
-        apart = code.ranks >= _SUMMED_RANKS and (cores is None or code.ranks <= cores)
-        return apart and piece is not None and piece >= _LEAST_PIECE and self.overlaid is not None
+        if collective.name in _SUMS_OF:
+            apart = code.ranks >= _SUMMED_RANKS and (cores is None or code.ranks <= cores)
+            return apart and piece is not None and piece >= _LEAST_PIECE and self.overlaid is not None
+        return collective.name is not CollectiveName.ALL_TO_ALL or 2 * code.ranks**2 * part_bytes <= cache
 
     def piece(self, slot_bytes: int) -> int | None:
         """Bytes of each peer at a time, whole pages, in reductions of what peers have in their own memory: all of them together are as large as a slot, at most. None where there are no such reductions."""
