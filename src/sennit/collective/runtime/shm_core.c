@@ -361,7 +361,7 @@ static int all_done(const Call *call, const int32_t *at, int put_off)
     return 1;
 }
 
-/* Goes on with a call: enters tiles as long as there are slots, so that peers need not wait for them, runs those under way, the oldest first, and leaves them
+/* Goes on with a call: enters tiles as long as there are slots, so that peers need not wait for them (one at a time, if that is to stage its input), runs those under way, the oldest first, and leaves them
  * in order. WAITING after so many rounds in which nothing moved, all together. */
 static int go_on(Group *group, Call *call, int rounds)
 {
@@ -369,11 +369,13 @@ static int go_on(Group *group, Call *call, int rounds)
     int put_off = call->only_read && (call->staged[INPUT] || !call->touched[INPUT] || call->early) && !call->touched[OUTPUT];
     while (!call->begun || call->left < call->begun || call->entered < call->elements) {
         int moved = 0;
-        if ((!call->begun || call->entered < call->elements) && call->begun - call->left < SLOTS && slot_is_free(group)) {
+        while ((!call->begun || call->entered < call->elements) && call->begun - call->left < SLOTS && slot_is_free(group)) {
             enter_tile(group, call, &call->tiles[call->begun % SLOTS]);
             begin_tile(call, steps_of(call, call->begun));
             call->begun++;
             moved = 1;
+            if (call->staged[INPUT])
+                break; /* that was work: what is under way comes first; else peers only wait for the signal */
         }
         for (int64_t number = call->left; number < call->begun; number++) {
             int32_t *at = steps_of(call, number);

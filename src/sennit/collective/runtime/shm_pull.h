@@ -29,7 +29,7 @@ static int pull(Group *group, int rank, char *to, char *from, int64_t bytes)
     return 1;
 }
 
-/* Whether the kernel reads this memory of this process for others. Not all that a process may read it does: what a driver has mapped, such as pinned memory, may be closed to it. The first byte and the last one stand for an
+/* Whether the kernel reads this memory of this process for others. Not all that a process may read it does: what a driver has mapped may be closed to it, and pages that may only be written are. The first byte and the last one stand for an
  * array. */
 static int is_readable(const Group *group, char *from, int64_t bytes)
 {
