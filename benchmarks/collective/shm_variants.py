@@ -111,7 +111,7 @@ def variants(
 def ways_of_sums(name: str, made: Callable[..., Plan]) -> dict[str, Plan]:
     found = {"staged": made(NEVER)}
     for kibibytes in (64, 128):
-        found[f"direct {kibibytes}"] = plan = made(0, _PIECE=kibibytes << 10, _SUMS=kibibytes << 10)
+        found[f"direct {kibibytes}"] = plan = made(0, _PIECE=kibibytes << 10, _PIECES=1 << 20, _SUMS=kibibytes << 10)
         plan.record.large = plan.record.vast = 0
     if name != "reduce_scatter":
         found["past"] = plan = made(0)

@@ -55,8 +55,9 @@ CACHE = 32 << 20  # bytes that cores share, where the system does not say
 _SLOT_USED = 3 << 17
 _SLOT_OF = {CollectiveName.ALL_TO_ALL: 1 << 20, CollectiveName.REDUCE_SCATTER: 1 << 20}
 _BOUNCE, _PAGE = 128 << 10, 4096  # bytes at a time, from where they begin in a page on
-# Of sums of what is read in other processes: bytes of each at a time, which all together stay in the core's cache, and the least with which that pays; bytes of sums in a tile, where peers read them.
-_PIECE, _LEAST_PIECE, _SUMS = 128 << 10, 32 << 10, 128 << 10
+# Of sums of what is read in other processes: bytes of each at a time, at most; of all together, which stay in the core's cache also where two ranks share it (a virtual machine may run two cores as one); the least with which
+# that pays; bytes of sums in a tile, where peers read them.
+_PIECE, _PIECES, _LEAST_PIECE, _SUMS = 128 << 10, 512 << 10, 32 << 10, 128 << 10
 # These calls, of so many ranks and more with a core each: ranks of one core share its cache, and staging too stays there.
 _SUMS_OF, _SUMMED_RANKS = (CollectiveName.REDUCE_SCATTER, CollectiveName.ALL_REDUCE, CollectiveName.REDUCE), 3
 # Parts that each rank stages in another order, begun with that of the next rank: else all ranks write at once what the same one has read the call before, and take its lines from its cache. With 8 ranks on 16 x86_64 cores a
@@ -68,8 +69,6 @@ _DIRECT_FROM = {
     CollectiveName.SCATTER: 32 << 10,
     CollectiveName.BROADCAST: 32 << 10,  # by slices
     CollectiveName.REDUCE_SCATTER: 64 << 10,
-    CollectiveName.ALL_REDUCE: 512 << 10,
-    CollectiveName.REDUCE: 512 << 10,
 }
 
 
@@ -163,13 +162,13 @@ class LoadedCode:
         return collective.name is not CollectiveName.ALL_TO_ALL or 2 * code.ranks**2 * part_bytes <= cache
 
     def piece(self, slot_bytes: int) -> int | None:
-        """Bytes of each peer at a time, whole pages, in reductions of what peers have in their own memory: all of them together are as large as a slot, at most. None where there are no such reductions."""
+        """Bytes of each peer at a time, whole pages, in reductions of what peers have in their own memory. None where there are no such reductions."""
         operands = self.direct.operands
-        return min(_PIECE, slot_bytes // operands // _PAGE * _PAGE) if operands else None
+        return min(_PIECE, min(slot_bytes, _PIECES) // operands // _PAGE * _PAGE) if operands else None
 
     @property
     def workspace(self) -> int:
-        """Bytes for them, where they may be as long as they ever are: each begins where it does in its page."""
+        """Bytes for the pieces, each begun where it begins in its page."""
         return self.direct.operands * (_PIECE + _PAGE)
 
     def used_at_all(self, buffer: int) -> bool:
