@@ -54,12 +54,13 @@ def least(rows: list[Row], prefix: str = "") -> Row | None:
 
 def show(rows: list[Row]) -> None:
     print(f"\n{rows[0].ranks} ranks, microseconds")
-    print(f"{'':16}{'':12}{'least':>9}  {'by':26}{'staged':>9}{'pulled':>9}{'open':>9}")
+    print(f"{'':16}{'':12}{'least':>9}  {'by':26}{'staged':>9}{'pulled':>9}{'summed':>9}{'open':>9}")
     for name, size in dict.fromkeys((row.collective, row.bytes) for row in rows):
         here = [row for row in rows if (row.collective, row.bytes) == (name, size)]
         best = least([row for row in here if not row.is_open])
         assert best is not None
-        kinds = [least(here, "staged"), least([r for r in here if not r.is_open], "pulled"), least(here, "open")]
+        pulled = least([row for row in here if not row.is_open], "pulled")
+        kinds = [least(here, "staged"), pulled, least(here, "summed"), least(here, "open")]
         cells = "".join(f"{kind.microseconds:9.1f}" if kind else f"{'-':>9}" for kind in kinds)
         print(f"{name:16}{size >> 10:8d} KiB{best.microseconds:9.1f}  {best.way:26}{cells}")
 

@@ -40,6 +40,11 @@ static int ways_of(int kind, size_t bytes, Way *ways)
         ways[count++] = (Way){.tile = 0};
     if (kind <= SPREAD && large)
         ways[count++] = (Way){.past = 1, .bounces = 1};
+    for (int piece = 64; piece <= 128 && kind == SCATTER && bytes >= 256 << 10; piece *= 2)
+        ways[count++] = (Way){.piece = piece};
+    for (int piece = 64; piece <= 128 && kind == SUM && bytes >= 512 << 10; piece *= 2)
+        for (int beyond = 0; beyond <= large; beyond++)
+            ways[count++] = (Way){.piece = piece, .tile = piece * ranks, .ring = 8 << 10, .past = beyond};
     return count;
 }
 

@@ -1,12 +1,13 @@
 """The constants of `shm_plan.py`, measured: the same collective staged or direct, its output past the cache or through it, with smaller or larger tiles.
 
-    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7] [--only-chosen] [--switches] [--rings 0 8192 ...]
+    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7] [--only-chosen | --sums] [--switches] [--rings 0 8192 ...]
 
 | variant | is |
 |---|---|
 | chosen | what the plan does by itself |
 | staged, direct | through slots of shared memory, or read in the memory of the other process |
 | past, cached | of `staged`: outputs are written past the cache, or through it |
+| direct N, past | of sums: read in the memory of the other process N KiB of each rank at a time, and tiles of so many sums; outputs past the cache |
 | whole | of a broadcast: the root's array staged by the root alone, where the plan has slices |
 | tile N | of `staged`, as chosen, with at most N KiB of a slot |
 | ring N | staged, in a group of its own, whose tiles go round in N KiB; `slots`: in slots; `past`: outputs are written past the cache |
@@ -42,6 +43,8 @@ from sennit.collective.runtime.shm_table import default_table
 
 Made = tuple[ShmGroup, Plan]
 MOVES = ("all_gather", "all_to_all", "broadcast")
+SUMS = ("all_reduce", "reduce_scatter", "reduce")
+ROOTED = ("broadcast", "reduce")
 NEVER = 1 << 40
 TILES = (96, 192, 288, 384, 1024)
 
@@ -63,14 +66,20 @@ def changed(**constants: object) -> Iterator[None]:
 
 
 def variants(
-    group: ShmGroup, name: str, source: np.ndarray, target: np.ndarray, only_chosen: bool, direct: int | None = None
+    group: ShmGroup,
+    name: str,
+    source: np.ndarray,
+    target: np.ndarray,
+    only_chosen: bool,
+    direct: int | None = None,
+    sums: bool = False,
 ) -> dict[str, Plan]:
     def made(direct_from: int | None, **constants: object) -> Plan:
         group.direct_from = direct_from
         group.forget_plans()
         with changed(**constants):
             getattr(group, name)(
-                *((source, 0) if name == "broadcast" else (source,)), *([] if target is source else [target])
+                *((source, 0) if name in ROOTED else (source,)), *([] if target is source else [target])
             )
         (plan,) = group._ready.values()
         return plan
@@ -82,7 +91,9 @@ def variants(
         chosen, group.table = group.table, default_table(group.size, group.cores)
         found["whole"] = made(None)
         group.table = chosen
-    if only_chosen:
+    if sums:
+        found |= ways_of_sums(name, made)
+    if only_chosen or sums:
         return found
     if name in MOVES:
         if group.may_read:
@@ -95,6 +106,22 @@ def variants(
     group.direct_from = None
     group.forget_plans()
     return found
+
+
+def ways_of_sums(name: str, made: Callable[..., Plan]) -> dict[str, Plan]:
+    found = {"staged": made(NEVER)}
+    for kibibytes in (64, 128):
+        found[f"direct {kibibytes}"] = plan = made(0, _PIECE=kibibytes << 10, _PIECES=1 << 20, _SUMS=kibibytes << 10)
+        plan.record.large = plan.record.vast = 0
+    if name != "reduce_scatter":
+        found["past"] = plan = made(0)
+        plan.record.large = plan.record.vast = 1
+    return found
+
+
+def staged_bits(plan: Plan) -> int:
+    """Of a rank that has no output too."""
+    return int(plan.touched[0] and not plan.record.direct) if plan.staged is None else plan.staged
 
 
 def in_rings(groups: dict[str, ShmGroup], name: str, source: np.ndarray, target: np.ndarray) -> dict[str, Made]:
@@ -128,6 +155,7 @@ def rank_main(
     names: list[str],
     rounds: int,
     only_chosen: bool,
+    sums: bool,
     switches: bool,
     offset: int,
     rings: list[int],
@@ -154,22 +182,24 @@ def rank_main(
         start = group.machine.library.sennit_start  # type: ignore[attr-defined]
         for name in names:
             for text in sizes:
-                whole, part = scale(text) // 4, scale(text) // 4 // size
+                part = scale(text) // 4 // size
+                whole = part * size
                 source = placed(part if name == "all_gather" else whole, offset)
                 target = source
-                if name not in ("all_reduce", "broadcast"):
+                if name not in ("all_reduce", "broadcast", "reduce"):
                     target = placed(part if name == "reduce_scatter" else whole, offset)
                 if groups:
                     plans = in_rings(groups, name, source, target)
                 else:
-                    found = variants(group, name, source, target, only_chosen)
+                    found = variants(group, name, source, target, only_chosen, sums=sums and name in SUMS)
                     plans = {label: (group, plan) for label, plan in found.items()}
                 times: dict[str, list[float]] = {label: [] for label in plans}
                 often = max(3, min(100, (16 << 20) // scale(text)))
                 begin, before = 0.0, counted()
                 for _ in range(rounds):
                     for label, (where, plan) in plans.items():
-                        words = where.address, plan.address, source.ctypes.data, target.ctypes.data, plan.staged
+                        at = 0 if name == "reduce" and rank else target.ctypes.data
+                        words = where.address, plan.address, source.ctypes.data, at, staged_bits(plan)
                         for turn in range(often + 1):
                             if turn == 1:  # the first one fills the caches
                                 group.barrier()
@@ -219,6 +249,7 @@ def main() -> int:
     parser.add_argument("--collectives", nargs="+", default=[*MOVES, "all_reduce", "reduce_scatter"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only-chosen", action="store_true", help="to compare builds of the core")
+    parser.add_argument("--sums", action="store_true", help="of reductions: staged, and read in other processes")
     parser.add_argument("--switches", action="store_true")
     parser.add_argument("--rings", type=int, nargs="+", default=[], help="KiB of staging")
     parser.add_argument(
@@ -230,6 +261,7 @@ def main() -> int:
         options.collectives,
         options.rounds,
         options.only_chosen,
+        options.sums,
         options.switches,
     )
     words += options.offset, options.rings

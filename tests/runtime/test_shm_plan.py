@@ -102,8 +102,15 @@ def test_direct_calls() -> None:
     assert loaded("scatter", 4, 0, root=1).goes_directly(MIB)
     by_slices = loaded("broadcast slices", 4, 0, root=1)
     assert [by_slices.goes_directly(size) for size in (64 * KIB, 128 * KIB, 8 * MIB)] == [False, True, True]
-    for name, root in (("all_gather", None), ("broadcast", 0), ("reduce_scatter", None), ("all_reduce slices", None)):
-        assert not loaded(name, 4, 0, root).goes_directly(MIB)
+    scatter = loaded("reduce_scatter", 4, 0)
+    assert [scatter.goes_directly(size) for size in (32 * KIB, 64 * KIB, 64 * MIB)] == [False, True, True]
+    for name, root in (
+        ("all_gather", None),
+        ("broadcast", 0),
+        ("all_reduce direct", None),
+        ("all_reduce slices", None),
+    ):
+        assert not loaded(name, 4, 0, root).goes_directly(8 * MIB)
     pieces = LoadedCode.load(encode_pull(tree_broadcast(4, pieces=2)), 0, 0)
     assert not pieces.goes_directly(MIB, least=0)  # it passes outputs on
 

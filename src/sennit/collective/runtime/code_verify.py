@@ -26,7 +26,7 @@ from sennit.collective.runtime.code_check import CheckedCode, Home, check_code
 from sennit.errors import CollectiveError
 from sennit.ir.collective import Value, add_values
 
-__all__ = ["verify_code"]
+__all__ = ["read_by_the_end", "verify_code"]
 
 Clock = NDArray[np.int64]  # by block
 
@@ -37,6 +37,16 @@ def verify_code(code: Code) -> None:
     run.to_the_end()
     run.check_exits()
     check_outputs(code.collective, run.held, code.name)
+
+
+def read_by_the_end(code: Code) -> bool:
+    """Of a code that was verified: whether a rank whose blocks, all but its gate, are at their ends knows that its peers have read its input."""
+    run = _Run(check_code(code))
+    run.to_the_end()
+    return all(
+        any(int(run.clocks[own][block]) >= last for own in run.blocks_of(rank) if own != run.number[rank, 0])
+        for (rank, block), last in run.inputs_read.items()
+    )
 
 
 @dataclass(slots=True)
@@ -59,6 +69,7 @@ class _Run:
         self.signals: defaultdict[tuple[int, int], list[Clock]] = defaultdict(list)  # by rank and flag
         self.cells: defaultdict[tuple[int, int, int], _Cell] = defaultdict(_Cell)
         self.touched: dict[tuple[int, int], int] = {}  # rank, block of another rank: the number of its last step there
+        self.inputs_read: dict[tuple[int, int], int] = {}  # the same of its input alone
         for rank in range(self.code.ranks):
             for chunk in range(self.code.buffer_chunks(rank, INPUT)):
                 place = checked.cell(Operand(rank, INPUT, chunk))
@@ -96,6 +107,9 @@ class _Run:
             if self.clocks[block][self.number[there, 0]] < 1:
                 raise self.fault(f"{step.op.name} does not wait for the gate of rank {there}", block)
             self.touched[there, block] = now[1]
+        for place in sources:
+            if place.buffer == INPUT and place.rank != rank:
+                self.inputs_read[place.rank, block] = now[1]
         for skip in range(step.count):
             reads, writes = (
                 [(place._replace(chunk=place.chunk + skip)) for place in places] for places in (sources, targets)
@@ -138,9 +152,11 @@ class _Run:
     def check_exits(self) -> None:
         """A rank has left when all of its blocks are at their ends."""
         for (rank, block), last in self.touched.items():
-            own = [self.clocks[number] for home, number in self.number.items() if home[0] == rank]
-            if max(int(clock[block]) for clock in own) < last:
+            if max(int(self.clocks[own][block]) for own in self.blocks_of(rank)) < last:
                 raise self.fault(f"rank {rank} may leave before this block has", block)
+
+    def blocks_of(self, rank: int) -> list[int]:
+        return [number for home, number in self.number.items() if home[0] == rank]
 
     def held(self, rank: int) -> list[tuple[int, int, Value | None]]:
         """What `check_outputs` asks for: segments of one chunk, values relative to it."""

@@ -91,6 +91,7 @@ class Status(IntEnum):
     OTHER_CALL = 2
     UNEXPECTED = 3
     UNUSABLE = 4
+    UNREADABLE = 5
 
 
 class PlaceRecord(Structure):
@@ -110,10 +111,12 @@ class GroupRecord(Structure):
         ("rings", c_void_p),
         ("peers", POINTER(PlaceRecord)),
         ("pids", POINTER(c_int32)),
+        ("workspace", c_void_p),
         ("notes", c_void_p),
         ("calls_begun", c_void_p),
         ("owned", c_void_p),
         ("broken", c_void_p),
+        ("bytes", c_int64),
         ("flags_per_rank", c_int64),
         ("staging_step", c_int64),
         ("slot_bytes", c_int64),
@@ -143,6 +146,7 @@ class TileRecord(Structure):
         ("epoch", c_uint64),
         ("mine", PlaceRecord * 2),
         ("scratch", c_void_p),
+        ("reduced", c_int64),
     ]
 
 
@@ -171,6 +175,8 @@ class CallRecord(Structure):
         ("vast", c_int32),
         ("direct", c_int32),
         ("bounced", c_int32),
+        ("early", c_int32),
+        ("piece", c_int32),
         ("elements", c_int64),
         ("tile", c_int64),
         ("place", c_int64),

@@ -16,8 +16,9 @@
  * found by the first wait for it.
  *
  * In a *direct* call inputs are not staged: peers read them where the user has them, in the memory of the other process (process_vm_readv), one copy
- * instead of two; scratch is in staging, and there is one tile if there is none. The kernel reads what the owner wrote before the release of its gate's signal, since the reader asks after the acquire; and the call
- * returns only when all peers have signalled that they have left.
+ * instead of two, or add them up from there (shm_pull.h); an input that lies in the segment is read where it is mapped. Scratch is in staging, and there is one tile if there is none. The kernel reads what the owner wrote before the release of its gate's signal, since the reader asks after the acquire; and the call
+ * returns only when all peers have read: when they have signalled that they have left; or when this rank's own blocks are at their ends, where it is proved that they know as much by then (`early`). An output may lie over
+ * the input, where it is proved that nothing is overwritten before it was read. code_direct.py has both proofs.
  *
  * Reads of several peers at once (`get_row`): each is made after the acquire of its own flag, like one that is made alone, and before the signal that comes after them in the code. Stores past the cache
  * are fenced before a signal too (`end_past_cache`), which a release alone does not order.
@@ -25,52 +26,13 @@
 
 #define _GNU_SOURCE
 #include <string.h>
-#include <sys/uio.h>
 
 #include "shm_copy.h"
 #include "shm_messages.h"
+#include "shm_pull.h"
 #include "shm_records.h"
 #include "shm_reduce.h"
 #include "shm_wait.h"
-
-/* ---- the memory of other processes ----------------------------------------------------------------------------------- */
-
-#define PAGE 4096
-
-/* From the memory of another process. False where that is not possible now: it has ended, or its memory is gone. */
-static int pull(const Group *group, int rank, char *to, char *from, int64_t bytes)
-{
-    while (bytes > 0) {
-        struct iovec local = {to, (size_t)bytes}, remote = {from, (size_t)bytes};
-        ssize_t got = process_vm_readv(group->pids[rank], &local, 1, &remote, 1, 0);
-        if (got <= 0)
-            return 0;
-        to += got, from += got, bytes -= got;
-    }
-    return 1;
-}
-
-/* The same, some at a time through `between`, which stays in the cache of this core, and from there past the cache: the kernel's own copy would fetch what it overwrites. The kernel copies whole pages at a time, so pages of the
- * two begin at the same places. */
-static int pull_past_cache(const Group *group, int rank, Piece piece, char *between, size_t most)
-{
-    while (piece.bytes > 0) {
-        char *here = between + (uintptr_t)piece.from % PAGE;
-        Piece some = {piece.to, here, piece.bytes < most ? piece.bytes : most};
-        if (!pull(group, rank, here, (char *)piece.from, some.bytes))
-            return 0;
-        copy_piece(&some, 1);
-        piece = (Piece){piece.to + some.bytes, piece.from + some.bytes, piece.bytes - some.bytes};
-    }
-    return 1;
-}
-
-/* sennit_peek: the same for who wants to know whether it is allowed */
-int sennit_peek(int32_t process, char *to, char *from, int64_t bytes)
-{
-    Group only = {.pids = &process};
-    return pull(&only, 0, to, from, bytes);
-}
 
 /* ---- the interpreter ------------------------------------------------------------------------------------------------- */
 
@@ -98,7 +60,14 @@ static char *locate(const Group *group, const Call *call, const Tile *tile, int 
     }
     const Place *place = rank == group->rank ? &tile->mine[buffer] : &places_of(group, tile, rank)[buffer];
     *bytes = stop - start;
-    return (call->direct && buffer == INPUT ? 0 : group->base) + place->offset + part * place->step + start;
+    char *origin = !call->direct || buffer != INPUT ? group->base + place->offset : place->offset < 0 ? group->base + ~place->offset : (char *)place->offset;
+    return origin + part * place->step + start;
+}
+
+/* Whether a place is read in the memory of another process: an input in a direct call, unless it lies in the segment. */
+static int is_pulled(const Group *group, const Call *call, const Tile *tile, int rank, int buffer)
+{
+    return call->direct && buffer == INPUT && rank != group->rank && places_of(group, tile, rank)[INPUT].offset >= 0;
 }
 
 /* Whether a copy to this target goes past the cache. An output that is the input too was in a cache a moment before. */
@@ -108,20 +77,30 @@ static int goes_past(const Call *call, int target_buffer)
     return (warm ? call->vast : call->large) && target_buffer == OUTPUT && !call->staged[OUTPUT];
 }
 
-static void reduce_many(const Group *group, const Call *call, const Tile *tile, const Instruction *step)
+/* Reductions into this rank's target, of the operands of a step or of one place of a peer. In a direct call inputs of peers lie in their own memory. False where that cannot be read: the step is tried again. */
+static int reduce_many(Group *group, const Call *call, Tile *tile, const Instruction *step)
 {
-    const char *sources[step->peer + 1];
-    const Operand *operand = call->operands + step->argument;
+    const Operand only = {step->peer, step->source_buffer, step->source_chunk};
+    const Operand *operand = step->op == READ_REDUCE ? &only : call->operands + step->argument;
+    int operands = step->op == READ_REDUCE ? 1 : step->peer, count = 0, pulls = 0;
+    const char *sources[operands + 1];
+    Term terms[operands + 1];
     int64_t size, other;
-    int count = 0;
     char *target = locate(group, call, tile, group->rank, step->target_buffer, step->target_chunk, step->count, &size);
-    if (step->op == MULTI_REDUCE && step->source_buffer != 1)
-        sources[count++] = target;
-    for (int k = 0; k < step->peer; k++, operand++) {
-        sources[count++] = locate(group, call, tile, operand->rank, operand->buffer, operand->chunk, step->count, &other);
+    if (step->op == READ_REDUCE || (step->op == MULTI_REDUCE && step->source_buffer != 1))
+        terms[count++] = (Term){target, HERE};
+    for (int k = 0; k < operands; k++, operand++) {
+        int pulled = is_pulled(group, call, tile, operand->rank, operand->buffer);
+        terms[count++] = (Term){locate(group, call, tile, operand->rank, operand->buffer, operand->chunk, step->count, &other), pulled ? operand->rank : HERE};
         size = other < size ? other : size;
+        pulls |= pulled;
     }
+    if (pulls)
+        return reduce_pulled(group, call, target, terms, count, size, &tile->reduced);
+    for (int k = 0; k < count; k++)
+        sources[k] = terms[k].at;
     reduce_all(call, target, sources, count, size / call->itemsize);
+    return 1;
 }
 
 /* From where, to where and how much a step with one source and one target moves. */
@@ -134,19 +113,11 @@ static Piece piece_of(const Group *group, const Call *call, const Tile *tile, co
     return (Piece){target, source, (size_t)(other < size ? other : size)};
 }
 
-/* Whether the source is read in the memory of another process. */
-static int is_pulled(const Call *call, const Instruction *step)
-{
-    return call->direct && step->op == GET && step->source_buffer == INPUT;
-}
-
 /* False where a peer's memory cannot be read: the step is tried again. */
-static int move_data(const Group *group, const Call *call, const Tile *tile, const Instruction *step)
+static int move_data(Group *group, const Call *call, Tile *tile, const Instruction *step)
 {
-    if (step->op == MULTI_REDUCE || step->op == SWITCH_REDUCE) {
-        reduce_many(group, call, tile, step);
-        return 1;
-    }
+    if (step->op == MULTI_REDUCE || step->op == SWITCH_REDUCE || step->op == READ_REDUCE)
+        return reduce_many(group, call, tile, step);
     if (step->op == MULTICAST) {
         int64_t size, other;
         const Operand *operand = call->operands + step->argument;
@@ -162,11 +133,12 @@ static int move_data(const Group *group, const Call *call, const Tile *tile, con
         step->source_chunk == step->target_chunk && !call->staged[OUTPUT])
         return 1; /* the user's input is the user's output: it is there */
     Piece piece = piece_of(group, call, tile, step);
-    if (is_pulled(call, step) && call->bounced && step->target_buffer == OUTPUT)
+    int pulled = step->op == GET && is_pulled(group, call, tile, step->peer, step->source_buffer);
+    if (pulled && call->bounced && step->target_buffer == OUTPUT)
         return pull_past_cache(group, step->peer, piece, tile->scratch, call->bounced);
-    if (is_pulled(call, step))
+    if (pulled)
         return pull(group, step->peer, piece.to, (char *)piece.from, piece.bytes);
-    if (step->op == REDUCE || step->op == READ_REDUCE) {
+    if (step->op == REDUCE) {
         const char *sources[2] = {piece.to, piece.from};
         reduce_all(call, piece.to, sources, 2, piece.bytes / call->itemsize);
     } else if (piece.to != piece.from) {
@@ -237,7 +209,7 @@ static int get_row(Group *group, const Call *call, const Tile *tile, const Instr
     for (int k = 0; k < most && count < STREAMS; k++) {
         if (step[k].op == WAIT && pass_wait(group, call, tile, &step[k]) == 1)
             continue;
-        if (step[k].op != GET || is_pulled(call, &step[k]) || goes_past(call, step[k].target_buffer) != past)
+        if (step[k].op != GET || is_pulled(group, call, tile, step[k].peer, step[k].source_buffer) || goes_past(call, step[k].target_buffer) != past)
             break;
         pieces[count] = piece_of(group, call, tile, &step[k]);
         for (int other = 0; other < count; other++)
@@ -251,7 +223,7 @@ full:
 }
 
 /* One block of a tile, as far as it goes. 1: something was done; 0: nothing; -1: the peer runs another call. */
-static int run_block(Group *group, Call *call, const Tile *tile, int32_t *at, int32_t end)
+static int run_block(Group *group, Call *call, Tile *tile, int32_t *at, int32_t end)
 {
     int32_t begin = *at;
     while (*at < end) {
@@ -267,13 +239,11 @@ static int run_block(Group *group, Call *call, const Tile *tile, int32_t *at, in
         } else if (step->op == SIGNAL) {
             *at += signal_row(group, call, tile, step, end - *at);
             continue;
-        } else if (step->op == GET && !is_pulled(call, step)) {
+        } else if (step->op == GET && !is_pulled(group, call, tile, step->peer, step->source_buffer)) {
             *at += get_row(group, call, tile, step, end - *at);
             continue;
-        } else if (!move_data(group, call, tile, step)) {
-            group->waiting_for = step->peer;
+        } else if (!move_data(group, call, tile, step))
             break;
-        }
         ++*at;
     }
     return *at > begin;
@@ -293,6 +263,7 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
 {
     int64_t left = call->elements - call->entered, item = call->itemsize, grain = (int64_t)call->chunks * call->alignment;
     tile->first = call->entered;
+    tile->reduced = 0;
     tile->size = left < call->tile ? left : call->tile;
     tile->stride = tile->size ? (tile->size + grain - 1) / grain * call->alignment : call->alignment;
     tile->epoch = ++group->epoch;
@@ -308,7 +279,8 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
     int small = call->parts[OUTPUT] < call->parts[INPUT] ? OUTPUT : INPUT, aliased = call->alias >= 0 && call->staged[INPUT];
     for (int buffer = INPUT; buffer <= OUTPUT; buffer++) {
         char *place = call->staged[buffer] ? free : user[buffer] + tile->first * item;
-        tile->mine[buffer].offset = call->direct && buffer == INPUT ? (intptr_t)place : place - group->base;
+        int64_t offset = place - group->base, shared = 0 <= offset && offset < group->bytes;
+        tile->mine[buffer].offset = !call->direct || buffer != INPUT ? offset : shared ? ~offset : (intptr_t)place;
         tile->mine[buffer].step = call->staged[buffer] ? length : call->elements * item;
         if (call->staged[buffer] && !(aliased && buffer == small))
             free += (call->parts[buffer] * length + LINE - 1) / LINE * LINE;
@@ -387,19 +359,21 @@ static int all_done(const Call *call, const int32_t *at, int put_off)
     return 1;
 }
 
-/* Goes on with a call: enters tiles as long as there are slots, so that peers need not wait for them, runs those under way, the oldest first, and leaves them
+/* Goes on with a call: enters tiles as long as there are slots, so that peers need not wait for them (one at a time, if that is to stage its input), runs those under way, the oldest first, and leaves them
  * in order. WAITING after so many rounds in which nothing moved, all together. */
 static int go_on(Group *group, Call *call, int rounds)
 {
     Idle idle = {0};
-    int put_off = call->only_read && (call->staged[INPUT] || !call->touched[INPUT]) && !call->touched[OUTPUT];
+    int put_off = call->only_read && (call->staged[INPUT] || !call->touched[INPUT] || call->early) && !call->touched[OUTPUT];
     while (!call->begun || call->left < call->begun || call->entered < call->elements) {
         int moved = 0;
-        if ((!call->begun || call->entered < call->elements) && call->begun - call->left < SLOTS && slot_is_free(group)) {
+        while ((!call->begun || call->entered < call->elements) && call->begun - call->left < SLOTS && slot_is_free(group)) {
             enter_tile(group, call, &call->tiles[call->begun % SLOTS]);
             begin_tile(call, steps_of(call, call->begun));
             call->begun++;
             moved = 1;
+            if (call->staged[INPUT])
+                break; /* that was work: what is under way comes first; else peers only wait for the signal */
         }
         for (int64_t number = call->left; number < call->begun; number++) {
             int32_t *at = steps_of(call, number);
@@ -430,7 +404,7 @@ static int go_on(Group *group, Call *call, int rounds)
 
 int sennit_run(Group *group, Call *call) { return go_on(group, call, INT_MAX); }
 
-/* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. A closed group is none. */
+/* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. A closed group is none. UNREADABLE: nothing was begun; the input is to be copied before. */
 static int begin(Group *group, Call *call, char *source, char *target, int32_t staged)
 {
     if (!group || !*group->owned || *group->broken)
@@ -439,6 +413,8 @@ static int begin(Group *group, Call *call, char *source, char *target, int32_t s
     call->target = target;
     call->staged[INPUT] = staged & 1;
     call->staged[OUTPUT] = staged >> 1;
+    if (call->direct && call->touched[INPUT] && !is_readable(group, source, call->parts[INPUT] * call->elements * call->itemsize))
+        return UNREADABLE;
     call->entered = call->begun = call->left = 0;
     CallNote *note = &group->notes[++group->calls % NOTES];
     note->number = group->calls;
@@ -450,12 +426,14 @@ static int begin(Group *group, Call *call, char *source, char *target, int32_t s
 
 int sennit_start(Group *group, Call *call, char *source, char *target, int32_t staged)
 {
-    return begin(group, call, source, target, staged) ? UNUSABLE : go_on(group, call, INT_MAX);
+    int status = begin(group, call, source, target, staged);
+    return status ? status : go_on(group, call, INT_MAX);
 }
 
 /* For who may not wait for long: WAITING where `sennit_start` would wait for more than some microseconds, or at all where others want this core. */
 int sennit_start_briefly(Group *group, Call *call, char *source, char *target, int32_t staged)
 {
     int spin = group ? atomic_load_explicit(&group->spin, memory_order_relaxed) : 0;
-    return begin(group, call, source, target, staged) ? UNUSABLE : go_on(group, call, spin < LEAST_SPIN ? spin : LEAST_SPIN);
+    int status = begin(group, call, source, target, staged);
+    return status ? status : go_on(group, call, spin < LEAST_SPIN ? spin : LEAST_SPIN);
 }

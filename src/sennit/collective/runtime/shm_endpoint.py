@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Instruction, Op
+from sennit.collective.runtime.code_direct import pulled_places
 from sennit.collective.runtime.failure import Cause, RuntimeFailure
 from sennit.collective.runtime.liveness import Identity, Liveness
 from sennit.collective.runtime.shm_abi import SLOTS, CallRecord, GroupRecord, PlaceRecord, Reduction, Status
@@ -40,6 +41,7 @@ from sennit.collective.runtime.shm_machine import Machine, choose_machine
 from sennit.collective.runtime.shm_plan import CACHE, LoadedCode, Plan, make_plan
 from sennit.collective.runtime.shm_segment import BROKEN, Capacity, Exchange, Layout, Segment, open_segment
 from sennit.collective.runtime.shm_shortcut import new_turn
+from sennit.collective.runtime.shm_workspace import Workspace
 from sennit.errors import CollectiveError, RunError
 from sennit.ir.dtype import DType
 from sennit.ir.layout import Reduction as LayoutReduction
@@ -89,6 +91,7 @@ class ShmEndpoint:
         self._plans: dict[tuple[str, int, DType, Reduction | None], Plan] = {}
         self._flags_used = 0
         self._has_ring = False
+        self._workspace = Workspace()
         self._broken: RuntimeFailure | None = None
         self._record = self._make_record(segment, has_own_core(self.rank, cores))
         self.address = ctypes.addressof(self._record)
@@ -137,6 +140,7 @@ class ShmEndpoint:
         record.left_by = self._left_by
         record.notes, record.calls_begun = segment.own_notes, segment.own_calls_begun
         record.owned, record.broken = ctypes.addressof(ctypes.c_char.from_buffer(self._owned)), base + BROKEN
+        record.bytes = layout.size
         record.flags_per_rank, record.staging_step = layout.capacity.flags, layout.staging_step
         record.slot_bytes, record.ring_bytes = layout.capacity.slot, layout.capacity.ring
         record.staging_at = SLOTS * layout.capacity.slot
@@ -188,7 +192,11 @@ class ShmEndpoint:
     def _finish(self, plan: Plan, status: int, timeout: float | None) -> None:
         segment = self._usable()
         with self._unfinished(segment, plan.text):
+            kept: object = None
+            if status == Status.UNREADABLE:  # by peers: they read a copy
+                status, kept = self._start_with_copy(plan)
             self._wait_for_call(segment, plan, status, self.timeout if timeout is None else timeout)
+            del kept
 
     @property
     def own_memory(self) -> tuple[int, int]:
@@ -232,8 +240,8 @@ class ShmEndpoint:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
             loaded = self.load(code)
-            direct = self.may_read and loaded.goes_directly(elements * dtype.itemsize, self.cache, self.direct_from)
-            slot = self._layout.capacity.slot
+            slot, part = self._layout.capacity.slot, elements * dtype.itemsize
+            direct = self.may_read and loaded.goes_directly(part, self.cache, self.direct_from, slot, self.cores)
             plan = make_plan(
                 loaded,
                 elements,
@@ -248,9 +256,18 @@ class ShmEndpoint:
             if plan.record.ringed and not self._has_ring:
                 self._usable().fill_ring()
                 self._has_ring = True
+            if plan.record.piece:
+                self._record.workspace = self._workspace.at_least(loaded.workspace)
             if title is None:
                 self._plans[code.fingerprint, elements, dtype, reduction] = plan
             return plan
+
+    def _start_with_copy(self, plan: Plan) -> tuple[int, object]:
+        record = plan.record
+        kept = np.frombuffer(ctypes.string_at(record.source, plan.sizes[INPUT]), dtype=np.uint8)
+        staged = record.staged[INPUT] + 2 * record.staged[OUTPUT]
+        start = self.machine.start
+        return start(self._record, self.address, plan, kept.ctypes.data, record.target or 0, staged), kept
 
     def _aim(self, plan: Plan, source: int, target: int) -> tuple[int, int, int, object]:
         """The addresses of a call; what is copied through staging, as bits; and what must live as long as the call."""
@@ -268,7 +285,9 @@ class ShmEndpoint:
             inward = outward = inward or outward
         elif loaded.used_at_all(INPUT) and _overlap(source, target, plan.sizes):
             inward |= loaded.touched_anywhere[INPUT] and not direct
-            if not inward or (target - source) % max(1, plan.part_bytes):
+            if direct and (part := loaded.overlaid) is not None and target == source + part * plan.part_bytes:
+                pass  # nothing is overwritten before it was read
+            elif not inward or (target - source) % max(1, plan.part_bytes):
                 # a slot has no room for it, or a tile of the output would overwrite a later one of the input
                 kept = np.frombuffer(ctypes.string_at(source, plan.sizes[INPUT]), dtype=np.uint8)
                 source = kept.ctypes.data
@@ -296,8 +315,9 @@ class ShmEndpoint:
             end = record.blocks[2 * block + 1]
             if at < end:
                 step = Instruction(Op(rows[at][0]), *rows[at][1:].tolist())
-                reads = step.op is Op.GET and record.direct  # what another process has, if it lives
-                found |= {step.peer} if step.op is Op.WAIT or reads else set()
+                if record.direct:  # it reads what other processes have, if they live
+                    found |= {place.rank for place in pulled_places(plan.loaded.code, self.rank, step)}
+                found |= {step.peer} if step.op is Op.WAIT else set()
         return tuple(sorted(found - {self.rank}))
 
     def _check_calls(self, segment: Segment, plan: Plan) -> None:

@@ -161,7 +161,8 @@ class _Visit:
 
     def go_on(self) -> int:
         group, call, idle = self.group, self.call, _Idle(self.group)
-        put_off = call.only_read and (call.staged[INPUT] or not call.touched[INPUT]) and not call.touched[OUTPUT]
+        read = call.staged[INPUT] or not call.touched[INPUT] or call.early
+        put_off = call.only_read and read and not call.touched[OUTPUT]
         while not call.begun or call.left < call.begun or call.entered < call.elements:
             if call.left == call.begun:
                 leaving = group.exits[(group.epoch + 1) % SLOTS]

@@ -13,12 +13,17 @@ with stride(T) <= T / chunks + alignment. T is the same on all ranks, whatever t
 16 x86_64 cores (`benchmarks/collective/shm_variants.py --rings`) an all_gather of 512 KiB took 56 instead of 92 microseconds, one of 4 MiB 586 instead of 766, and an all_reduce of 512 KiB 156 instead of 168; with
 4 ranks an all_reduce took 89 instead of 95, and an all_gather as long. What one peer reads stays in a slot, which stays in the caches of two cores.
 
-**Direct.** Where the kernel lets ranks read each other's memory, a call that only moves data need not stage its inputs: who needs a
-part of one reads it where the user has it. That pays where no other rank reads the same part (all_to_all, scatter, a broadcast by slices): else one copy into staging serves
+**Direct.** Where the kernel lets ranks read each other's memory, a call need not stage its inputs: who needs a
+part of one reads it where the user has it. That pays where no other rank reads the same part (all_to_all, scatter, a broadcast by slices, sums): else one copy into staging serves
 all of them. Below `_DIRECT_FROM` a call into the kernel for each peer takes longer than a second copy. `goes_directly` is the rule, the same on all ranks. Without scratch
 there is one tile. Where the arrays of all ranks fill half of the cache that they share, what is read is *bounced*: some of it at a time into a slot, which stays in the core's own cache, and from there into the output past
 the cache. The kernel would write to the output itself, each line of which is fetched from memory first, to be overwritten. An all_to_all of arrays that are larger than that cache is staged again: with 2 ranks on 2 x86_64 cores one of 64 MiB took
 6.6 and 7.2 ms in place of 7.9 (`shm_variants.py`), and of the programs by hand in `peers.py` staging was the fastest of 64 MiB with 4 ranks on 16 cores.
+
+**Sums.** A reduction whose operands are inputs of peers reads `piece` bytes of each at a time into a workspace, which stays in the core's own cache, and adds them up from there. Staged, every line crosses from the cache of
+one core to that of another twice: when it is written where a peer has read before, and when the peer reads it. With 8 ranks on 16 x86_64 cores a reduce_scatter of 16 MiB took 1.7 to 1.8 ms in place of 2.5, and 2.6 in place of
+4.5 where two ranks shared a real core; one of 512 KiB 62 us in place of 56, and 93 in place of 120 (`shm_variants.py --sums`). An all_reduce by slices may go so too, its sums in scratch, in tiles of `_SUMS` bytes of them, and
+is staged: in place it took 4.5 ms in place of 3.9 at 16 MiB, since what a rank overwrites a peer has just read.
 """
 
 from __future__ import annotations
@@ -31,10 +36,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sennit.collective.runtime.code import FIRST_SCRATCH, INPUT, OUTPUT, Code, Instruction, Op, Operand
+from sennit.collective.runtime.code_direct import DirectFacts
 from sennit.collective.runtime.code_gates import touched_places, with_direct_gates
 from sennit.collective.runtime.code_lines import with_lines
 from sennit.collective.runtime.shm_abi import DTYPES, LINE, REDUCTIONS, SLOTS, CallRecord, Reduction, Ringed
-from sennit.collective.runtime.shm_segment import describe_call
+from sennit.collective.runtime.shm_segment import Capacity, describe_call
 from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveName, CollectiveSpec
 from sennit.ir.dtype import DType
@@ -50,6 +56,11 @@ CACHE = 32 << 20  # bytes that cores share, where the system does not say
 _SLOT_USED = 3 << 17
 _SLOT_OF = {CollectiveName.ALL_TO_ALL: 1 << 20, CollectiveName.REDUCE_SCATTER: 1 << 20}
 _BOUNCE, _PAGE = 128 << 10, 4096  # bytes at a time, from where they begin in a page on
+# Of sums of what is read in other processes: bytes of each at a time, at most; of all together, which stay in the core's cache also where two ranks share it (a virtual machine may run two cores as one); the least with which
+# that pays; bytes of sums in a tile, where peers read them.
+_PIECE, _PIECES, _LEAST_PIECE, _SUMS = 128 << 10, 512 << 10, 32 << 10, 128 << 10
+# These calls, of so many ranks and more with a core each: ranks of one core share its cache, and staging too stays there.
+_SUMS_OF, _SUMMED_RANKS = (CollectiveName.REDUCE_SCATTER, CollectiveName.ALL_REDUCE, CollectiveName.REDUCE), 3
 # Parts that each rank stages in another order, begun with that of the next rank: else all ranks write at once what the same one has read the call before, and take its lines from its cache. With 8 ranks on 16 x86_64 cores a
 # reduce_scatter of 64 KiB took 8.6 and 11.9 us in place of 10.6 and 12.8 in two runs (benchmarks/collective/core_loop.py), and larger ones as long; an all_to_all of 64 KiB, whose parts are read one after another, took 14.6 in place of 12.9.
 _IN_TURNS = (CollectiveName.REDUCE_SCATTER,)
@@ -58,6 +69,7 @@ _DIRECT_FROM = {
     CollectiveName.ALL_TO_ALL: 32 << 10,
     CollectiveName.SCATTER: 32 << 10,
     CollectiveName.BROADCAST: 32 << 10,  # by slices
+    CollectiveName.REDUCE_SCATTER: 64 << 10,
 }
 
 
@@ -76,9 +88,11 @@ class LoadedCode:
     kept: int | None  # the one chunk of the input that no peer reads
     blocks: NDArray[np.int32]
     scratch: NDArray[np.int64]
+    direct: DirectFacts
 
     @classmethod
     def load(cls, code: Code, rank: int, flag_base: int) -> LoadedCode:
+        direct = DirectFacts(code)
         code = with_lines(with_direct_gates(code))
         by_peers, by_owner = set[tuple[int, int]](), set[tuple[int, int]]()
         only_read = True
@@ -104,6 +118,7 @@ class LoadedCode:
             _kept_chunk(code, rank),
             np.ascontiguousarray(code.blocks[first : int(code.rank_blocks[rank + 1])]),
             np.cumsum([0, *code.scratch]).astype(np.int64),
+            direct,
         )
 
     @property
@@ -111,25 +126,51 @@ class LoadedCode:
         return self.code.collective.in_place
 
     @property
-    def writes_what_peers_read(self) -> bool:
-        """Whether peers read an input of this rank that it overwrites, if its output lies in the same place: not in a broadcast, where the root has it all."""
+    def overlaid(self) -> int | None:
+        """Of a direct call: the part of this rank's input at which its output may begin, if it lies over it, so that no peer reads what was overwritten; None where it may not."""
         collective = self.code.collective
-        return not (isinstance(collective, CollectiveSpec) and collective.name is CollectiveName.BROADCAST)
+        if not isinstance(collective, CollectiveSpec):
+            return None
+        if collective.name is CollectiveName.BROADCAST:
+            return 0  # the root, which is read, has it all, and writes nothing
+        inside = collective.output_chunks(self.rank) <= collective.input_chunks(self.rank)
+        return collective.alias_offset(self.rank) // self.code.chunks if inside and self.direct.in_place else None
 
-    def goes_directly(self, part_bytes: int, cache: int = CACHE, least: int | None = None) -> bool:
-        """Whether peers should read the inputs where users have them. `cache`: bytes that cores share. `least` stands in for the bytes of a part from which on that pays."""
+    def goes_directly(
+        self,
+        part_bytes: int,
+        cache: int = CACHE,
+        least: int | None = None,
+        slot_bytes: int | None = None,
+        cores: int | None = None,
+    ) -> bool:
+        """Whether peers should read the inputs where users have them. `cache`: bytes that cores share. `least` stands in for the bytes of a part from which on that pays. `cores`: that the ranks may run on; as many as they
+        want, if it is not given."""
         collective, code = self.code.collective, self.code
         if not isinstance(collective, CollectiveSpec) or self.in_place:
             return False
-        moves = code.instructions[code.instructions[:, 0] < Op.SIGNAL]
-        if not (np.isin(moves[:, 0], (Op.COPY, Op.GET)).all() and (moves[:, 2] != OUTPUT).all()):
+        pays_from = _DIRECT_FROM.get(collective.name, part_bytes + 1) * code.chunks if least is None else least
+        if part_bytes < pays_from or not self.direct.may:  # the cheap question first
             return False
+        piece = self.piece(Capacity().slot if slot_bytes is None else slot_bytes)
         if least is not None:
-            return part_bytes >= least
-        pays_from = _DIRECT_FROM.get(collective.name)
-        if collective.name is CollectiveName.ALL_TO_ALL and 2 * code.ranks**2 * part_bytes > cache:
+            return piece is None or piece > 0
+        if not self.direct.read_once:
             return False
-        return pays_from is not None and part_bytes >= pays_from * code.chunks and _is_read_once(code)
+        if collective.name in _SUMS_OF:
+            apart = code.ranks >= _SUMMED_RANKS and (cores is None or code.ranks <= cores)
+            return apart and piece is not None and piece >= _LEAST_PIECE and self.overlaid is not None
+        return collective.name is not CollectiveName.ALL_TO_ALL or 2 * code.ranks**2 * part_bytes <= cache
+
+    def piece(self, slot_bytes: int) -> int | None:
+        """Bytes of each peer at a time, whole pages, in reductions of what peers have in their own memory. None where there are no such reductions."""
+        operands = self.direct.operands
+        return min(_PIECE, min(slot_bytes, _PIECES) // operands // _PAGE * _PAGE) if operands else None
+
+    @property
+    def workspace(self) -> int:
+        """Bytes for the pieces, each begun where it begins in its page."""
+        return self.direct.operands * (_PIECE + _PAGE)
 
     def used_at_all(self, buffer: int) -> bool:
         return self.used[buffer] or self.touched[buffer]
@@ -143,6 +184,8 @@ class LoadedCode:
         weight = scratch + parts * code.chunks  # chunks of the slot for one chunk of a part
         named = code.collective.name if isinstance(code.collective, CollectiveSpec) else None
         used = min(slot_bytes, _SLOT_USED if named is None else _SLOT_OF.get(named, _SLOT_USED))
+        if direct and self.direct.operands:
+            used = min(slot_bytes, (_SUMS + 2 * LINE) * scratch + 4 * LINE)
         if (weight + scratch + 4) * LINE > used:
             used = slot_bytes
         grain = alignment * code.chunks
@@ -204,20 +247,6 @@ def _readers(code: Code, buffer: int) -> int:
                             chunks.add((place.rank, place.buffer, chunk))
                             reads.add((place.rank, place.buffer, chunk, rank))
     return len(reads) // len(chunks) if chunks else 0
-
-
-def _is_read_once(code: Code) -> bool:
-    """Whether no part of an input is read by two peers."""
-    read: set[tuple[int, int]] = set()
-    for rank in range(code.ranks):
-        for block in range(code.rank_block_count(rank)):
-            for step in code.block(rank, block):
-                if step.op is Op.GET and step.source_buffer == INPUT:
-                    chunks = {(step.peer, step.source_chunk + k) for k in range(step.count)}
-                    if chunks & read:
-                        return False
-                    read |= chunks
-    return True
 
 
 def _kept_chunk(code: Code, rank: int) -> int | None:
@@ -346,10 +375,13 @@ def make_plan(
     record.vast = sizes[OUTPUT] * code.ranks > cache // 2
     if direct and not code.scratch and sum(sizes) * code.ranks > cache // 2:
         record.bounced = min(_BOUNCE, slot_bytes - _PAGE)
+    if direct:
+        record.piece = loaded.piece(slot_bytes) or 0
+        record.early = loaded.direct.read_by_the_end
     touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
     plain = loaded.used[OUTPUT] and not touched[OUTPUT] and (touched[INPUT] or not loaded.used[INPUT])
     staged = int(touched[INPUT] and not direct) if plain and not loaded.in_place else None
-    one_array = not direct or not loaded.writes_what_peers_read
+    one_array = not direct or loaded.overlaid == 0
     return Plan(
         loaded, record, ctypes.addressof(record), identity, words, sizes, part, touched, staged, one_array, (at, note)
     )

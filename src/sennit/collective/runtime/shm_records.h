@@ -8,7 +8,7 @@
 
 enum { COPY, REDUCE, PUT, GET, READ_REDUCE, MULTI_REDUCE, MULTICAST, SWITCH_REDUCE, SIGNAL, WAIT };
 enum { INPUT, OUTPUT, FIRST_SCRATCH };
-enum { DONE, WAITING, OTHER_CALL, UNEXPECTED, UNUSABLE };
+enum { DONE, WAITING, OTHER_CALL, UNEXPECTED, UNUSABLE, UNREADABLE };
 #define STRIDE (1 << 20)
 #define LINE 64
 #define SLOTS 4 /* tiles of a group that may be under way; a power of two */
@@ -22,7 +22,7 @@ typedef struct {
 } Operand;
 
 typedef struct {
-    int64_t offset, step; /* where part 0 begins in the segment, and the bytes from one part to the next */
+    int64_t offset, step; /* where part 0 begins in the segment, and the bytes from one part to the next. An input in a direct call: its address, or ~offset if it lies in the segment */
 } Place;
 
 typedef struct {
@@ -66,10 +66,12 @@ typedef struct {
     char *rings;         /* by set, sender, receiver */
     Place *peers;        /* by slot, by rank, two each: where their input and output lie, as their flags said */
     const int32_t *pids; /* by rank: the processes, for direct calls */
+    char *workspace;     /* private, begun with a page: what of other processes is reduced passes through it */
     CallNote *notes;     /* the last calls of this rank, in the segment: for messages when ranks differ */
     _Atomic uint64_t *calls_begun; /* of this rank, in the segment */
     const volatile char *owned;    /* not 0 in the process that made the group; a page that a fork wipes */
     const volatile char *broken;   /* not 0 when a rank has declared a failure */
+    int64_t bytes; /* of the segment */
     int64_t flags_per_rank, staging_step, slot_bytes, ring_bytes;
     int64_t staging_at; /* of its ring: where the next place begins; the same on all ranks */
     int32_t rank, ranks;
@@ -88,6 +90,7 @@ typedef struct {
     uint64_t epoch;
     Place mine[2];
     char *scratch;
+    int64_t reduced; /* bytes of a reduction that is tried again that have their result */
 } Tile;
 
 typedef struct {
@@ -106,8 +109,10 @@ typedef struct {
     int32_t dtype, reduction, itemsize, divide;
     int32_t large;  /* the output does not fit the cache of a core, */
     int32_t vast;   /* or those of all ranks the cache of all */
-    int32_t direct; /* peers read the input in this process's own memory: `mine` and `peers` have its address */
+    int32_t direct; /* peers read the input in this process's own memory */
     int32_t bounced; /* and what is read goes through a slot of staging into the output, past the cache: so many bytes at a time; or 0 */
+    int32_t early;   /* at the end of its steps a rank knows that its peers have read its input */
+    int32_t piece;   /* of each operand that is reduced out of another process: bytes at a time */
     int64_t elements, tile; /* of a part: in all, and at a time */
     int64_t place;          /* bytes of the ring that a tile takes, on whichever rank it takes most; 0: all of it lies in a slot */
     int32_t ringed;         /* what lies in the ring: IN_RING_SCRATCH or IN_RING_INPUT, or nothing */
