@@ -77,30 +77,37 @@ static int goes_past(const Call *call, int target_buffer)
     return (warm ? call->vast : call->large) && target_buffer == OUTPUT && !call->staged[OUTPUT];
 }
 
-/* Reductions into this rank's target, of the operands of a step or of one place of a peer. In a direct call inputs of peers lie in their own memory. False where that cannot be read: the step is tried again. */
-static int reduce_many(Group *group, const Call *call, Tile *tile, const Instruction *step)
+/* Reductions into this rank's target, of the operands of a step. In a direct call inputs of peers lie in their own memory. False where that cannot be read: the step is tried again. */
+static int reduce_operands(Group *group, const Call *call, Tile *tile, const Instruction *step, const Operand *operand, int operands, int adds)
 {
-    const Operand only = {step->peer, step->source_buffer, step->source_chunk};
-    const Operand *operand = step->op == READ_REDUCE ? &only : call->operands + step->argument;
-    int operands = step->op == READ_REDUCE ? 1 : step->peer, count = 0, pulls = 0;
     const char *sources[operands + 1];
-    Term terms[operands + 1];
+    int32_t owners[operands + 1];
     int64_t size, other;
+    int count = 0, pulls = 0;
     char *target = locate(group, call, tile, group->rank, step->target_buffer, step->target_chunk, step->count, &size);
-    if (step->op == READ_REDUCE || (step->op == MULTI_REDUCE && step->source_buffer != 1))
-        terms[count++] = (Term){target, HERE};
-    for (int k = 0; k < operands; k++, operand++) {
-        int pulled = is_pulled(group, call, tile, operand->rank, operand->buffer);
-        terms[count++] = (Term){locate(group, call, tile, operand->rank, operand->buffer, operand->chunk, step->count, &other), pulled ? operand->rank : HERE};
+    if (adds)
+        owners[count] = HERE, sources[count++] = target;
+    for (int k = 0; k < operands; k++, operand++, count++) {
+        sources[count] = locate(group, call, tile, operand->rank, operand->buffer, operand->chunk, step->count, &other);
         size = other < size ? other : size;
-        pulls |= pulled;
+        if (call->direct) {
+            int pulled = is_pulled(group, call, tile, operand->rank, operand->buffer);
+            owners[count] = pulled ? operand->rank : HERE;
+            pulls |= pulled;
+        }
     }
     if (pulls)
-        return reduce_pulled(group, call, target, terms, count, size, &tile->reduced);
-    for (int k = 0; k < count; k++)
-        sources[k] = terms[k].at;
+        return reduce_pulled(group, call, target, sources, owners, count, size, &tile->reduced);
     reduce_all(call, target, sources, count, size / call->itemsize);
     return 1;
+}
+
+static int reduce_many(Group *group, const Call *call, Tile *tile, const Instruction *step)
+{
+    if (step->op == READ_REDUCE)
+        return reduce_operands(group, call, tile, step, &(Operand){step->peer, step->source_buffer, step->source_chunk}, 1, 1);
+    int adds = step->op == MULTI_REDUCE && step->source_buffer != 1;
+    return reduce_operands(group, call, tile, step, call->operands + step->argument, step->peer, adds);
 }
 
 /* From where, to where and how much a step with one source and one target moves. */

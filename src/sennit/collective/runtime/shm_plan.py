@@ -23,7 +23,7 @@ the cache. The kernel would write to the output itself, each line of which is fe
 **Sums.** A reduction whose operands are inputs of peers reads `piece` bytes of each at a time into a workspace, which stays in the core's own cache, and adds them up from there. Staged, every line crosses from the cache of
 one core to that of another twice: when it is written where a peer has read before, and when the peer reads it. With 8 ranks on 16 x86_64 cores a reduce_scatter of 16 MiB took 1.7 to 1.8 ms in place of 2.5, and 2.6 in place of
 4.5 where two ranks shared a real core; one of 512 KiB 62 us in place of 56, and 93 in place of 120 (`shm_variants.py --sums`). An all_reduce by slices may go so too, its sums in scratch, in tiles of `_SUMS` bytes of them, and
-is staged: in place it took 4.5 ms in place of 3.9 at 16 MiB, since what a rank overwrites a peer has just read.
+is staged: in place it took 4.5 ms in place of 3.9 at 16 MiB, most likely since what a rank overwrites a peer has just read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _BOUNCE, _PAGE = 128 << 10, 4096  # bytes at a time, from where they begin in a 
 # Of sums of what is read in other processes: bytes of each at a time, at most; of all together, which stay in the core's cache also where two ranks share it (a virtual machine may run two cores as one); the least with which
 # that pays; bytes of sums in a tile, where peers read them.
 _PIECE, _PIECES, _LEAST_PIECE, _SUMS = 128 << 10, 512 << 10, 32 << 10, 128 << 10
-# These calls, of so many ranks and more with a core each: ranks of one core share its cache, and staging too stays there.
+# These calls, of so many ranks and more with a core each: ranks of one core share its cache, where staging stays too; two ranks gained 15% on one machine and lost half on another.
 _SUMS_OF, _SUMMED_RANKS = (CollectiveName.REDUCE_SCATTER, CollectiveName.ALL_REDUCE, CollectiveName.REDUCE), 3
 # Parts that each rank stages in another order, begun with that of the next rank: else all ranks write at once what the same one has read the call before, and take its lines from its cache. With 8 ranks on 16 x86_64 cores a
 # reduce_scatter of 64 KiB took 8.6 and 11.9 us in place of 10.6 and 12.8 in two runs (benchmarks/collective/core_loop.py), and larger ones as long; an all_to_all of 64 KiB, whose parts are read one after another, took 14.6 in place of 12.9.

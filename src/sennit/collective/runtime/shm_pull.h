@@ -52,32 +52,27 @@ static int pull_past_cache(Group *group, int rank, Piece piece, char *between, s
     return 1;
 }
 
-typedef struct {
-    char *at;
-    int32_t owner; /* the rank in whose own memory it lies; HERE: mapped here */
-} Term;
+enum { HERE = -1 }; /* the owner of what is mapped here, or is this rank's own */
 
-enum { HERE = -1 };
-
-/* The reduction of all terms, in their order, from byte `*done` on: `call->piece` bytes of each at a time, those of other processes read into the workspace, each rank begun with another one. An element is reduced by one
- * call of `reduce_all`, so it is rounded as if all were here. False where a peer's memory cannot be read: then `*done` says how much of the target has its result, which is not touched again when the step is tried again, since
- * the target may be a term, or lie in the same place as one. */
-static int reduce_pulled(Group *group, const Call *call, char *target, const Term *terms, int count, int64_t bytes, int64_t *done)
+/* The reduction of all terms, in their order, from byte `*done` on: `call->piece` bytes of each at a time, those that lie in the memory of another rank, their owner, read into the workspace, each rank begun with another one. An
+ * element is reduced by one call of `reduce_all`, so it is rounded as if all were here. False where a peer's memory cannot be read: then `*done` says how much of the target has its result, which is not touched again when the
+ * step is tried again, since the target may be a term, or lie in the same place as one. */
+static int reduce_pulled(Group *group, const Call *call, char *target, const char *const *terms, const int32_t *owners, int count, int64_t bytes, int64_t *done)
 {
     const char *sources[count];
     int first = 0;
-    while (first < count && terms[first].owner <= group->rank)
+    while (first < count && owners[first] <= group->rank)
         first++;
     while (*done < bytes) {
         int64_t some = bytes - *done < call->piece ? bytes - *done : call->piece;
         char *free = group->workspace;
         for (int turn = 0; turn < count; turn++) {
             int k = (first + turn) % count;
-            char *there = terms[k].at + *done, *here = free + (uintptr_t)there % PAGE;
-            sources[k] = there;
-            if (terms[k].owner == HERE)
+            sources[k] = terms[k] + *done;
+            if (owners[k] == HERE)
                 continue;
-            if (!pull(group, terms[k].owner, here, there, some))
+            char *here = free + (uintptr_t)sources[k] % PAGE;
+            if (!pull(group, owners[k], here, (char *)sources[k], some))
                 return 0;
             sources[k] = here;
             free += call->piece + PAGE;
