@@ -15,7 +15,7 @@ The step fills its buckets and does not send them. One that keeps gradients in n
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from sennit.ir.strategy import Bucket, Part, Strategy, WaitAt
 if TYPE_CHECKING:
     from sennit.fuse.data_parallel_torch import DataParallel
 
-__all__ = ["Stretch", "in_stretches", "rate_beside", "stretches"]
+__all__ = ["Stretch", "in_stretches", "messages_of", "rate_beside", "stretches"]
 
 _MESSAGE, _LEAST_MESSAGE = 1 << 20, 1 << 17  # bytes
 _FIRST = 2  # turns that do not count: memory is touched for the first time, and products compare their bits
@@ -77,13 +77,14 @@ def rate_beside(owner: DataParallel, inputs: Mapping[str, Tensor], rounds: int, 
     and not in the next is in both. Two medians of minutes apart had anything between 0.74 and 1.00 for a step whose rate was 0.8. The messages are what the step fills, some of it at a time: one small buffer again and again would stay in a cache, which gradients do not."""
     owner.use(_every_gradient_apart(owner))
     step = _Marks(owner)
+    buffers = [slot.buffer for slot in step.gradients.channel.slots]
     rates: list[float] = []
     for turn in range(_FIRST + rounds):
         dist.barrier(owner.group)
         alone = sum(step.run(inputs).values())
         dist.barrier(owner.group)
         # not in the first turn: there the ranks tell each other their indices
-        messages = step.messages(nbytes if turn else 0)
+        messages = messages_of(buffers, nbytes if turn else 0)
         works = [dist.all_reduce(message, group=owner.group, async_op=True) for message in messages]
         rates.append(alone / sum(step.run(inputs).values()))
         for work in works:
@@ -92,6 +93,19 @@ def rate_beside(owner: DataParallel, inputs: Mapping[str, Tensor], rounds: int, 
     rate = torch.tensor([median(rates[_FIRST:])], dtype=torch.float64)
     dist.all_reduce(rate, dist.ReduceOp.MIN, group=owner.group)
     return float(rate)
+
+
+def messages_of(buffers: Sequence[Tensor], nbytes: int) -> list[Tensor]:
+    """So many bytes of these buffers, in messages as large as buckets are, again and again; ranks sum up what happens to be in them. Where all are smaller, one buffer of zeros stands for those that a bucket would put together."""
+    pieces = [part for buffer in buffers for part in torch.tensor_split(buffer, -(-buffer.nbytes // _MESSAGE))]
+    pieces = [part for part in pieces if part.nbytes >= _LEAST_MESSAGE] or [torch.zeros(_MESSAGE // 4)]
+    found: list[Tensor] = []
+    for piece in itertools.cycle(pieces):
+        if nbytes <= 0:
+            break
+        found.append(piece)
+        nbytes -= piece.nbytes
+    return found
 
 
 def _every_gradient_apart(owner: DataParallel) -> Strategy:
@@ -140,23 +154,6 @@ class _Marks:
             readers = [at for at, op in enumerate(graph.ops) if first.get(parameter_of(path)) in op.reads]
             if readers:
                 self.used[number] = readers[0]
-
-    def messages(self, nbytes: int) -> list[Tensor]:
-        """So many bytes of what the step fills, again and again; the ranks sum up what happens to be in it."""
-        pieces = [
-            part
-            for slot in self.gradients.channel.slots
-            for part in slot.buffer.view(-1).split(_MESSAGE // slot.buffer.itemsize)
-            if part.nbytes >= _LEAST_MESSAGE
-        ]
-        found: list[Tensor] = []
-        left = nbytes
-        for piece in itertools.cycle(pieces):
-            if left <= 0:
-                break
-            found.append(piece)
-            left -= piece.nbytes
-        return found
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[Stretch, float]:
         owner, gradients, device = self.owner, self.gradients, self.owner.device
