@@ -79,9 +79,13 @@ def test_who_is_interrupted_while_it_waits_leaves_it_to_others(make: Callable[[]
 
     other = threading.Thread(target=wait_too)
     other.start()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        lock.acquire()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            lock.acquire()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert lock.locked()
     lock.release()
     assert had.wait(20)
