@@ -5,7 +5,8 @@
  * place kept, and the caller looks whether the peers live and the time is not over, and calls again (shm_endpoint.py).
  *
  * Memory order. A flag is one cache line with one writer. A signal stores it with release, after the data that it speaks of; a wait loads it with
- * acquire. All who wait for a block look at the same line (code_lines.py). `shm_wait.h` says why none sleeps over a signal.
+ * acquire. All who wait for a block look at the same line (code_lines.py). A sleeper first says that it sleeps and then looks at its flags once more; who signals first stores the flag and then looks for
+ * sleepers; a full fence stands between the two in both, so one of them sees the other.
  *
  * A call of n elements runs in tiles, SLOTS of which are under way at once: while the oldest waits for a peer, a younger one goes on, so a rank
  * that is late for a moment does not hold up the others. A tile is entered when all peers have left the one that was SLOTS before it, and with it all that were earlier. Its place in staging is a slot, used in turn, which that one had; what many read lies in the
@@ -167,7 +168,7 @@ static int flag_is_up(const Group *group, const Instruction *step, int64_t flag_
     return atomic_load_explicit(&flag->value, memory_order_acquire) >= epoch * STRIDE + step->count;
 }
 
-/* A row of signals: one store. Returns how many. */
+/* A row of signals: one store, and one fence. Returns how many. */
 static int signal_row(Group *group, const Call *call, const Tile *tile, const Instruction *step, int most)
 {
     int count = 0;
@@ -181,6 +182,7 @@ static int signal_row(Group *group, const Call *call, const Tile *tile, const In
     flag->places[OUTPUT] = tile->mine[OUTPUT];
     flag->left = group->left;
     atomic_store_explicit(&flag->value, tile->epoch * STRIDE + step[count - 1].count, memory_order_release);
+    atomic_thread_fence(memory_order_seq_cst);
     for (int k = 0; k < count; k++)
         wake(group, step[k].peer);
     return count;

@@ -71,6 +71,7 @@ static int advance(Group *group, int set, Transfer *transfer)
     if (mine == start)
         return 0;
     atomic_store_explicit(&own->bytes, mine, memory_order_release);
+    atomic_thread_fence(memory_order_seq_cst);
     wake(group, transfer->peer);
     return 1;
 }
@@ -116,6 +117,7 @@ typedef struct {
 void sennit_post(Counter *counter, uint64_t value, Doorbell *door)
 {
     atomic_store_explicit(&counter->bytes, value, memory_order_release);
+    atomic_thread_fence(memory_order_seq_cst);
     Group visitor = {.doorbells = door};
     wake(&visitor, 0);
 }

@@ -1,13 +1,8 @@
-/* Waiting: a rank that can do nothing spins, then yields its core, then sleeps at its doorbell until a peer that has signalled wakes it.
- *
- * None sleeps over a signal. Who signals stores a flag and then looks for sleepers; who goes to sleep says so, and then looks at its flags. With no fence between the store and the look of the first, both may miss the other: as long as the store
- * has not left its processor. So the second waits for `SETTLE` between the two, many times as long as a store takes, and looks again after a nap: whoever looks for sleepers by then finds it. A fence in every signal made calls of 1 KiB 4 % longer
- * on 16 x86_64 cores (`benchmarks/collective/core_loop.py`). */
+/* Waiting: a rank that can do nothing spins, then yields its core, then sleeps at its doorbell until a peer that has signalled wakes it. `shm_core.c` says why none sleeps over a signal. */
 
 #ifndef SENNIT_SHM_WAIT_H
 #define SENNIT_SHM_WAIT_H
 
-#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -43,11 +38,6 @@ static void relax(void)
 /* Of spinning, however many others want the core: a few microseconds, which is how far ranks that run at the same time are apart. */
 #define LEAST_SPIN 64
 
-#define SETTLE 4000 /* nanoseconds */
-#define NAP 500000
-
-enum { AWAKE, ANNOUNCED, NAPPED };
-
 typedef struct {
     int rounds, asleep, crowded; /* the last: others wanted the core meanwhile */
     uint32_t bell;
@@ -72,7 +62,7 @@ static void awake(Group *group, Idle *idle)
 {
     if (idle->asleep)
         atomic_fetch_sub(&group->doorbells[group->rank].sleepers, 1);
-    idle->asleep = AWAKE;
+    idle->asleep = 0;
 }
 
 /* Called when nothing can go on, again and again. False when patience is over. */
@@ -104,10 +94,8 @@ static int idle_once(Group *group, Idle *idle)
     }
     if (!idle->asleep) { /* say so first, then look once more */
         atomic_fetch_add(&door->sleepers, 1);
-        idle->asleep = ANNOUNCED;
+        idle->asleep = 1;
         idle->bell = atomic_load(&door->bell);
-        while (nanoseconds() - now < SETTLE)
-            relax();
         return 1;
     }
     int64_t left = idle->since + group->patience - now;
@@ -115,12 +103,9 @@ static int idle_once(Group *group, Idle *idle)
         spin_less(group, 0); /* a wait that is long: it need not be quick when it is taken up again */
         return 0;
     }
-    int naps = idle->asleep == ANNOUNCED && left > NAP;
-    struct timespec timeout = {naps ? 0 : left / 1000000000, naps ? NAP : left % 1000000000};
-    if (syscall(SYS_futex, &door->bell, FUTEX_WAIT, idle->bell, &timeout, 0, 0) && errno == ETIMEDOUT && naps)
-        idle->asleep = NAPPED;
-    else
-        awake(group, idle);
+    struct timespec timeout = {left / 1000000000, left % 1000000000};
+    syscall(SYS_futex, &door->bell, FUTEX_WAIT, idle->bell, &timeout, 0, 0);
+    awake(group, idle);
     return 1;
 }
 
@@ -134,7 +119,7 @@ static void went_on(Group *group, Idle *idle)
     *idle = (Idle){0};
 }
 
-/* After stores that the rank may wait for. */
+/* After stores that the rank may wait for, and a full fence. */
 static void wake(Group *group, int rank)
 {
     Doorbell *door = &group->doorbells[rank];
