@@ -28,6 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from peers import COLLECTIVES, THEIRS, Figure, Report, gain, markdown, size_text
 
 GAIN = {8: 2.0, 4: 1.0}
+OURS, BY_HAND = ("sennit", "calls", "core"), ("hand", "floor")
+SHORT, LONG = (64 << 10, 512 << 10), 2.5
 RANGE = {8: (64 << 10, 16 << 20), 4: (0, 64 << 20)}
 
 Found = dict[tuple[int, str, int], dict[str, Figure]]  # by ranks, collective and bytes: by peer
@@ -146,6 +148,13 @@ def verdicts(found: Found) -> list[Verdict]:
     return made
 
 
+def disturbed(report: Report, ranks: int, peers: tuple[str, ...]) -> str:
+    """How many short rounds took much longer than the fastest of their row, as where the host takes a core away."""
+    rows = [f.seconds for f in report.figures if f.ranks == ranks and f.peer in peers and f.bytes in SHORT]
+    long = sum(seconds > LONG * min(row) for row in rows for seconds in row)
+    return f"{', '.join(peers)}: {long} of {sum(map(len, rows))} rounds of 64 and 512 KiB took more than {LONG} times the fastest of their row"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peers", type=Path, nargs="+")
@@ -162,8 +171,9 @@ def main() -> None:
         said = [row.word for row in rows if row.ranks == ranks]
         lines.append(
             f"\n{ranks} ranks: {said.count('reached')} of {len(said)} reached, {said.count('**floor**')} out of reach by hand too, "
-            f"{said.count('**missed**')} missed"
+            f"{said.count('**missed**')} missed; by `calls` {sum((row.gain_of_calls or 0.0) >= GAIN[ranks] for row in rows if row.ranks == ranks)} reached"
         )
+        lines += [f"  {disturbed(report, ranks, peers)}" for peers in (OURS, BY_HAND, THEIRS)]
     print("\n".join(lines))
     if options.markdown is not None:
         targets = "\n".join(lines)

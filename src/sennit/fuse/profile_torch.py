@@ -8,8 +8,8 @@ compiled is asked of an estimator.
 
     what one more message costs = (many - one) / (count - 1)        seconds per byte = (two - one - that cost) / bytes
 
-Differences, because a link that is limited by a token bucket lets the first bytes of a stream pass at once. No message is of a power of two: gloo cuts an all-reduce of p ranks in 2 p segments or more, and where a segment is 64 KiB, its last bytes follow in a packet of their own, which TCP holds back as long as others
-are queued. With 4 ranks one of 512 KiB took 12.4 ms, beside 6.1 of 480 and 7.3 of 576. The same beside this thread computing products (`Sharing`) says what a message takes longer there, and how many products it got done, each of
+Differences, because a link that is limited by a token bucket lets the first bytes of a stream pass at once. No message is of a power of two: gloo cuts an all-reduce of p ranks in 2 p segments or more, and where a segment is 64 KiB, it takes twice as long, most likely since its last bytes follow
+in a packet of their own, which TCP holds back while others are queued (`benchmarks/fuse/message_sizes.py`: with 4 ranks). The same beside this thread computing products (`Sharing`) says what a message takes longer there, and how many products it got done, each of
 them worth the time that it takes alone, how much slower computing is there. The thread's processor time would not say it: what the kernel does for the network in its name is counted in it, and so is waiting for memory that both use.
 All ranks end with the same figures.
 """

@@ -59,8 +59,8 @@ _BOUNCE, _PAGE = 128 << 10, 4096  # bytes at a time, from where they begin in a 
 # Of sums of what is read in other processes: bytes of each at a time, at most; of all together, which stay in the core's cache also where two ranks share it (a virtual machine may run two cores as one); the least with which
 # that pays; bytes of sums in a tile, where peers read them.
 _PIECE, _PIECES, _LEAST_PIECE, _SUMS = 128 << 10, 512 << 10, 32 << 10, 128 << 10
-# These calls, of so many ranks and more with a core each: ranks of one core share its cache, where staging stays too; two ranks gained 15% on one machine and lost half on another.
-_SUMS_OF, _SUMMED_RANKS = (CollectiveName.REDUCE_SCATTER, CollectiveName.ALL_REDUCE, CollectiveName.REDUCE), 3
+# Sums of so many ranks and more with a core each: ranks of one core share its cache, where staging stays too; two ranks gained 15% on one machine and lost half on another.
+_SUMMED_RANKS = 3
 # Parts that each rank stages in another order, begun with that of the next rank: else all ranks write at once what the same one has read the call before, and take its lines from its cache. With 8 ranks on 16 x86_64 cores a
 # reduce_scatter of 64 KiB took 8.6 and 11.9 us in place of 10.6 and 12.8 in two runs (benchmarks/collective/core_loop.py), and larger ones as long; an all_to_all of 64 KiB, whose parts are read one after another, took 14.6 in place of 12.9.
 _IN_TURNS = (CollectiveName.REDUCE_SCATTER,)
@@ -157,9 +157,9 @@ class LoadedCode:
             return piece is None or piece > 0
         if not self.direct.read_once:
             return False
-        if collective.name in _SUMS_OF:
+        if piece is not None:
             apart = code.ranks >= _SUMMED_RANKS and (cores is None or code.ranks <= cores)
-            return apart and piece is not None and piece >= _LEAST_PIECE and self.overlaid is not None
+            return apart and piece >= _LEAST_PIECE and self.overlaid is not None
         return collective.name is not CollectiveName.ALL_TO_ALL or 2 * code.ranks**2 * part_bytes <= cache
 
     def piece(self, slot_bytes: int) -> int | None:
