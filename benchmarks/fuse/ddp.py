@@ -393,7 +393,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--congestion", help="TCP's congestion control in the namespaces, in place of the machine's")
+    parser.add_argument("--sysctl", nargs="*", default=(), help="settings of the namespaces, as NAME=VALUE")
     parser.add_argument("--links", choices=["namespaces", "paced"], default="namespaces")
     parser.add_argument("--models", nargs="*", default=["gpt", "conv", "bert", "lstm"])
     parser.add_argument("--ratio", type=float, default=0.7)

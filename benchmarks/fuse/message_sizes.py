@@ -1,8 +1,8 @@
 """What messages of one size take that queue behind each other on a slow link, size by size.
 
-    python benchmarks/fuse/message_sizes.py [--ranks 4] [--rate 1gbit] [--links namespaces | paced] [--sizes 480 512 520 ...]
+    python benchmarks/fuse/message_sizes.py [--ranks 4] [--rate 1gbit] [--links namespaces | paced] [--sizes 480 512 520 512 520 ...] [--sysctl NAME=VALUE ...]
 
-Milliseconds of an all-reduce of so many KiB in a queue, of the slowest rank, and nanoseconds for each byte that a ring puts on a link. `profile_torch.py` says what this is for: with some numbers of ranks there is a size that takes twice as long as those around it.
+Milliseconds of an all-reduce of so many KiB in a queue, of the slowest rank, and nanoseconds for each byte that a ring puts on a link. `profile_torch.py` says what this is for: segments of a little over 64 KiB can take twice as long as others (with 4 ranks, 512 to 520 KiB), and do not with `--sysctl net.ipv4.tcp_autocorking=0`. The effect comes and goes: name such sizes several times.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--links", choices=["namespaces", "paced"], default="namespaces")
+    parser.add_argument("--sysctl", nargs="*", default=(), help="settings of the namespaces, as NAME=VALUE")
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="KiB")
     parser.add_argument("--timeout", type=float, default=300.0)
     parser.set_defaults(json=None)

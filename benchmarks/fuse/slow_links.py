@@ -19,15 +19,15 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 _PACING = 47  # SO_MAX_PACING_RATE, which Python has no name for
 _UNITS = {"mbit": 1e6, "gbit": 1e9}
 
 
-def run_ranks(count: int, way: str, rate: str, out: Path, timeout: float, congestion: str | None = None) -> None:
-    """Run this script again as `count` ranks with the same arguments, and wait for them. `congestion` is TCP's control in the namespaces, by its name in Linux; the machine's own without it."""
+def run_ranks(count: int, way: str, rate: str, out: Path, timeout: float, sysctl: Sequence[str] = ()) -> None:
+    """Run this script again as `count` ranks with the same arguments, and wait for them. `sysctl` are settings of the namespaces in place of the machine's, as `net.ipv4.tcp_autocorking=0`."""
     variables = {
         "WORLD_SIZE": str(count),
         "MASTER_PORT": str(_free_port()),
@@ -40,9 +40,8 @@ def run_ranks(count: int, way: str, rate: str, out: Path, timeout: float, conges
         from sennit.testing import network
 
         with network(hosts=count, rate=rate) as net:
-            if congestion is not None:
-                setting = f"net.ipv4.tcp_congestion_control={congestion}"
-                _wait([net.run(host, ["sysctl", "-qw", setting]) for host in net.hosts], timeout)
+            if sysctl:
+                _wait([net.run(host, ["sysctl", "-qw", *sysctl]) for host in net.hosts], timeout)
             ranks = [net.run(host, command, env={**variables, "RANK": str(host.index)}) for host in net.hosts]
             _wait(ranks, timeout)
         return
@@ -112,7 +111,7 @@ def run(arguments: argparse.Namespace, rank_main: Callable[[argparse.Namespace],
         return
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        congestion = getattr(arguments, "congestion", None)
-        run_ranks(arguments.ranks, arguments.links, arguments.rate, out, arguments.timeout, congestion)
+        sysctl = getattr(arguments, "sysctl", ())
+        run_ranks(arguments.ranks, arguments.links, arguments.rate, out, arguments.timeout, sysctl)
         if arguments.json is not None:
             arguments.json.write_text(out.read_text())

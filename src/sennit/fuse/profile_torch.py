@@ -8,8 +8,8 @@ compiled is asked of an estimator.
 
     what one more message costs = (many - one) / (count - 1)        seconds per byte = (two - one - that cost) / bytes
 
-Differences, because a link that is limited by a token bucket lets the first bytes of a stream pass at once. No message is of a power of two: gloo cuts an all-reduce of p ranks in 2 p segments or more, and where a segment is 64 KiB, it takes twice as long, most likely since its last bytes follow
-in a packet of their own, which TCP holds back while others are queued (`benchmarks/fuse/message_sizes.py`: with 4 ranks). The same beside this thread computing products (`Sharing`) says what a message takes longer there, and how many products it got done, each of
+Differences, because a link that is limited by a token bucket lets the first bytes of a stream pass at once. No message has segments of 64 KiB: gloo cuts an all-reduce of p ranks in 2 p segments or more, and one of 64 to 65 KiB is
+a packet as large as they get and a few bytes, which Linux holds back while packets before them are queued (`tcp_autocorking`). With 4 ranks messages of 512 to 520 KiB then take up to twice as long as those around them, in most runs; with that setting off none do (`benchmarks/fuse/message_sizes.py`). The same beside this thread computing products (`Sharing`) says what a message takes longer there, and how many products it got done, each of
 them worth the time that it takes alone, how much slower computing is there. The thread's processor time would not say it: what the kernel does for the network in its name is counted in it, and so is waiting for memory that both use.
 All ranks end with the same figures.
 """
@@ -37,7 +37,7 @@ from sennit.ir.strategy_check import Kernel
 __all__ = ["MeasuredCost", "Products", "measure_channel", "measure_operators", "now", "queued", "slowest"]
 
 _SMALL = 1 << 12
-_ONE, _MANY = 9 << 16, 14  # bytes of a message, not a power of two: see above
+_ONE, _MANY = 9 << 16, 14  # bytes of a message, with segments that are not near 64 KiB: see above
 _LARGE = _ONE * _MANY
 
 

@@ -19,9 +19,9 @@ class Workspace:
 
     def at_least(self, size: int) -> int:
         """Its address, when it has so many bytes. It may move; no call may be under way."""
-        space = self._space
-        if space is None or len(space) < size + _HUGE_PAGE:
-            self._space = space = mmap.mmap(-1, size + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        space, whole = self._space, (-(-size // _HUGE_PAGE) + 1) * _HUGE_PAGE  # wherever it begins, huge pages fit in
+        if space is None or len(space) < whole:
+            self._space = space = mmap.mmap(-1, whole, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             with suppress(OSError):  # where there are no huge pages, small ones serve
                 space.madvise(mmap.MADV_HUGEPAGE)
         first = ctypes.addressof(ctypes.c_char.from_buffer(space))
