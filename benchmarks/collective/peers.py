@@ -19,7 +19,7 @@ core anywhere, those of MPI where their launchers bind them, which is to the fir
 makes a difference of half.
 
 All ranks of all peers live through the whole run of a number of ranks, blocked on a socket while another peer is measured. Rounds interleave: in each
-round every peer in turn is timed at the same size, so that a busy moment of the machine meets all of them. A time is that of one call in a batch
+round every peer in turn is timed at the same size, so that a busy moment of the machine meets all of them. A time is that of one call in a batch of some milliseconds (`BATCH`)
 that all ranks begin together, after one that is not timed, on the slowest rank; the table shows the median of the rounds. The machine may be faster in one minute than in the next,
 so all sizes of all collectives are gone through `--sweeps` times, with new arrays each time and as many rounds in each; and a *gain* is a median of ratios, each of two times of one round:
 
@@ -57,6 +57,7 @@ THEIRS = ("gloo", "mpich", "openmpi")  # and over
 SLOW = 3.0  # times the fastest of them: not timed again
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 SIZES = ("1K", "8K", "64K", "512K", "4M", "16M", "64M")
+BATCH = 0.008  # seconds, of each peer: a core that the host takes away for 15 ms, as some do, spoils few of them
 PATIENCE = 200.0  # seconds for one answer
 FACTOR = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 
@@ -297,7 +298,7 @@ class Session:
                         f"{title} of {nbytes} bytes is wrong on ranks {[r for r, ok in enumerate(right) if not ok]}"
                     )
                 once = max(self.alive[name].ask("time", 1))
-                batches[name] = max(3, min(200, int(0.02 / once)))
+                batches[name] = max(2, min(200, int(BATCH / once)))
             except LostPeerError as lost:
                 self.lose(name, str(lost))
         for name in batches:
