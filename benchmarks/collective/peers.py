@@ -19,7 +19,7 @@ core anywhere, those of MPI where their launchers bind them, which is to the fir
 makes a difference of half.
 
 All ranks of all peers live through the whole run of a number of ranks, blocked on a socket while another peer is measured. Rounds interleave: in each
-round every peer in turn is timed at the same size, so that a busy moment of the machine meets all of them. A time is that of one call in a batch of some milliseconds (`BATCH`)
+round every peer is timed at the same size, so that a busy moment of the machine meets all of them, in an order that is drawn anew: who comes after another finds the shared cache full of its arrays. A time is that of one call in a batch of some milliseconds (`BATCH`)
 that all ranks begin together, after one that is not timed, on the slowest rank; the table shows the median of the rounds. The machine may be faster in one minute than in the next,
 so all sizes of all collectives are gone through `--sweeps` times, with new arrays each time and as many rounds in each; and a *gain* is a median of ratios, each of two times of one round:
 
@@ -36,6 +36,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import shutil
 import subprocess
 import sys
@@ -310,7 +311,8 @@ class Session:
                 figures[name].ways.append(self.alive[name].ask("way")[0])
         for turn in range(rounds):
             order = list(batches)
-            for name in order[turn % len(order) :] + order[: turn % len(order)]:
+            random.Random(sweep * rounds + turn).shuffle(order)  # so that nobody always comes after the same one
+            for name in order:
                 if name in self.alive:
                     try:
                         figures[name].seconds.append(max(self.alive[name].ask("time", batches[name])))
