@@ -22,7 +22,7 @@ the cache. The kernel would write to the output itself, each line of which is fe
 
 **Sums.** A reduction whose operands are inputs of peers reads `piece` bytes of each at a time into a workspace, which stays in the core's own cache, and adds them up from there. Staged, every line crosses from the cache of
 one core to that of another twice: when it is written where a peer has read before, and when the peer reads it. With 8 ranks on 16 x86_64 cores a reduce_scatter of 16 MiB took 1.7 to 1.8 ms in place of 2.5, and 2.6 in place of
-4.5 where two ranks shared a real core (`shm_variants.py --sums`); one of 512 KiB is staged: 63 us in place of 71 to 74, though 120 in place of 93 where they shared one. An all_reduce by slices may go so too, its sums in scratch, in tiles of `_SUMS` bytes of them, and
+4.5 where two ranks shared a real core; one of 512 KiB 62 us in place of 56, and 93 in place of 120 (`shm_variants.py --sums`). An all_reduce by slices may go so too, its sums in scratch, in tiles of `_SUMS` bytes of them, and
 is staged: in place it took 4.5 ms in place of 3.9 at 16 MiB, most likely since what a rank overwrites a peer has just read.
 """
 
@@ -71,8 +71,6 @@ _DIRECT_FROM = {
     CollectiveName.BROADCAST: 32 << 10,  # by slices
     CollectiveName.REDUCE_SCATTER: 64 << 10,
 }
-# And of sums for each rank: a call into the kernel for each peer, where staging has one copy for all. With 8 ranks on 16 x86_64 cores parts of 64 KiB took 71 to 74 us in place of 63, with 4 ranks 27 in place of 27 to 29.
-_SUMMED_FROM = 12 << 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,8 +159,7 @@ class LoadedCode:
             return False
         if piece is not None:
             apart = code.ranks >= _SUMMED_RANKS and (cores is None or code.ranks <= cores)
-            pays = part_bytes >= _SUMMED_FROM * code.ranks * code.chunks and piece >= _LEAST_PIECE
-            return apart and pays and self.overlaid is not None
+            return apart and piece >= _LEAST_PIECE and self.overlaid is not None
         return collective.name is not CollectiveName.ALL_TO_ALL or 2 * code.ranks**2 * part_bytes <= cache
 
     def piece(self, slot_bytes: int) -> int | None:
