@@ -180,7 +180,7 @@ def test_plans_of_sums() -> None:
     """A reduce_scatter is one tile; an all_reduce has tiles of as many sums as stay in the cache. Many ranks would have short pieces, and are staged."""
     scatter = LoadedCode.load(encode_pull(build("reduce_scatter", 8)), 3, 0)
     plan = make_plan(scatter, 8 * MIB, DType.U8, Reduction.BXOR, MIB, direct=True)
-    assert (plan.record.tile, plan.record.piece, plan.staged, plan.one_array) == (8 * MIB, 108 * KIB, 0, False)
+    assert (plan.record.tile, plan.record.piece, plan.staged, plan.one_array) == (8 * MIB, 72 * KIB, 0, False)
     assert not plan.record.early
     assert scatter.overlaid == 3
     summed = LoadedCode.load(encode_pull(build("all_reduce slices", 8)), 3, 0)
@@ -188,7 +188,7 @@ def test_plans_of_sums() -> None:
     assert (plan.record.tile, plan.staged, plan.one_array) == (MIB, 0, True)
     assert plan.record.early
     pieces = [LoadedCode.load(encode_pull(build("reduce_scatter", p)), 0, 0) for p in (2, 17, 33, 40)]
-    assert [loaded.piece(MIB) for loaded in pieces] == [128 * KIB, 48 * KIB, 24 * KIB, 16 * KIB]
+    assert [loaded.piece(MIB) for loaded in pieces] == [128 * KIB, 32 * KIB, 16 * KIB, 12 * KIB]
     assert [loaded.goes_directly(MIB) for loaded in pieces] == [False, True, False, False]
     assert [pieces[1].goes_directly(MIB, cores=cores) for cores in (16, 17)] == [
         False,

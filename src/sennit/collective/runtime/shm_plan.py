@@ -58,7 +58,7 @@ _SLOT_OF = {CollectiveName.ALL_TO_ALL: 1 << 20, CollectiveName.REDUCE_SCATTER: 1
 _BOUNCE, _PAGE = 128 << 10, 4096  # bytes at a time, from where they begin in a page on
 # Of sums of what is read in other processes: bytes of each at a time, at most; of all together, which stay in the core's cache also where two ranks share it (a virtual machine may run two cores as one); the least with which
 # that pays; bytes of sums in a tile, where peers read them.
-_PIECE, _PIECES, _LEAST_PIECE, _SUMS = 128 << 10, 768 << 10, 32 << 10, 128 << 10
+_PIECE, _PIECES, _LEAST_PIECE, _SUMS = 128 << 10, 512 << 10, 32 << 10, 128 << 10
 # Sums of so many ranks and more with a core each: ranks of one core share its cache, where staging stays too; two ranks gained 15% on one machine and lost half on another.
 _SUMMED_RANKS = 3
 # Parts that each rank stages in another order, begun with that of the next rank: else all ranks write at once what the same one has read the call before, and take its lines from its cache. With 8 ranks on 16 x86_64 cores a
