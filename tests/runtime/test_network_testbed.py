@@ -14,6 +14,7 @@ import pytest
 
 from sennit.errors import RunError
 from sennit.testing import Network, network, why_no_network
+from sennit.testing.testbed import _mask
 
 SKIP = pytest.mark.skipif(why_no_network() is not None, reason=str(why_no_network()))
 
@@ -81,6 +82,28 @@ def test_three_hosts_reach_each_other_through_a_switch() -> None:
         assert len({host.address for host in net.hosts}) == 3
         assert net.bytes_sent(2) > 1 << 16
     assert not own_namespaces()
+
+
+@SKIP
+@pytest.mark.skipif(not Path("/sys/class/net/lo/queues/rx-0/rps_cpus").exists(), reason="a kernel without RPS")
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_one_core_receives_what_comes_by_an_interface(hosts: int) -> None:
+    """Else packets overtake each other."""
+    allowed = os.sched_getaffinity(0)
+    with network(hosts) as net:
+        for host in net.hosts:
+            steering = f"/sys/class/net/{host.interface}/queues/rx-0/rps_cpus"
+            told = net.run(host, ["cat", steering], stdout=subprocess.PIPE).communicate(timeout=30)[0].decode()
+            words = [int(word, 16) for word in told.strip().split(",")]
+            cores = [
+                32 * place + bit for place, word in enumerate(reversed(words)) for bit in range(32) if word >> bit & 1
+            ]
+            assert len(cores) == 1
+            assert cores[0] in allowed
+
+
+def test_cores_in_words() -> None:
+    assert [_mask(core) for core in (0, 5, 31, 32, 70)] == ["1", "20", "80000000", "1,0", "40,0,0"]
 
 
 @SKIP
