@@ -25,10 +25,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from peers import COLLECTIVES, THEIRS, Figure, Report, gain, markdown, size_text
+from peers import BY_HAND, COLLECTIVES, OWN, THEIRS, Figure, Report, gain, markdown, size_text
 
 GAIN = {8: 2.0, 4: 1.0}
-OURS, BY_HAND = ("sennit", "calls", "core"), ("hand", "floor")
 SHORT, LONG = (64 << 10, 512 << 10), 2.5
 RANGE = {8: (64 << 10, 16 << 20), 4: (0, 64 << 20)}
 
@@ -173,7 +172,7 @@ def main() -> None:
             f"\n{ranks} ranks: {said.count('reached')} of {len(said)} reached, {said.count('**floor**')} out of reach by hand too, "
             f"{said.count('**missed**')} missed; by `calls` {sum((row.gain_of_calls or 0.0) >= GAIN[ranks] for row in rows if row.ranks == ranks)} reached"
         )
-        lines += [f"  {disturbed(report, ranks, peers)}" for peers in (OURS, BY_HAND, THEIRS)]
+        lines += [f"  {disturbed(report, ranks, peers)}" for peers in (OWN, BY_HAND, THEIRS)]
     print("\n".join(lines))
     if options.markdown is not None:
         targets = "\n".join(lines)

@@ -36,7 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from slow_links import pace, pin, run
+from slow_links import link_parser, pace, pin, run
 
 CAPS = (1, 5, 25, 100)  # MB
 CAPS_FEW = (1, 5)  # with the network's threads first, and compiled
@@ -390,11 +390,7 @@ def clock_error(tried: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--sysctl", nargs="*", default=(), help="settings of the namespaces, as NAME=VALUE")
-    parser.add_argument("--links", choices=["namespaces", "paced"], default="namespaces")
+    parser = link_parser(__doc__, timeout=1500.0)
     parser.add_argument("--models", nargs="*", default=["gpt", "conv", "bert", "lstm"])
     parser.add_argument("--ratio", type=float, default=0.7)
     parser.add_argument("--batch", type=int, default=None, help="rows of a rank's batch, in place of --ratio")
@@ -408,7 +404,6 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=4, help="turns of tuning's trials")
     parser.add_argument("--trial-steps", type=int, default=3, help="steps of a trial in a turn")
     parser.add_argument("--cores", type=int, default=1, help="cores of a rank")
-    parser.add_argument("--timeout", type=float, default=1500.0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--show", action="store_true", help="print what --json holds, and run nothing")
     arguments = parser.parse_args()

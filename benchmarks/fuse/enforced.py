@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from sleeping import let_kernels_sleep, shortened, stand_apart
-from slow_links import pace, pin, run
+from slow_links import link_parser, pace, pin, run
 
 VISITS = 2
 APART = 0.02  # many strategies take the same time; their order is the machine's noise
@@ -252,11 +252,7 @@ def report(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--sysctl", nargs="*", default=(), help="settings of the namespaces, as NAME=VALUE")
-    parser.add_argument("--links", choices=["namespaces", "paced"], default="namespaces")
+    parser = link_parser(__doc__, timeout=1500.0)
     parser.add_argument("--model", default="gpt")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--strategies", type=int, default=50)
@@ -265,7 +261,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=900.0, help="begin no strategy after so many")
     parser.add_argument("--sleep", action="store_true")
     parser.add_argument("--cores", type=int, default=1, help="cores of a rank")
-    parser.add_argument("--timeout", type=float, default=1500.0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--show", action="store_true", help="print what --json holds, and run nothing")
     arguments = parser.parse_args()

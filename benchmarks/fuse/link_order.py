@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from slow_links import pin, run
+from slow_links import link_parser, pin, run
 
 COUNTED = ("TCPOFOQueue", "TCPFastRetrans")
 STEERING = Path("/sys/class/net/link0/queues/rx-0/rps_cpus")
@@ -67,15 +67,15 @@ def rank_main(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rate", default="1gbit")
+    parser = link_parser(__doc__)
     parser.add_argument("--messages", type=int, default=400)
     parser.add_argument("--size", type=int, default=1024, help="KiB of a message")
     parser.add_argument("--as-they-come", action="store_true")
-    parser.add_argument("--timeout", type=float, default=300.0)
-    parser.set_defaults(json=None, links="namespaces")
-    run(parser.parse_args(), rank_main)
+    parser.set_defaults(json=None)
+    arguments = parser.parse_args()
+    if arguments.links != "namespaces":
+        parser.error("packets are counted between namespaces")
+    run(arguments, rank_main)
 
 
 if __name__ == "__main__":

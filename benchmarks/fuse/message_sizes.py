@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from slow_links import pace, pin, run
+from slow_links import link_parser, pace, pin, run
 
 SIZES = (64, 128, 192, 256, 320, 384, 448, 480, 512, 520, 544, 576, 640, 768, 896, 1024, 1280, 2048)
 BYTES, MOST, ROUNDS = 3 << 20, 24, 5
@@ -46,13 +46,8 @@ def rank_main(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--links", choices=["namespaces", "paced"], default="namespaces")
-    parser.add_argument("--sysctl", nargs="*", default=(), help="settings of the namespaces, as NAME=VALUE")
+    parser = link_parser(__doc__, ranks=4)
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="KiB")
-    parser.add_argument("--timeout", type=float, default=300.0)
     parser.set_defaults(json=None)
     run(parser.parse_args(), rank_main)
 

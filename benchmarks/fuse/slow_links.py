@@ -104,6 +104,17 @@ def pace() -> int:
     return limited
 
 
+def link_parser(text: str | None, *, ranks: int = 2, timeout: float = 300.0) -> argparse.ArgumentParser:
+    """Of a script of ranks: what `run` asks for but `--json`."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=ranks)
+    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--links", choices=["namespaces", "paced"], default="namespaces")
+    parser.add_argument("--sysctl", nargs="*", default=(), help="settings of the namespaces, as NAME=VALUE")
+    parser.add_argument("--timeout", type=float, default=timeout)
+    return parser
+
+
 def run(arguments: argparse.Namespace, rank_main: Callable[[argparse.Namespace], None]) -> None:
     """What a script of ranks does: a rank runs `rank_main`, the process that was started by hand runs the ranks and keeps what they write."""
     if "RANK" in os.environ:
@@ -111,7 +122,6 @@ def run(arguments: argparse.Namespace, rank_main: Callable[[argparse.Namespace],
         return
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        sysctl = getattr(arguments, "sysctl", ())
-        run_ranks(arguments.ranks, arguments.links, arguments.rate, out, arguments.timeout, sysctl)
+        run_ranks(arguments.ranks, arguments.links, arguments.rate, out, arguments.timeout, arguments.sysctl)
         if arguments.json is not None:
             arguments.json.write_text(out.read_text())

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from slow_links import pace, pin, run_ranks
+from slow_links import link_parser, pace, pin, run_ranks
 
 QUEUES = {1 << 19: 16, 1 << 21: 6, 1 << 23: 2}  # bytes of a message -> how many
 
@@ -61,19 +61,16 @@ def rank_main(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--links", choices=["namespaces", "paced"], default="namespaces")
+    parser = link_parser(__doc__)
     parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--timeout", type=float, default=300.0)
     arguments = parser.parse_args()
     if "RANK" in os.environ:
         rank_main(arguments)
         return
     with tempfile.TemporaryDirectory() as folder:
-        run_ranks(arguments.ranks, arguments.links, arguments.rate, Path(folder) / "out.json", arguments.timeout)
+        out = Path(folder) / "out.json"
+        run_ranks(arguments.ranks, arguments.links, arguments.rate, out, arguments.timeout, arguments.sysctl)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from sleeping import let_kernels_sleep, shortened, stand_apart
-from slow_links import pace, pin, run
+from slow_links import link_parser, pace, pin, run
 
 
 def rank_main(arguments: argparse.Namespace) -> None:
@@ -226,11 +226,7 @@ def medians(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--sysctl", nargs="*", default=(), help="settings of the namespaces, as NAME=VALUE")
-    parser.add_argument("--links", choices=["namespaces", "paced"], default="namespaces")
+    parser = link_parser(__doc__, timeout=600.0)
     parser.add_argument("--models", nargs="*", default=["gpt"])
     parser.add_argument("--batch", type=int, default=5)
     parser.add_argument("--cores", type=int, default=1)
@@ -240,7 +236,6 @@ def main() -> None:
     parser.add_argument("--buckets", action="store_true", help="also bucket by bucket")
     parser.add_argument("--sleep", action="store_true", help="kernels sleep for their measured time")
     parser.add_argument("--ordinary", action="store_true")
-    parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--json", type=Path)
     run(parser.parse_args(), rank_main)
 

@@ -15,7 +15,7 @@ So a host sends at most `rate` and receives at most `rate`, at the same time. Th
 network; the file system, the memory and the cores are shared with everything else on the machine.
 
 **Order.** A packet waits in the queue of the core that sent it, to be received there. A host's packets leave by several: what acknowledges one is received where the other host sent it, and lets the next ones go from there. So they would overtake each other, which they do on no cable; TCP takes that for a
-loss, sends again and sends less for a while (`benchmarks/fuse/link_order.py` counts them). So each interface gives all that it receives to one core (receive packet steering, `rps_cpus`): that of its host, of those that this process may use, in turns.
+loss, sends again and sends less for a while (`benchmarks/fuse/link_order.py` counts them). So each interface gives all that it receives to one core (receive packet steering, `rps_cpus`): that of its host, of those that this process may use, in turns. A kernel without it (CONFIG_RPS) leaves them out of order.
 
 Names hold the process id, and nothing but namespaces is made: an interface goes with its namespace. So the end of the `with` removes all
 of it, whatever was raised, processes first; and what a killed process (SIGKILL) left behind is swept by the next `network` on the machine.
