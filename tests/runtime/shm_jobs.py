@@ -29,6 +29,7 @@ from sennit.collective.runtime.reduce_numpy import divide, held_dtype, reduce_al
 from sennit.collective.runtime.shm_abi import Reduction
 from sennit.collective.runtime.shm_algorithms import build
 from sennit.collective.runtime.shm_group import ShmGroup
+from sennit.collective.runtime.shm_plan import SharedCache
 from sennit.collective.runtime.shm_segment import Capacity
 from sennit.collective.runtime.shm_table import CodeRow, CodeTable, default_table, tuned_table
 from sennit.collective.selection import Row, SelectionTable
@@ -175,7 +176,7 @@ def direct(rank: int, size: int, exchange: Exchange, counts: list[int], cache: i
     with ShmGroup.create(rank, size, exchange, timeout=60, capacity=SMALL) as group:
         if not group.may_read:
             return False
-        group.direct_from, group.cache = 256, cache
+        group.direct_from, group.cache = 256, SharedCache(cache)
         for n, dtype in product(counts, (DType.U8, DType.F64)):
             check_moves(group, n, dtype, seed=n)
             check_reductions(group, n, dtype, Reduction.MAX, seed=n)

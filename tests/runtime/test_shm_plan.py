@@ -28,7 +28,7 @@ from sennit.collective.runtime.encode_pull import encode_pull
 from sennit.collective.runtime.shm_abi import LINE, SLOTS, CallRecord, GroupRecord, Ringed
 from sennit.collective.runtime.shm_algorithms import build
 from sennit.collective.runtime.shm_machine_numpy import _Visit
-from sennit.collective.runtime.shm_plan import LoadedCode, make_plan
+from sennit.collective.runtime.shm_plan import LoadedCode, SharedCache, make_plan
 from sennit.collective.runtime.shm_segment import Capacity, Layout
 from sennit.ir.collective import Algorithm
 from sennit.ir.dtype import DType
@@ -92,7 +92,7 @@ def test_no_peer_reads_what_is_kept(make: Callable[[], Algorithm]) -> None:
 def test_direct_calls() -> None:
     """Where no part is read twice, from some size on."""
     exchange = loaded("all_to_all", 4, 0)
-    cache = 256 * MIB  # and arrays that are larger, all together, are staged
+    cache = SharedCache(256 * MIB)  # and arrays that are larger, all together, are staged
     assert [exchange.goes_directly(size, cache) for size in (16 * KIB, 64 * KIB, 8 * MIB, 9 * MIB)] == [
         False,
         True,
@@ -113,6 +113,29 @@ def test_direct_calls() -> None:
         assert not loaded(name, 4, 0, root).goes_directly(8 * MIB)
     pieces = LoadedCode.load(encode_pull(tree_broadcast(4, pieces=2)), 0, 0)
     assert not pieces.goes_directly(MIB, least=0)  # it passes outputs on
+
+
+def test_a_near_cache_keeps_what_fits() -> None:
+    """Nothing goes directly, but where a group is told so, and outputs go past the cache only where the arrays of all ranks do not fit."""
+    near, far = SharedCache(32 * MIB, keeps=24 * MIB), SharedCache(32 * MIB)
+    exchange, gather, spread = loaded("all_to_all", 4, 0), loaded("all_gather", 4, 0), loaded("broadcast", 4, 0, root=1)
+    assert exchange.goes_directly(MIB // 2, far)
+    assert not any(exchange.goes_directly(size, near) for size in (64 * KIB, MIB // 2, 8 * MIB))
+    assert exchange.goes_directly(MIB, near, least=0)
+    assert not loaded("reduce_scatter", 4, 0).goes_directly(MIB, near)
+    assert (exchange.array_parts, gather.array_parts, spread.array_parts) == (2 * 4 * 4, 4 * 4 + 4, 4)
+    for code, fits in ((exchange, 24 * MIB // 32), (gather, 24 * MIB // 20), (spread, 6 * MIB)):
+        part = fits // 64 * 64
+        large = [bool(make_plan(code, n, DType.U8, None, MIB, cache=near).record.large) for n in (part, part + 64)]
+        assert large == [False, True]
+        assert make_plan(code, part, DType.U8, None, MIB, cache=far).record.large
+
+
+def test_ranks_of_one_core_share_its_cache() -> None:
+    exchange = loaded("all_to_all", 8, 0)
+    tiles = [exchange.tile(MIB, 1, 4 * MIB, cores=cores) for cores in (None, 16, 8, 4, 2, 1)]
+    assert tiles[0] == tiles[1] == tiles[2] == tiles[3] > tiles[4] > tiles[5]
+    assert tiles[5] * 8 > 256 * KIB  # not below what other collectives take
 
 
 def test_a_direct_call_is_one_tile_and_stages_nothing() -> None:

@@ -38,7 +38,7 @@ from sennit.collective.runtime.shm_arena import Arena
 from sennit.collective.runtime.shm_cores import has_own_core
 from sennit.collective.runtime.shm_facts import Facts, Secret, everyone, sees
 from sennit.collective.runtime.shm_machine import Machine, choose_machine
-from sennit.collective.runtime.shm_plan import CACHE, LoadedCode, Plan, make_plan
+from sennit.collective.runtime.shm_plan import LoadedCode, Plan, SharedCache, make_plan
 from sennit.collective.runtime.shm_segment import BROKEN, Capacity, Exchange, Layout, Segment, open_segment
 from sennit.collective.runtime.shm_shortcut import new_turn
 from sennit.collective.runtime.shm_workspace import Workspace
@@ -67,6 +67,7 @@ class ShmEndpoint:
         timeout: float,
         cores: Sequence[Set[int]],
         may_read: bool = False,
+        cache: SharedCache | None = None,
     ) -> None:
         layout = segment.layout
         self.may_read = may_read  # whether ranks may read each other's memory
@@ -77,7 +78,7 @@ class ShmEndpoint:
         self.machine = machine
         self._segment: Segment | None = segment
         self._identities = tuple(identities)
-        self.cache = CACHE  # bytes that cores share; the same on all ranks
+        self.cache = cache or SharedCache()  # the same on all ranks
         self._liveness = Liveness(identities)
         weakref.finalize(self, self._liveness.close)  # of a group that was dropped
         self._arena = Arena(segment.address + layout.arena(self.rank), layout.capacity.arena)
@@ -123,9 +124,8 @@ class ShmEndpoint:
         sees_all = sees(machine, [facts for facts in ranks if facts.rank != rank])
         may_read = all(answer == b"1" for answer in exchange(b"1" if sees_all else b"0"))
         del secret  # not before all have looked
-        made = cls(segment, [facts.identity for facts in ranks], machine, timeout, cores, may_read)
-        made.cache = min(facts.cache for facts in ranks)
-        return made
+        cache = SharedCache(min(facts.cache for facts in ranks), min(facts.keeps for facts in ranks))
+        return cls(segment, [facts.identity for facts in ranks], machine, timeout, cores, may_read, cache)
 
     def _make_record(self, segment: Segment, spins: bool) -> GroupRecord:
         layout, base = segment.layout, segment.address
@@ -251,6 +251,7 @@ class ShmEndpoint:
                 title,
                 direct=direct,
                 cache=self.cache,
+                cores=self.cores,
                 ring_from=self.ring_from,
             )
             if plan.record.ringed and not self._has_ring:

@@ -4,6 +4,7 @@
     everyone     the facts of all ranks, checked: they are the ranks of one group, on one host
     sees         whether this rank may read the memory of others: it finds their secrets there
     shared_cache bytes of the cache that the cores share
+    kept_bytes   of them, what arrays may fill so that they are best written through it
 
 The secret is a few random bytes. A rank that the kernel lets read the memory of another (the same user and `ptrace` rights, no filter of a container in the way) finds
 them where the other says they are; one that finds anything else has met another process.
@@ -18,17 +19,19 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 from sennit.collective.runtime.liveness import Identity, own_identity
 from sennit.collective.runtime.shm_machine import CompiledMachine, Machine
-from sennit.collective.runtime.shm_plan import CACHE
+from sennit.collective.runtime.shm_plan import SharedCache
 from sennit.collective.runtime.shm_segment import Exchange
 from sennit.errors import RunError
 
-__all__ = ["Facts", "Secret", "everyone", "sees", "shared_cache"]
+__all__ = ["Facts", "Secret", "everyone", "kept_bytes", "sees", "shared_cache"]
 
 _SECRET = 16  # bytes
+_NEAR = frozenset({"AuthenticAMD", "HygonGenuine"})  # who make cores in complexes, each around a cache of its own
 
 
 class Secret:
@@ -58,14 +61,16 @@ class Facts:
     machine: str
     cores: tuple[int, ...]
     cache: int  # bytes that the cores share
+    keeps: int  # of them, what arrays may fill so that they are best written through it
     secret: str
     secret_at: int
 
     @classmethod
     def own(cls, rank: int, size: int, machine: Machine, secret: Secret) -> Facts:
         me, cores = own_identity(), tuple(sorted(os.sched_getaffinity(0)))
-        cache = shared_cache()
-        return cls(rank, size, me.host, me.pid, me.started, machine.name, cores, cache, secret.text, secret.address)
+        cache, told = shared_cache(), (secret.text, secret.address)
+        keeps = kept_bytes(cache, processor_maker())
+        return cls(rank, size, me.host, me.pid, me.started, machine.name, cores, cache, keeps, *told)
 
     @property
     def identity(self) -> Identity:
@@ -107,4 +112,22 @@ def shared_cache() -> int:
     """Of the third level, as Linux says for the first core."""
     with suppress(OSError, ValueError):
         return int(Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip().removesuffix("K")) << 10
-    return CACHE
+    return SharedCache().bytes
+
+
+def processor_maker() -> str | None:
+    """As x86 processors call themselves; None where Linux does not say."""
+    with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
+        for line in islice(lines, 8):
+            name, _, value = line.partition(":")
+            if name.strip() == "vendor_id":
+                return value.strip()
+    return None
+
+
+def kept_bytes(cache: int, maker: str | None) -> int:
+    """Of a shared cache: what the arrays of all ranks may fill so that outputs are better written through it than past it, and staged in it than read in other processes. 0 where it is the other way round.
+
+    This was measured on two machines (`benchmarks/collective/shm_variants.py`). On 2 cores of one that are complexes of AMD, 2, 4 and 8 ranks, through the cache was faster up to 24 of its 32 MiB, by up to a half, and slower or as fast from 32 on. On
+    16 cores of Intel's, which share a cache over a mesh, past it was faster from 1 MiB on."""
+    return cache // 4 * 3 if maker in _NEAR else 0

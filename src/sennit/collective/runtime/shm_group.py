@@ -19,7 +19,7 @@ from sennit.collective.runtime.liveness import Identity
 from sennit.collective.runtime.shm_abi import Reduction
 from sennit.collective.runtime.shm_machine import Machine
 from sennit.collective.runtime.shm_messages import Buffer, ShmMessages
-from sennit.collective.runtime.shm_plan import Plan
+from sennit.collective.runtime.shm_plan import Plan, SharedCache
 from sennit.collective.runtime.shm_segment import Segment
 from sennit.collective.runtime.shm_shortcut import Rest, facts_of, shortcut_of
 from sennit.collective.runtime.shm_table import default_table
@@ -43,9 +43,10 @@ class ShmGroup(ShmMessages):
         timeout: float,
         cores: Sequence[Set[int]],
         may_read: bool = False,
+        cache: SharedCache | None = None,
     ) -> None:
-        super().__init__(segment, identities, machine, timeout, cores, may_read)
-        self.table = default_table(self.size, self.cores, may_read)
+        super().__init__(segment, identities, machine, timeout, cores, may_read, cache)
+        self.table = default_table(self.size, self.cores, may_read and not self.cache.keeps)
         self._ready: dict[tuple[object, ...], Plan] = {}  # by what was asked for
         rest = _finish_later(weakref.ref(self))
         self._shortcut = shortcut_of(machine, self.address, self.own_memory, self._lock, rest)

@@ -24,6 +24,7 @@ from sennit.collective.runtime.liveness import Identity
 from sennit.collective.runtime.shm_abi import Status, TransferRecord
 from sennit.collective.runtime.shm_endpoint import ShmEndpoint
 from sennit.collective.runtime.shm_machine import Machine
+from sennit.collective.runtime.shm_plan import SharedCache
 from sennit.collective.runtime.shm_segment import Segment
 from sennit.errors import CollectiveError
 
@@ -59,8 +60,9 @@ class ShmMessages(ShmEndpoint):
         timeout: float,
         cores: Sequence[Set[int]],
         may_read: bool = False,
+        cache: SharedCache | None = None,
     ) -> None:
-        super().__init__(segment, identities, machine, timeout, cores, may_read)
+        super().__init__(segment, identities, machine, timeout, cores, may_read, cache)
         self._peer_locks = [[threading.Lock() for _ in range(self.size)] for _ in ("send", "receive")]
         self._early: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(
             deque

@@ -20,6 +20,9 @@ there is one tile. Where the arrays of all ranks fill half of the cache that the
 the cache. The kernel would write to the output itself, each line of which is fetched from memory first, to be overwritten. An all_to_all of arrays that are larger than that cache is staged again: with 2 ranks on 2 x86_64 cores one of 64 MiB took
 6.6 and 7.2 ms in place of 7.9 (`shm_variants.py`), and of the programs by hand in `peers.py` staging was the fastest of 64 MiB with 4 ranks on 16 cores.
 
+**A cache that keeps.** All of the above is of cores whose shared cache is a mesh away. Where it is near (`shm_facts.kept_bytes`), a second copy inside of it costs less than the kernel's look at each page: nothing goes directly. And outputs
+are written through it as long as the arrays of all ranks fit. With 2 ranks on 2 such cores an all_to_all of 512 KiB took 12 us in place of 23, and a broadcast of 4 MiB 73 in place of 176 (`shm_variants.py`).
+
 **Sums.** A reduction whose operands are inputs of peers reads `piece` bytes of each at a time into a workspace, which stays in the core's own cache, and adds them up from there. Staged, every line crosses from the cache of
 one core to that of another twice: when it is written where a peer has read before, and when the peer reads it. With 8 ranks on 16 x86_64 cores a reduce_scatter of 16 MiB took 1.7 to 1.8 ms in place of 2.5, and 2.6 in place of
 4.5 where two ranks shared a real core; one of 512 KiB 62 us in place of 56, and 93 in place of 120 (`shm_variants.py --sums`). An all_reduce by slices may go so too, its sums in scratch, in tiles of `_SUMS` bytes of them, and
@@ -45,15 +48,17 @@ from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveName, CollectiveSpec
 from sennit.ir.dtype import DType
 
-__all__ = ["CACHE", "LoadedCode", "Plan", "make_plan"]
+__all__ = ["LoadedCode", "Plan", "SharedCache", "make_plan"]
 
 _LARGE = 1 << 21  # bytes of an output: it passes the caches of a core;
 _LARGE_PARTS = 1 << 20  # of one that is put together from parts of several ranks
 # What so many peers read lies in the ring of staging, from so many bytes of a tile on.
 _MANY, _RING_FROM = 3, 1 << 14
-CACHE = 32 << 20  # bytes that cores share, where the system does not say
 # Bytes of a slot that a tile takes. Tiles with a part for each rank are larger, if the slot is: a fifth faster for an all_to_all with 8, and for a reduce_scatter of 512 KiB 15% (71 and 59 us; 16 MiB: 4%).
 _SLOT_USED = 3 << 17
+_SLOTS_OF_CORE = (
+    2 << 20
+)  # and the ranks of one core that much together, or they push each other's out of its cache: 8 ranks on 2 cores took 8% less for an all_to_all of 4 MiB and more
 _SLOT_OF = {CollectiveName.ALL_TO_ALL: 1 << 20, CollectiveName.REDUCE_SCATTER: 1 << 20}
 _BOUNCE, _PAGE = 128 << 10, 4096  # bytes at a time, from where they begin in a page on
 # Of sums of what is read in other processes: bytes of each at a time, at most; of all together, which stay in the core's cache also where two ranks share it (a virtual machine may run two cores as one); the least with which
@@ -71,6 +76,17 @@ _DIRECT_FROM = {
     CollectiveName.BROADCAST: 32 << 10,  # by slices
     CollectiveName.REDUCE_SCATTER: 64 << 10,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCache:
+    """What the cores share."""
+
+    bytes: int = 32 << 20  # the default is for systems that do not say
+    keeps: int = 0  # what the arrays of all ranks may fill so that they are best written through it; 0 where it is far
+
+
+_A_CACHE = SharedCache()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,13 +155,12 @@ class LoadedCode:
     def goes_directly(
         self,
         part_bytes: int,
-        cache: int = CACHE,
+        cache: SharedCache = _A_CACHE,
         least: int | None = None,
         slot_bytes: int | None = None,
         cores: int | None = None,
     ) -> bool:
-        """Whether peers should read the inputs where users have them. `cache`: bytes that cores share. `least` stands in for the bytes of a part from which on that pays. `cores`: that the ranks may run on; as many as they
-        want, if it is not given."""
+        """Whether peers should read the inputs where users have them. `least` stands in for the bytes of a part from which on that pays. `cores`: that the ranks may run on; as many as they want, if it is not given."""
         collective, code = self.code.collective, self.code
         if not isinstance(collective, CollectiveSpec) or self.in_place:
             return False
@@ -155,12 +170,12 @@ class LoadedCode:
         piece = self.piece(Capacity().slot if slot_bytes is None else slot_bytes)
         if least is not None:
             return piece is None or piece > 0
-        if not self.direct.read_once:
+        if cache.keeps or not self.direct.read_once:
             return False
         if piece is not None:
             apart = code.ranks >= _SUMMED_RANKS and (cores is None or code.ranks <= cores)
             return apart and piece >= _LEAST_PIECE and self.overlaid is not None
-        return collective.name is not CollectiveName.ALL_TO_ALL or 2 * code.ranks**2 * part_bytes <= cache
+        return collective.name is not CollectiveName.ALL_TO_ALL or 2 * code.ranks**2 * part_bytes <= cache.bytes
 
     def piece(self, slot_bytes: int) -> int | None:
         """Bytes of each peer at a time, whole pages, in reductions of what peers have in their own memory. None where there are no such reductions."""
@@ -172,18 +187,31 @@ class LoadedCode:
         """Bytes for the pieces, each begun where it begins in its page."""
         return self.direct.operands * (_PIECE + _PAGE)
 
+    @property
+    def array_parts(self) -> int:
+        """Of the arrays of all ranks. What is broadcast is one array of a rank."""
+        code = self.code
+        named = code.collective.name if isinstance(code.collective, CollectiveSpec) else None
+        one = self.in_place or named is CollectiveName.BROADCAST
+        widths = [[code.parts(rank, buffer) for buffer in (INPUT, OUTPUT)] for rank in range(code.ranks)]
+        return sum(max(pair) if one else sum(pair) for pair in widths)
+
     def used_at_all(self, buffer: int) -> bool:
         return self.used[buffer] or self.touched[buffer]
 
-    def tile(self, elements: int, itemsize: int, slot_bytes: int, direct: bool = False) -> int:
-        """Elements of a part at a time."""
+    def tile(
+        self, elements: int, itemsize: int, slot_bytes: int, direct: bool = False, cores: int | None = None
+    ) -> int:
+        """Elements of a part at a time. `cores`: that the ranks may run on, if these are fewer."""
         code = self.code
         alignment = LINE // itemsize
         parts = sum(self._staged_widths(direct))
         scratch = sum(code.scratch)
         weight = scratch + parts * code.chunks  # chunks of the slot for one chunk of a part
         named = code.collective.name if isinstance(code.collective, CollectiveSpec) else None
-        used = min(slot_bytes, _SLOT_USED if named is None else _SLOT_OF.get(named, _SLOT_USED))
+        of_core = _SLOTS_OF_CORE * min(cores or code.ranks, code.ranks) // code.ranks
+        wanted = _SLOT_USED if named is None else _SLOT_OF.get(named, _SLOT_USED)
+        used = min(slot_bytes, max(_SLOT_USED, min(wanted, of_core)))
         if direct and self.direct.operands:
             used = min(slot_bytes, (_SUMS + 2 * LINE) * scratch + 4 * LINE)
         if (weight + scratch + 4) * LINE > used:
@@ -329,10 +357,11 @@ def make_plan(
     title: str | None = None,
     *,
     direct: bool = False,
-    cache: int = CACHE,
+    cache: SharedCache = _A_CACHE,
+    cores: int | None = None,
     ring_from: int | None = None,
 ) -> Plan:
-    """`title` is what messages call it: the name of the collective, unless it is given. `direct`: all ranks say so. `cache`: bytes that cores share."""
+    """`title` is what messages call it: the name of the collective, unless it is given. `direct`: all ranks say so. `cores`: as `tile` has them."""
     code, rank = loaded.code, loaded.rank
     if reduction in (Reduction.BAND, Reduction.BOR, Reduction.BXOR) and dtype.is_float:
         raise CollectiveError(f"{reduction.value} of {dtype.value}", fix="bitwise reductions are for integers and bool")
@@ -358,7 +387,7 @@ def make_plan(
     record.divide = code.ranks if average else 1
     record.direct = direct
     record.elements = elements
-    record.tile = loaded.tile(elements, dtype.itemsize, slot_bytes, direct)
+    record.tile = loaded.tile(elements, dtype.itemsize, slot_bytes, direct, cores)
     record.in_turns = isinstance(code.collective, CollectiveSpec) and code.collective.name in _IN_TURNS
     record.ringed, record.place = loaded.ringed(record.tile, dtype.itemsize, direct, ring_from)
     if title is None:
@@ -371,9 +400,10 @@ def make_plan(
     sizes = code.parts(rank, INPUT) * part, code.parts(rank, OUTPUT) * part
     note = np.frombuffer(words.ljust(112, b"\0"), dtype=np.uint8)
     record.words = note.ctypes.data
-    record.large = sizes[OUTPUT] >= (_LARGE_PARTS if code.parts(rank, OUTPUT) > 1 else _LARGE)
-    record.vast = sizes[OUTPUT] * code.ranks > cache // 2
-    if direct and not code.scratch and sum(sizes) * code.ranks > cache // 2:
+    kept = part * loaded.array_parts <= cache.keeps
+    record.large = not kept and sizes[OUTPUT] >= (_LARGE_PARTS if code.parts(rank, OUTPUT) > 1 else _LARGE)
+    record.vast = sizes[OUTPUT] * code.ranks > cache.bytes // 2
+    if direct and not code.scratch and sum(sizes) * code.ranks > cache.bytes // 2:
         record.bounced = min(_BOUNCE, slot_bytes - _PAGE)
     if direct:
         record.piece = loaded.piece(slot_bytes) or 0

@@ -85,7 +85,7 @@ _SPREAD_FROM, _SPREAD_RANKS = 8 << 20, 8  # bytes, ranks
 
 
 def default_table(ranks: int, cores: int, may_read: bool = False) -> CodeTable:
-    """`may_read`: ranks may read each other's memory."""
+    """`may_read`: ranks may read each other's memory, and do (`SharedCache.keeps`)."""
 
     def row(collective: CollectiveName, from_bytes: int, name: str) -> CodeRow:
         return CodeRow(collective, from_bytes, name, lambda root: build(name, ranks, root))
