@@ -129,6 +129,8 @@ def test_a_near_cache_keeps_what_fits() -> None:
         large = [bool(make_plan(code, n, DType.U8, None, MIB, cache=near).record.large) for n in (part, part + 64)]
         assert large == [False, True]
         assert make_plan(code, part, DType.U8, None, MIB, cache=far).record.large
+    rings = [make_plan(gather, MIB, DType.U8, None, MIB, cache=cache).record.ringed for cache in (near, far)]
+    assert rings == [Ringed.NOTHING, Ringed.INPUT]
 
 
 def test_ranks_of_one_core_share_its_cache() -> None:

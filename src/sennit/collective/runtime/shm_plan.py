@@ -20,8 +20,8 @@ there is one tile. Where the arrays of all ranks fill half of the cache that the
 the cache. The kernel would write to the output itself, each line of which is fetched from memory first, to be overwritten. An all_to_all of arrays that are larger than that cache is staged again: with 2 ranks on 2 x86_64 cores one of 64 MiB took
 6.6 and 7.2 ms in place of 7.9 (`shm_variants.py`), and of the programs by hand in `peers.py` staging was the fastest of 64 MiB with 4 ranks on 16 cores.
 
-**A cache that keeps.** All of the above is of cores whose shared cache is a mesh away. Where it is near (`shm_facts.kept_bytes`), a second copy inside of it costs less than the kernel's look at each page: nothing goes directly. And outputs
-are written through it as long as the arrays of all ranks fit. With 2 ranks on 2 such cores an all_to_all of 512 KiB took 12 us in place of 23, and a broadcast of 4 MiB 73 in place of 176 (`shm_variants.py`).
+**A cache that keeps.** All of the above is of cores whose shared cache is a mesh away. Where it is near (`shm_facts.kept_bytes`), a second copy inside of it costs less than the kernel's look at each page: nothing goes directly. Nor do lines
+take long to come from another core: nothing lies in a ring, which would fill the cache (an all_gather of 4 MiB by 4 ranks took 303 us in place of 364, `--rings 0 6144`). And outputs are written through it as long as the arrays of all ranks fit. With 2 ranks on 2 such cores an all_to_all of 512 KiB took 12 us in place of 23, and a broadcast of 4 MiB 73 in place of 176 (`shm_variants.py`).
 
 **Sums.** A reduction whose operands are inputs of peers reads `piece` bytes of each at a time into a workspace, which stays in the core's own cache, and adds them up from there. Staged, every line crosses from the cache of
 one core to that of another twice: when it is written where a peer has read before, and when the peer reads it. With 8 ranks on 16 x86_64 cores a reduce_scatter of 16 MiB took 1.7 to 1.8 ms in place of 2.5, and 2.6 in place of
@@ -229,8 +229,10 @@ class LoadedCode:
         tiles = -(-elements // most)
         return -(-elements // tiles // grain) * grain
 
-    def ringed(self, tile: int, itemsize: int, direct: bool = False, least: int | None = None) -> tuple[Ringed, int]:
-        """What of a tile lies in the ring, and its bytes there, of the rank that has most of it. `least` stands in for the bytes from which on that pays."""
+    def ringed(
+        self, tile: int, itemsize: int, direct: bool = False, least: int | None = None, near: bool = False
+    ) -> tuple[Ringed, int]:
+        """What of a tile lies in the ring, and its bytes there, of the rank that has most of it. `least` stands in for the bytes from which on that pays, which is never where the cache is near."""
         code, alignment = self.code, LINE // itemsize
         stride = max(1, -(-tile // (alignment * code.chunks))) * alignment
         if code.scratch:
@@ -239,7 +241,8 @@ class LoadedCode:
         else:
             readers, what = 0 if direct else _readers(code, INPUT), Ringed.INPUT
             place = sum(_lines(width * tile * itemsize) for width in self._staged_widths(direct))
-        pays = readers >= _MANY and place >= _RING_FROM and not self.in_place if least is None else place >= least
+        many = readers >= _MANY and place >= _RING_FROM and not self.in_place and not near
+        pays = many if least is None else place >= least
         return (what, place) if pays and place else (Ringed.NOTHING, 0)
 
     def _staged_widths(self, direct: bool) -> list[int]:
@@ -389,7 +392,7 @@ def make_plan(
     record.elements = elements
     record.tile = loaded.tile(elements, dtype.itemsize, slot_bytes, direct, cores)
     record.in_turns = isinstance(code.collective, CollectiveSpec) and code.collective.name in _IN_TURNS
-    record.ringed, record.place = loaded.ringed(record.tile, dtype.itemsize, direct, ring_from)
+    record.ringed, record.place = loaded.ringed(record.tile, dtype.itemsize, direct, ring_from, cache.keeps > 0)
     if title is None:
         name = code.collective.name.value if isinstance(code.collective, CollectiveSpec) else code.name
         title = describe_call(name, elements, dtype.value, None if reduction is None else reduction.value)
