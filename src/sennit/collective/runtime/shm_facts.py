@@ -4,6 +4,7 @@
     everyone     the facts of all ranks, checked: they are the ranks of one group, on one host
     sees         whether this rank may read the memory of others: it finds their secrets there
     shared_cache bytes of the cache that the cores share
+    processor_maker who made the cores
     kept_bytes   of them, what arrays may fill so that they are best written through it
 
 The secret is a few random bytes. A rank that the kernel lets read the memory of another (the same user and `ptrace` rights, no filter of a container in the way) finds
@@ -28,7 +29,7 @@ from sennit.collective.runtime.shm_plan import SharedCache
 from sennit.collective.runtime.shm_segment import Exchange
 from sennit.errors import RunError
 
-__all__ = ["Facts", "Secret", "everyone", "kept_bytes", "sees", "shared_cache"]
+__all__ = ["Facts", "Secret", "everyone", "kept_bytes", "processor_maker", "sees", "shared_cache"]
 
 _SECRET = 16  # bytes
 _NEAR = frozenset({"AuthenticAMD", "HygonGenuine"})  # who make cores in complexes, each around a cache of its own
@@ -128,6 +129,6 @@ def processor_maker() -> str | None:
 def kept_bytes(cache: int, maker: str | None) -> int:
     """Of a shared cache: what the arrays of all ranks may fill so that outputs are better written through it than past it, and staged in it than read in other processes. 0 where it is the other way round.
 
-    This was measured on two machines (`benchmarks/collective/shm_variants.py`). On 2 cores of one that are complexes of AMD, 2, 4 and 8 ranks, through the cache was faster up to 24 of its 32 MiB, by up to a half, and slower or as fast from 32 on. On
+    This was measured on two machines (`benchmarks/collective/shm_variants.py`). On 2 cores of AMD's, with 2, 4 and 8 ranks, through the cache was faster up to 24 of its 32 MiB, by up to a half, at 32 now faster and now slower, and slower from there on. On
     16 cores of Intel's, which share a cache over a mesh, past it was faster from 1 MiB on."""
     return cache // 4 * 3 if maker in _NEAR else 0

@@ -56,9 +56,8 @@ _LARGE_PARTS = 1 << 20  # of one that is put together from parts of several rank
 _MANY, _RING_FROM = 3, 1 << 14
 # Bytes of a slot that a tile takes. Tiles with a part for each rank are larger, if the slot is: a fifth faster for an all_to_all with 8, and for a reduce_scatter of 512 KiB 15% (71 and 59 us; 16 MiB: 4%).
 _SLOT_USED = 3 << 17
-_SLOTS_OF_CORE = (
-    2 << 20
-)  # and the ranks of one core that much together, or they push each other's out of its cache: 8 ranks on 2 cores took 8% less for an all_to_all of 4 MiB and more
+# The ranks of one core take so much together, or they push each other's out of its cache: 8 ranks on 2 cores took 8% less for an all_to_all of 4 MiB and more.
+_SLOTS_OF_CORE = 2 << 20
 _SLOT_OF = {CollectiveName.ALL_TO_ALL: 1 << 20, CollectiveName.REDUCE_SCATTER: 1 << 20}
 _BOUNCE, _PAGE = 128 << 10, 4096  # bytes at a time, from where they begin in a page on
 # Of sums of what is read in other processes: bytes of each at a time, at most; of all together, which stay in the core's cache also where two ranks share it (a virtual machine may run two cores as one); the least with which
