@@ -80,13 +80,14 @@ static int idle_once(Group *group, Idle *idle)
     }
     idle->rounds++;
     int64_t now = nanoseconds();
+    int learns = group->spin_limit > 0; /* a rank without a core of its own never spins, and need not ask the kernel what its yields let others do: a sixth of a small call */
     if (!idle->since)
-        idle->since = now, idle->switches = switches();
+        idle->since = now, idle->switches = learns ? switches() : 0;
     int lingers = spin > LEAST_SPIN && !idle->crowded && now - idle->since < group->linger;
     if (lingers || (idle->rounds < spin + group->yields && now - idle->since < YIELD_LIMIT)) {
         sched_yield();
         /* a yield that took long let others run, whose time spinning takes; or the host had taken the core, of which the kernel knows nothing */
-        if (nanoseconds() - now > 3000 && switches() > idle->switches) {
+        if (learns && nanoseconds() - now > 3000 && switches() > idle->switches) {
             idle->crowded = 1;
             spin_less(group, spin / 2);
         }
