@@ -418,6 +418,7 @@ static Collective *take_way(int kind, size_t bytes, Way way, char *name, size_t 
 /* What a rank needs, besides arrays. */
 static void enter(void)
 {
+    crowded = ranks > sysconf(_SC_NPROCESSORS_ONLN);
     bounce = array_of(2 << 20, 0), shared->process[rank] = getpid();
     memset(staging + (size_t)rank * AREA, 0, AREA);
 }

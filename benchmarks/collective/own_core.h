@@ -1,4 +1,4 @@
-/* What `memory_ceiling.c`, `copy_variants.c` and `by_hand.h` have in common: a rank on a core of its own, memory as numpy takes it, and words by which ranks wait for each other. */
+/* What `memory_ceiling.c`, `copy_variants.c` and `by_hand.h` have in common: a rank on a core of its own if there are as many, memory as numpy takes it, and words by which ranks wait for each other. */
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -20,6 +20,7 @@ enum { MOST = 64 /* ranks */, OWN_CORE = 1 << 14 /* looks, some hundreds of micr
 typedef struct { _Atomic uint64_t value; char rest[56]; } Word;
 
 static int ranks, rank;
+static int crowded; /* there are fewer cores than ranks: who waits gives its core away at once */
 
 static inline double now(void)
 {
@@ -33,7 +34,7 @@ static inline void say(Word *word, uint64_t value) { atomic_store_explicit(&word
 static inline void await(Word *word, int peer, uint64_t value)
 {
     for (int looks = 0; atomic_load_explicit(&word[peer].value, memory_order_acquire) < value; looks++)
-        if (looks < OWN_CORE)
+        if (looks < OWN_CORE && !crowded)
             PAUSE();
         else
             sched_yield();
