@@ -158,9 +158,8 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
         step = StepModel(owner.graph, MeasuredCost(seconds), channel, packed=owner.packed)
         seconds = shortened(owner, inputs, seconds)
     # steps are timed without updates, so the clock's have none
-    still = StepModel(
-        owner.graph, step.cost, replace(step.channel, update_per_byte=0.0), step.in_rows, step.packed, step.uses
-    )
+    without = replace(step.channel, update_per_byte=0.0)
+    still = StepModel(owner.graph, step.cost, without, step.in_rows, step.packed, step.uses, step.per_block)
     told: list[Any] = [[str(trial.strategy) for trial in candidates(step, Grouping(), across_steps=True)]]
     told[0] += [str(Strategy(f"random {seed}", (), random_buckets(step, seed))) for seed in range(arguments.strategies)]
     dist.broadcast_object_list(told, 0)

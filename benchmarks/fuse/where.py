@@ -1,10 +1,10 @@
 """Where a step's time goes: the clock's account beside the real one, strategy by strategy.
 
-    python benchmarks/fuse/where.py [--links namespaces | paced] [--rate 1gbit] [--models gpt conv] [--cores 1] [--batch 5] [--steps 8] [--strategies 3] [--named TEXT] [--buckets] [--sleep]
+    python benchmarks/fuse/where.py [--links namespaces | paced] [--rate 1gbit] [--models gpt conv] [--cores 1] [--batch 5] [--steps 8] [--strategies 3] [--named TEXT] [--random 4 42] [--buckets] [--sleep]
 
 For some strategies of tuning, ours in the step and across steps, one step of the steady state is taken apart: how long the model's thread computed and how long it waited, how long the channel carried something and how long it had nothing to
 carry. A bucket's end is noted by a callback of its collective. Medians over steps, of the first rank, each beside what the clock says from this machine's measurements. Steps are without updates.
-`--strategies 3` takes the three that the clock puts first, `--named` those whose name has this text. `--buckets` also prints, bucket by bucket in the order in which they travel: when it was ready from the start of the step, how long it was carried and waited for, and how long the thread computed from the event before (a wait's end, a bucket's issue) to this one. With `--cores 2` a rank has two cores, so that the network's threads need not share one with the model's. `--ordinary` leaves the network's threads ordinary ones.
+`--strategies 3` takes the three that the clock puts first, `--named` those whose name has this text, `--random` random ones of `enforced.py` by their numbers, too. `--buckets` also prints, bucket by bucket in the order in which they travel: when it was ready from the start of the step, how long it was carried and waited for, and how long the thread computed from the event before (a wait's end, a bucket's issue) to this one. With `--cores 2` a rank has two cores, so that the network's threads need not share one with the model's. `--ordinary` leaves the network's threads ordinary ones.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
+from enforced import random_buckets
 from sleeping import let_kernels_sleep, shortened, stand_apart
 from slow_links import link_parser, pace, pin, run
 
@@ -82,7 +83,8 @@ def account(name: str, rank: int, group: Any, arguments: argparse.Namespace) -> 
         trial for trial in candidates(step, Grouping(), across_steps=True) if arguments.named in trial.strategy.name
     ]
     trials = trials[: arguments.strategies]
-    told: list[Any] = [[str(trial.strategy) for trial in trials]]
+    drawn = [Strategy(f"random {seed}", (), random_buckets(step, seed)) for seed in arguments.random]
+    told: list[Any] = [[str(strategy) for strategy in (*(trial.strategy for trial in trials), *drawn)]]
     dist.broadcast_object_list(told, 0)
     if rank == 0:
         print(
@@ -233,6 +235,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--strategies", type=int, help="so many of tuning's, the best by the clock")
     parser.add_argument("--named", default="", help="only those of tuning's whose name has this text")
+    parser.add_argument("--random", type=int, nargs="*", default=(), help="random strategies of enforced.py, too")
     parser.add_argument("--buckets", action="store_true", help="also bucket by bucket")
     parser.add_argument("--sleep", action="store_true", help="kernels sleep for their measured time")
     parser.add_argument("--ordinary", action="store_true")

@@ -222,7 +222,7 @@ def _step_model(command: Fuse, graph: Graph, cluster: Cluster, count: int) -> tu
                 f"{command.profile} has no all-reduce of {count} ranks (it has {have})",
                 fix=f"run `torchrun --nproc-per-node {count} --no-python sennit profile`, or say --devices",
             )
-        sharing = Sharing(found.compute_rate, found.channel_rate, found.queued)
+        sharing = Sharing(found.compute_rate, found.channel_rate, found.queued, found.issued)
         channel = Channel(found.latency, found.per_byte, update, sharing)
     return StepModel(graph, chosen.cost, channel), chosen
 

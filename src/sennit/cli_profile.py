@@ -163,5 +163,5 @@ def _print(result: ProfileResult) -> None:
         channel = result.channel
         print(
             f"  all-reduce over {channel.group}: {units.seconds(channel.latency)} + {channel.per_byte * 1e9:.3f} ns a byte, "
-            f"{units.seconds(channel.queued)} more behind another"
+            f"{units.seconds(channel.queued)} more behind another, {units.seconds(channel.issued)} of computing to send one off"
         )

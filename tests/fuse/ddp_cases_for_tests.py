@@ -396,7 +396,9 @@ def marked(rank: int) -> list[tuple[list[tuple[int, int]], int, set[int]]]:
         wrapped = DataParallel(model, adam(model), sample=sample, tuning=Tuning(turns=0))
         with torch.no_grad():
             lengths = stretches(wrapped, wrapped.signature.flatten(sample), 1)
-            assert rate_beside(wrapped, wrapped.signature.flatten(sample), 1, nbytes=1 << 20) > 0.0
+            rate, of_message = rate_beside(wrapped, wrapped.signature.flatten(sample), 1, nbytes=1 << 20)
+            assert rate > 0.0
+            assert 0 < of_message <= 1 << 20
         assert min(lengths.values()) > 0.0
         found.append((list(lengths), len(wrapped.graph.ops), set(_Marks(wrapped).made.values())))
     return found

@@ -27,19 +27,20 @@ def timings(draw: st.DrawFn, next_step: bool = True) -> Timing:
     return Timing(tuple(map(float, kernels)), tuple(buckets), draw(st.booleans()))
 
 
-def ticks(timing: Timing, steps: int) -> list[int]:
+def ticks(timing: Timing, steps: int, issued: int = 0) -> list[int]:
     """The same model in ticks of one second, written as directly as possible; the end of each step."""
-    now, waiting, carrying, left = 0, [], None, 0
+    now, waiting, carrying, left, owing = 0, [], None, 0, 0
     done: set[int] = set()
     taken: list[int] = []
     ends: list[int] = []
 
     def take() -> None:
-        nonlocal carrying, left
+        nonlocal carrying, left, owing
         waiting.sort()
         if carrying is None and waiting and (timing.by_priority or waiting[0][2] == len(taken) % len(timing.buckets)):
             _, _, carrying = waiting.pop(0)
             left = int(timing.buckets[carrying].seconds)
+            owing += issued
             taken.append(carrying)
 
     def tick() -> None:
@@ -52,12 +53,21 @@ def ticks(timing: Timing, steps: int) -> list[int]:
                 carrying = None
                 take()
 
+    def compute(seconds: int) -> None:
+        nonlocal owing
+        while seconds:
+            if carrying is not None:
+                seconds, owing = seconds + owing, 0
+            tick()
+            seconds -= 1
+
     def settle(number: int) -> None:
+        nonlocal owing
         while number not in done:
+            owing = 0
             tick()
         done.discard(number)
-        for _ in range(int(timing.buckets[number].update)):
-            tick()
+        compute(int(timing.buckets[number].update))
 
     owed: set[int] = set()
     for _ in range(steps):
@@ -66,8 +76,7 @@ def ticks(timing: Timing, steps: int) -> list[int]:
                 if bucket.needed == kernel and number in owed:
                     owed.discard(number)
                     settle(number)
-            for _ in range(int(seconds)):
-                tick()
+            compute(int(seconds))
             for number, bucket in enumerate(timing.buckets):
                 if bucket.ready == kernel:
                     if number in owed:
@@ -84,10 +93,10 @@ def ticks(timing: Timing, steps: int) -> list[int]:
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
-@given(timing=timings())
-def test_the_clock_is_the_model(timing: Timing) -> None:
-    found = steady_state(timing)
-    ends = ticks(timing, 30)
+@given(timing=timings(), issued=st.integers(0, 2))
+def test_the_clock_is_the_model(timing: Timing, issued: int) -> None:
+    found = steady_state(timing, Sharing(issued=float(issued)))
+    ends = ticks(timing, 30, issued)
     if found.settled:
         assert found.seconds == pytest.approx(ends[-1] - ends[-2])
     assert found.seconds >= full_overlap(timing) - 1e-9 or not found.settled
@@ -113,6 +122,13 @@ def test_sharing_slows_both() -> None:
     timing = Timing((10.0, 10.0), (BucketTime(0, 5.0),))
     assert steady_state(timing, Sharing(compute_rate=0.5)).seconds == 22.5  # 5 s at half rate
     assert steady_state(timing, Sharing(channel_rate=0.25)).seconds == 22.5  # 2.5 s are left when the kernels end
+
+
+def test_a_bucket_costs_computing_when_it_is_taken() -> None:
+    sharing = Sharing(issued=1.0)
+    assert steady_state(Timing((10.0, 10.0), (BucketTime(0, 5.0),)), sharing).seconds == 21.0
+    assert steady_state(Timing((10.0, 10.0), (BucketTime(0, 2.0), BucketTime(0, 2.0))), sharing).seconds == 22.0
+    assert steady_state(Timing((10.0,), (BucketTime(0, 5.0),)), sharing).seconds == 15.0  # nothing computes meanwhile
 
 
 @settings(derandomize=True, deadline=None, max_examples=100)

@@ -17,12 +17,13 @@ from sennit.fuse.clock import Sharing
 from sennit.fuse.gradient_order import gradients_first
 from sennit.fuse.model import Channel, Grouping, KernelOrder, StepModel
 from sennit.fuse.products_torch import RowBlocks
-from sennit.fuse.profile_torch import MeasuredCost
+from sennit.fuse.profile_torch import MeasuredCost, measure_blocks
 from sennit.fuse.program_torch import StepProgram
 from sennit.fuse.row_blocks import RowProduct, blocks, ready_fractions, row_products
+from sennit.fuse.row_uses import row_uses
 from sennit.fuse.search_options import SearchOptions
 from sennit.ir.graph import Graph
-from sennit.ir.strategy import Bucket, Part, Strategy
+from sennit.ir.strategy import Bucket, Part, Strategy, WaitAt
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +93,35 @@ def test_the_clock_lets_a_bucket_leave_with_its_block(graph: Graph) -> None:
             assert length >= structural(kernels) * (1 - 1e-9)
             times.append(length)
         assert times[1] <= times[0] * (1 + 1e-9)
+
+
+def test_the_clock_counts_what_blocks_cost(graph: Graph) -> None:
+    cost = MeasuredCost({op.name: 1.0 for op in graph.ops})
+    made, uses = row_products(graph), row_uses(graph)
+    rows = made["head.weight"]
+    per_block = {rows.product: 0.25, uses["head.weight"].product: 0.5}
+    head = [Part("head.weight", (start * rows.width, (start + 4) * rows.width)) for start in range(0, rows.rows, 4)]
+    assert len(head) == 4
+    others = [output.path for output in graph.outputs if output.path not in ("", "head.weight")]
+    buckets = [*(Bucket((part,), WaitAt.NEXT) for part in head), Bucket(tuple(map(Part, others)))]
+    lengths = []
+    for extra in ({}, per_block):
+        model = StepModel(graph, cost, Channel(0.0, 0.0), made, uses=uses, per_block=extra)
+        order = model.order(Grouping())
+        assert order is not None
+        kernels = KernelOrder(model, order, model.kernel_seconds(order, Grouping()))
+        lengths.append(kernels.timing(buckets).kernels)
+    assert sum(lengths[1]) - sum(lengths[0]) == pytest.approx((len(head) - 1) * (0.25 + 0.5))
+    assert all(after >= before for before, after in zip(*lengths, strict=True))
+
+
+def test_blocks_of_products_are_timed_on_a_models_own_values() -> None:
+    config = GPTConfig(vocabulary=64, context=16, width=32, heads=4, layers=1)
+    model, batch = GPT(config), random_batch(config, 4)
+    captured = gradients_first(capture(model, batch))
+    made, uses = row_products(captured), row_uses(captured)
+    rows, columns = ({item.product for item in found.values()} for found in (made, uses))
+    sample = dict(zip(("tokens", "targets"), batch, strict=True))
+    found = measure_blocks(captured, model, sample, rows, columns)
+    assert found.keys() <= rows | columns
+    assert all(seconds >= 0.0 for seconds in found.values())

@@ -52,7 +52,7 @@ class MeasuredKernel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MeasuredChannel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All-reduces of a process group: `latency + per_byte * bytes`, `queued` more behind another; rates while computing goes on."""
+    """All-reduces of a process group: `latency + per_byte * bytes`, `queued` more behind another; rates while computing goes on, and seconds of computing that sending one off takes."""
 
     group: str
     ranks: int
@@ -61,6 +61,7 @@ class MeasuredChannel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queued: float
     compute_rate: float = 1.0
     channel_rate: float = 1.0
+    issued: float = 0.0
 
 
 class Records(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ and listing the buckets so makes the choice one that ranks can follow. Bucket b 
 *next* step, or at the end of this one where `needed[b]` is None, the compute stream waits for bucket b and updates its parameters, which takes `update[b]`. No gradient is ready before a parameter is first needed: forward comes before backward, so all buckets of a step are waited for before one of the next is ready. A bucket that was reduced to
 shares is gathered there: the gather takes `gather[b]`, after all that the channel was given before.
 
-While both are busy each runs at its own rate, at most 1: cores and memory are shared (`compute_rate`, `channel_rate`).
+While both are busy each runs at its own rate, at most 1: cores and memory are shared (`compute_rate`, `channel_rate`). When the channel takes a bucket, that costs the compute stream `issued`, whatever its bytes: the threads of the network wake up on its core. They do so for nothing while it waits.
 
 **Steady state.** Steps follow each other. A wait in the next step couples it to this one, so the time between the ends of steps settles after
 a few of them. `steady_state` runs steps until two have the same length, and gives that length.
@@ -54,11 +54,12 @@ class BucketTime:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Rates while both are busy, and seconds that a bucket which had to queue takes longer, or less long where it is below 0."""
+    """Rates while both are busy; seconds that a bucket which had to queue takes longer, or less long where it is below 0; seconds of computing that the channel's taking one costs."""
 
     compute_rate: float = 1.0
     channel_rate: float = 1.0
     queued: float = 0.0
+    issued: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,7 @@ class _Run:
         self.carrying: int | None = None
         self.left = 0.0  # seconds of the bucket on the channel, at full rate
         self.since = 0.0  # when it was taken
+        self.owing = 0.0  # seconds of computing that buckets have cost which were taken meanwhile
         self.spans: list[Span] | None = None  # what ran, where somebody wants to see it
         self.done: set[int] = set()  # buckets carried and not yet waited for
         self.by_kernel: list[list[int]] = [[] for _ in timing.kernels]
@@ -199,6 +201,7 @@ class _Run:
             late = self.sharing.queued if since < self.now else 0.0
             self.carrying, self.left = number, max(0.0, self.timing.buckets[number].seconds + late)
             self.since = self.now
+            self.owing += self.sharing.issued
             self.taken.append(number)
 
     def _next(self) -> int:
@@ -218,6 +221,7 @@ class _Run:
     def _compute(self, seconds: float, activity: Activity, number: int) -> None:
         work, start = seconds, self.now
         while self.carrying is not None and work > 0.0:
+            work, self.owing = work + self.owing, 0.0
             ours, theirs = work / self.sharing.compute_rate, self.left / self.sharing.channel_rate
             span = min(ours, theirs)
             self.now += span
@@ -236,6 +240,7 @@ class _Run:
             assert self.carrying is not None, "a bucket that was never made ready"
             self.now += self.left
             self.waited += self.left
+            self.owing = 0.0
             self._finish()
         self.done.discard(number)
         if gather := self.timing.buckets[number].gather:

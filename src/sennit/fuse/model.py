@@ -7,7 +7,8 @@ sets of numbers, so that they are compared and remembered fast; `strategy` turns
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -52,10 +53,12 @@ class StepModel:
         in_rows: Mapping[str, RowProduct] | None = None,
         packed: Mapping[str, LookUp] | None = None,
         uses: Mapping[str, RowUse] | None = None,
+        per_block: Mapping[str, float] | None = None,
     ) -> None:
-        """`in_rows` are gradients that are made block by block of rows where they are cut (`row_blocks.py`), `uses` weights that are read so (`row_uses.py`); of those in `packed` only some rows travel where they are not cut (`looked_up.py`)."""
+        """`in_rows` are gradients that are made block by block of rows where they are cut (`row_blocks.py`), `uses` weights that are read so (`row_uses.py`); of those in `packed` only some rows travel where they are not cut (`looked_up.py`). `per_block`: by product, the seconds that it takes longer for each block but the first."""
         self.graph, self.cost, self.channel = graph, cost, channel
         self.in_rows, self.packed, self.uses = dict(in_rows or {}), dict(packed or {}), dict(uses or {})
+        self.per_block = dict(per_block or {})
         self.ops: tuple[Op, ...] = graph.ops
         number = {value.name: place for place, op in enumerate(graph.ops) for value in op.results}
         self.reads: list[tuple[int, ...]] = [
@@ -298,12 +301,31 @@ class KernelOrder:
                 )
             )
         lengths = [self._seconds_until(end) - self._seconds_until(start) for start, end in pairwise([0, *bounds])]
+        for place, seconds in self._blocks_cost(buckets):
+            lengths[bisect_right(bounds, place)] += seconds
         return Timing(tuple(lengths), tuple(times), by_priority)
+
+    def _blocks_cost(self, buckets: Sequence[Bucket]) -> Iterator[tuple[float, float]]:
+        """Where a block of a product begins that is not its first, and the seconds that this costs."""
+        per_block = self.model.per_block
+        if not per_block:
+            return
+        for path, done in self._done(buckets).items():
+            seconds = per_block.get(self.model.in_rows[path].product, 0.0)
+            yield from ((self.product[path] + fraction, seconds) for fraction in done.values() if fraction < 1.0)
+        for path, blocks in use_blocks(buckets, self.model.uses, self._alone).items():
+            use, start = self.model.uses[path], 0
+            for block in blocks[:-1]:
+                start += block.stop - block.start
+                yield self.read_by[path] + start / use.rows, per_block.get(use.product, 0.0)
+
+    def _done(self, buckets: Sequence[Bucket]) -> dict[str, Mapping[tuple[int, int], float]]:
+        """Of gradients that are made in blocks: how much of the product is done with each span."""
+        return {path: ready_fractions(found) for path, found in cut_spans(buckets).items() if path in self.product}
 
     def _ready(self, buckets: Sequence[Bucket]) -> list[float]:
         """After how many kernels each bucket is full; 3.5 where that is halfway through the fourth."""
-        spans = {path: found for path, found in cut_spans(buckets).items() if path in self.product}
-        done = {path: ready_fractions(found) for path, found in spans.items()}
+        done = self._done(buckets)
         return [
             max(
                 self.product[part.path] + done[part.path][part.span]

@@ -90,4 +90,5 @@ def _channel(device: torch.device, rounds: int, say: Callable[[str], None]) -> M
         sharing.queued,
         sharing.compute_rate,
         sharing.channel_rate,
+        sharing.issued,
     )

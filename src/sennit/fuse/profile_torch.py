@@ -10,15 +10,22 @@ compiled is asked of an estimator.
 
 Differences, because a link that is limited by a token bucket lets the first bytes of a stream pass at once. No message has segments of 64 KiB: gloo cuts an all-reduce of p ranks in 2 p segments or more, and one of 64 to 65 KiB is
 a packet as large as they get and a few bytes, which Linux holds back while packets before them are queued (`tcp_autocorking`). With 4 ranks messages of 512 to 520 KiB then take up to twice as long as those around them, in most runs; with that setting off none do (`benchmarks/fuse/message_sizes.py`). The same beside this thread computing products (`Sharing`) says what a message takes longer there, and how many products it got done, each of
-them worth the time that it takes alone, how much slower computing is there. The thread's processor time would not say it: what the kernel does for the network in its name is counted in it, and so is waiting for memory that both use.
+them worth the time that it takes alone, how much slower computing is there. A message costs computing something whatever its bytes: the call, and threads of the network that wake up on this core. Small messages that are sent off between products, a turn with them and a turn without:
+
+    seconds of computing for a message = (turn with messages - turn without) / messages
+
+ The thread's processor time would not say it: what the kernel does for the network in its name is counted in it, and so is waiting for memory that both use.
 All ranks end with the same figures.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,14 +38,25 @@ from sennit.fuse.kernel_cost import Estimate
 from sennit.fuse.kernel_torch import call_of, results_of
 from sennit.fuse.model import Channel
 from sennit.fuse.moments_torch import wall
-from sennit.ir.graph import Graph, Role
+from sennit.ir.graph import Graph, Op, Role
 from sennit.ir.strategy_check import Kernel
 
-__all__ = ["MeasuredCost", "Products", "measure_channel", "measure_operators", "now", "queued", "slowest"]
+__all__ = [
+    "MeasuredCost",
+    "Products",
+    "measure_blocks",
+    "measure_channel",
+    "measure_operators",
+    "now",
+    "queued",
+    "slowest",
+]
 
 _SMALL = 1 << 12
+_BLOCKS, _BLOCK_ROUNDS = 8, 3
 _ONE, _MANY = 9 << 16, 14  # bytes of a message, with segments that are not near 64 KiB: see above
 _LARGE = _ONE * _MANY
+_APART = 1e-3  # seconds of products between two small messages: the one before has arrived
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +75,87 @@ class MeasuredCost:
 
 def measure_operators(graph: Graph, model: nn.Module, sample: Mapping[str, Tensor], rounds: int = 5) -> MeasuredCost:
     """Run the graph operator by operator on the model's own parameters and this sample."""
-    state = {**dict(model.named_parameters()), **dict(model.named_buffers()), **sample}
-    device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
-    last = {name: place for place, op in enumerate(graph.ops) for name in (*op.reads, *(v.name for v in op.results))}
     least: dict[str, float] = {}
+
+    def timed(op: Op, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        start = now(device)
+        result = call(*args, **kwargs)
+        least[op.name] = min(least.get(op.name, float("inf")), now(device) - start)
+        return result
+
+    device = _device_of(model, sample)
     for _ in range(rounds + 1):
-        values: dict[str, Tensor] = {}
-        for item in graph.inputs:
-            if item.role is Role.TANGENT:
-                values[item.value.name] = torch.ones((), dtype=torch_dtype(item.value.type.dtype), device=device)
-            else:
-                values[item.value.name] = state[item.path].detach()
-        for place, op in enumerate(graph.ops):
-            target, args, kwargs = call_of(op, values, device)
-            start = now(device)
-            result = target(*args, **kwargs)
-            least[op.name] = min(least.get(op.name, float("inf")), now(device) - start)
-            values.update(results_of(op, result))
-            for done in {*op.reads, *(value.name for value in op.results)}:
-                if last[done] == place:
-                    del values[done]
+        _run_operators(graph, model, sample, timed)
     return MeasuredCost(least)
+
+
+def measure_blocks(
+    graph: Graph, model: nn.Module, sample: Mapping[str, Tensor], by_rows: Collection[str], by_columns: Collection[str]
+) -> dict[str, float]:
+    """Of products that may be made in blocks, of rows or of columns of their result: the seconds that each block but the first costs: a library that packs an operand for each call does so for each block. Those whose blocks have other bits than the whole are not among them: a step makes them in one piece (`products_torch.py`)."""
+    found: dict[str, float] = {}
+
+    def timed(op: Op, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        result = call(*args, **kwargs)
+        if op.name in by_rows or op.name in by_columns:
+            left, right = args[-2:]  # a bias may stand before them
+            if (seconds := _block_seconds(left, right, 0 if op.name in by_rows else 1)) is not None:
+                found[op.name] = seconds
+        return result
+
+    _run_operators(graph, model, sample, timed)
+    return found
+
+
+def _block_seconds(left: Tensor, right: Tensor, dim: int) -> float | None:
+    """`dim` is that of the result which is cut. None where the bits differ."""
+    whole, in_parts = (left.new_empty(left.shape[0], right.shape[1]) for _ in range(2))
+    count = min(_BLOCKS, whole.shape[dim])
+    if count < 2:
+        return 0.0
+    parts, outs = (left, right)[dim].tensor_split(count, dim), in_parts.tensor_split(count, dim)
+    spent: list[tuple[float, float]] = []
+    for _ in range(_BLOCK_ROUNDS + 1):
+        start = time.thread_time()
+        torch.mm(left, right, out=whole)
+        between = time.thread_time()
+        for part, out in zip(parts, outs, strict=True):
+            torch.mm(*((part, right) if dim == 0 else (left, part)), out=out)
+        spent.append((between - start, time.thread_time() - between))
+    if not torch.equal(whole, in_parts):
+        return None
+    alone, in_blocks = (float(np.median(column)) for column in zip(*spent[1:], strict=True))
+    return max(0.0, (in_blocks - alone) / (count - 1))
+
+
+Look = Callable[
+    [Op, Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any
+]  # makes the call, and returns its result
+
+
+def _device_of(model: nn.Module, sample: Mapping[str, Tensor]) -> torch.device:
+    state = itertools.chain(model.parameters(), model.buffers(), sample.values())
+    return next((tensor.device for tensor in state), torch.device("cpu"))
+
+
+def _run_operators(graph: Graph, model: nn.Module, sample: Mapping[str, Tensor], look: Look) -> None:
+    """The graph operator by operator, on the model's own parameters and this sample."""
+    state, device = (
+        {**dict(model.named_parameters()), **dict(model.named_buffers()), **sample},
+        _device_of(model, sample),
+    )
+    last = {name: place for place, op in enumerate(graph.ops) for name in (*op.reads, *(v.name for v in op.results))}
+    values: dict[str, Tensor] = {}
+    for item in graph.inputs:
+        if item.role is Role.TANGENT:
+            values[item.value.name] = torch.ones((), dtype=torch_dtype(item.value.type.dtype), device=device)
+        else:
+            values[item.value.name] = state[item.path].detach()
+    for place, op in enumerate(graph.ops):
+        values.update(results_of(op, look(op, *call_of(op, values, device))))
+        for done in {*op.reads, *(value.name for value in op.results)}:
+            if last[done] == place:
+                del values[done]
 
 
 def now(device: torch.device) -> float:
@@ -98,10 +176,12 @@ def measure_channel(
     # collectives of a GPU do not share its cores with ours
     if torch.device(device).type != "cpu" or not beside_computing:
         return channel
-    each, slope, share = _queues(group, rounds, Products.of(rounds), device)
+    products = Products.of(rounds)
+    each, slope, share = _queues(group, rounds, products, device)
     rate = min(1.0, per_byte / slope)
+    issued = slowest(group, _issued(group, rounds, products), device)
     # the clock carries (latency + queued + per_byte x) / channel_rate
-    return replace(channel, sharing=Sharing(min(1.0, max(share, 0.25)), rate, each * rate - latency))
+    return replace(channel, sharing=Sharing(min(1.0, max(share, 0.25)), rate, each * rate - latency, issued))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +227,30 @@ def _alone(group: dist.ProcessGroup, size: int, rounds: int, device: torch.devic
         dist.all_reduce(buffer, group=group)
         spent.append(wall(buffer.device) - start)
     return float(np.median(spent[1:]))
+
+
+def _issued(group: dist.ProcessGroup, rounds: int, products: Products) -> float:
+    """Seconds that one small message takes from a thread that computes: the median over rounds of a turn without messages and one with them, which follow each other."""
+    buffers = [torch.zeros(_SMALL // 4) for _ in range(_MANY)]
+    apart = math.ceil(_APART / products.seconds)
+    found: list[float] = []
+    for _ in range(rounds + 1):
+        turns: list[float] = []
+        for sent in (False, True):
+            dist.barrier(group)
+            works: list[dist.Work | None] = []
+            start = time.perf_counter()
+            for buffer in buffers:
+                if sent:
+                    works.append(dist.all_reduce(buffer, group=group, async_op=True))
+                for _ in range(apart):
+                    products.compute()
+            turns.append(time.perf_counter() - start)
+            for work in works:
+                assert work is not None
+                work.wait()
+        found.append((turns[1] - turns[0]) / _MANY)
+    return max(0.0, float(np.median(found[1:])))
 
 
 def queued(

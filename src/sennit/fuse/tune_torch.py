@@ -34,7 +34,7 @@ from sennit.fuse.compiled_groups_torch import compiled_groups
 from sennit.fuse.model import Channel, Grouping, KernelOrder, StepModel
 from sennit.fuse.moments_torch import Moments, wall
 from sennit.fuse.network_threads import network_first, ordinary
-from sennit.fuse.profile_torch import measure_channel, measure_operators
+from sennit.fuse.profile_torch import measure_blocks, measure_channel, measure_operators
 from sennit.fuse.row_blocks import row_products
 from sennit.fuse.search_options import SearchOptions
 from sennit.fuse.timeline_torch import in_stretches, rate_beside, stretches
@@ -127,13 +127,22 @@ def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tu
         channel = replace(channel, sharing=sharing)
     measured = replace(channel, update_per_byte=update, copy_per_byte=_copy_per_byte(owner.device))
     in_the_step = replace(cost, seconds=in_stretches(cost.seconds, names, alone))
-    return StepModel(owner.graph, in_the_step, measured, in_rows, owner.packed, owner.row_uses)
+    rows, columns = ({item.product for item in found.values()} for found in (in_rows, owner.row_uses))
+    per_block = measure_blocks(owner.graph, owner.module, {**inputs, **owner.constants}, rows, columns)
+    in_rows = {path: item for path, item in in_rows.items() if item.product in per_block}
+    uses = {path: item for path, item in owner.row_uses.items() if item.product in per_block}
+    return StepModel(owner.graph, in_the_step, measured, in_rows, owner.packed, uses, per_block)
 
 
 def _compute_rate(owner: DataParallel, inputs: Mapping[str, Tensor], alone: float, channel: Channel) -> float:
-    """How fast the step computes beside messages that are carried, 1 as alone. By the step itself: one whose weights pass through the cache again and again loses more there than one of large products."""
+    """How fast the step computes beside messages that are carried, 1 as alone. By the step itself: one whose weights pass through the cache again and again loses more there than one of large products. What each message costs by itself, the clock counts by itself: beside messages of s seconds the step computes at
+
+    rate - issued / s
+    """
     nbytes = math.ceil(2.0 * alone / channel.per_byte)
-    return min(1.0, max(_LEAST_RATE, rate_beside(owner, inputs, _ROUNDS_BESIDE, nbytes)))
+    rate, of_message = rate_beside(owner, inputs, _ROUNDS_BESIDE, nbytes)
+    by_messages = channel.sharing.issued / (channel.per_byte * of_message)
+    return min(1.0, max(_LEAST_RATE, rate + by_messages))
 
 
 def candidates(
