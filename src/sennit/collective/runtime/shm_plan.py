@@ -56,8 +56,8 @@ _LARGE_PARTS = 1 << 20  # of one that is put together from parts of several rank
 _MANY, _RING_FROM = 3, 1 << 14
 # Bytes of a slot that a tile takes. Tiles with a part for each rank are larger, if the slot is: a fifth faster for an all_to_all with 8, and for a reduce_scatter of 512 KiB 15% (71 and 59 us; 16 MiB: 4%).
 _SLOT_USED = 3 << 17
-# The ranks of one core take so much together, or they push each other's out of its cache: 8 ranks on 2 cores took 8% less for an all_to_all of 4 MiB and more.
-_SLOTS_OF_CORE = 2 << 20
+# Where ranks take turns on a core all tiles are so large: each wait gives the core away. 8 ranks on 2 cores took 4 to 10% less than with tiles as those of ranks with a core each, and 4 ranks up to 13% (a broadcast of 16 MiB).
+_SLOT_OF_TURNS = 1 << 20
 _SLOT_OF = {CollectiveName.ALL_TO_ALL: 1 << 20, CollectiveName.REDUCE_SCATTER: 1 << 20}
 _BOUNCE, _PAGE = 128 << 10, 4096  # bytes at a time, from where they begin in a page on
 # Of sums of what is read in other processes: bytes of each at a time, at most; of all together, which stay in the core's cache also where two ranks share it (a virtual machine may run two cores as one); the least with which
@@ -208,9 +208,8 @@ class LoadedCode:
         scratch = sum(code.scratch)
         weight = scratch + parts * code.chunks  # chunks of the slot for one chunk of a part
         named = code.collective.name if isinstance(code.collective, CollectiveSpec) else None
-        of_core = _SLOTS_OF_CORE * min(cores or code.ranks, code.ranks) // code.ranks
         wanted = _SLOT_USED if named is None else _SLOT_OF.get(named, _SLOT_USED)
-        used = min(slot_bytes, max(_SLOT_USED, min(wanted, of_core)))
+        used = min(slot_bytes, _SLOT_OF_TURNS if cores is not None and cores < code.ranks else wanted)
         if direct and self.direct.operands:
             used = min(slot_bytes, (_SUMS + 2 * LINE) * scratch + 4 * LINE)
         if (weight + scratch + 4) * LINE > used:
