@@ -133,6 +133,15 @@ def test_a_near_cache_keeps_what_fits() -> None:
     assert rings == [Ringed.NOTHING, Ringed.INPUT]
 
 
+def test_large_arrays_in_huge_pages_are_read_directly_where_the_cache_is_near() -> None:
+    exchange, near = loaded("all_to_all", 4, 0), SharedCache(32 * MIB, keeps=24 * MIB)
+    huge = SharedCache(32 * MIB, keeps=24 * MIB, huge=True)
+    assert [exchange.goes_directly(part, huge) for part in (MIB, 2 * MIB, 64 * MIB)] == [False, True, True]
+    assert not any(exchange.goes_directly(part, near) for part in (MIB, 2 * MIB, 64 * MIB))
+    assert not loaded("reduce_scatter", 4, 0).goes_directly(16 * MIB, huge)
+    assert make_plan(exchange, 2 * MIB, DType.U8, None, MIB, direct=True, cache=huge).record.bounced == 0
+
+
 def test_ranks_that_take_turns_on_a_core_have_larger_tiles() -> None:
     gather = loaded("all_gather", 8, 0)
     tiles = [gather.tile(4 * MIB, 1, 4 * MIB, cores=cores) for cores in (None, 16, 8, 7, 2)]

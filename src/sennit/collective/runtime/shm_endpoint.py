@@ -124,7 +124,11 @@ class ShmEndpoint:
         sees_all = sees(machine, [facts for facts in ranks if facts.rank != rank])
         may_read = all(answer == b"1" for answer in exchange(b"1" if sees_all else b"0"))
         del secret  # not before all have looked
-        cache = SharedCache(min(facts.cache for facts in ranks), min(facts.keeps for facts in ranks))
+        cache = SharedCache(
+            bytes=min(facts.cache for facts in ranks),
+            keeps=min(facts.keeps for facts in ranks),
+            huge=all(facts.huge for facts in ranks),
+        )
         return cls(segment, [facts.identity for facts in ranks], machine, timeout, cores, may_read, cache)
 
     def _make_record(self, segment: Segment, spins: bool) -> GroupRecord:

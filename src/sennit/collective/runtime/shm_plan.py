@@ -21,7 +21,7 @@ the cache. The kernel would write to the output itself, each line of which is fe
 6.6 and 7.2 ms in place of 7.9 (`shm_variants.py`), and of the programs by hand in `peers.py` staging was the fastest of 64 MiB with 4 ranks on 16 cores.
 
 **A cache that keeps.** All of the above is of cores whose shared cache is a mesh away. Where it is near (`shm_facts.kept_bytes`), a second copy inside of it costs less than the kernel's look at each page: nothing goes directly. Nor do lines
-take long to come from another core: nothing lies in a ring, which would fill the cache (an all_gather of 4 MiB by 4 ranks took 303 us in place of 364, `--rings 0 6144`). And outputs are written through it as long as the arrays of all ranks fit. With 2 ranks on 2 such cores an all_to_all of 512 KiB took 12 us in place of 23, and a broadcast of 4 MiB 73 in place of 176 (`shm_variants.py`).
+take long to come from another core: nothing lies in a ring, which would fill the cache (an all_gather of 4 MiB by 4 ranks took 303 us in place of 364, `--rings 0 6144`). Large arrays in huge pages are the exception: there the kernel has little to look up, and an all_to_all of 8 MiB and more is one copy, through the cache (16 MiB by 8 ranks on 2 such cores: 3.9 to 4.2 ms in place of 5.0, by 2: 0.56 to 0.66 in place of 0.85; in pages of 4 KiB 7.5 in place of 5.2; `shm_variants.py`). Whether arrays have such pages is not asked of each, which ranks would have to agree on, but of the system (`shm_facts.huge_pages`). And outputs are written through it as long as the arrays of all ranks fit. With 2 ranks on 2 such cores an all_to_all of 512 KiB took 12 us in place of 23, and a broadcast of 4 MiB 73 in place of 176 (`shm_variants.py`).
 
 **Sums.** A reduction whose operands are inputs of peers reads `piece` bytes of each at a time into a workspace, which stays in the core's own cache, and adds them up from there. Staged, every line crosses from the cache of
 one core to that of another twice: when it is written where a peer has read before, and when the peer reads it. With 8 ranks on 16 x86_64 cores a reduce_scatter of 16 MiB took 1.7 to 1.8 ms in place of 2.5, and 2.6 in place of
@@ -59,6 +59,7 @@ _SLOT_USED = 3 << 17
 # Where ranks take turns on a core all tiles are so large: each wait gives the core away. 8 ranks on 2 cores took 4 to 10% less than with tiles as those of ranks with a core each, and 4 ranks up to 13% (a broadcast of 16 MiB).
 _SLOT_OF_TURNS = 1 << 20
 _SLOT_OF = {CollectiveName.ALL_TO_ALL: 1 << 20, CollectiveName.REDUCE_SCATTER: 1 << 20}
+_HUGE_FROM = 8 << 20  # bytes of an array that lies in huge pages for the most part, where it may
 _BOUNCE, _PAGE = 128 << 10, 4096  # bytes at a time, from where they begin in a page on
 # Of sums of what is read in other processes: bytes of each at a time, at most; of all together, which stay in the core's cache also where two ranks share it (a virtual machine may run two cores as one); the least with which
 # that pays; bytes of sums in a tile, where peers read them.
@@ -79,10 +80,11 @@ _DIRECT_FROM = {
 
 @dataclass(frozen=True, slots=True)
 class SharedCache:
-    """What the cores share."""
+    """What the cores share, and how large arrays lie in memory."""
 
     bytes: int = 32 << 20  # the default is for systems that do not say
     keeps: int = 0  # what the arrays of all ranks may fill so that they are best written through it; 0 where it is far
+    huge: bool = False  # large arrays lie in huge pages: the kernel looks up one of 512 times as few
 
 
 _A_CACHE = SharedCache()
@@ -169,8 +171,11 @@ class LoadedCode:
         piece = self.piece(Capacity().slot if slot_bytes is None else slot_bytes)
         if least is not None:
             return piece is None or piece > 0
-        if cache.keeps or not self.direct.read_once:
+        if not self.direct.read_once:
             return False
+        if cache.keeps:
+            is_large = code.ranks * part_bytes >= _HUGE_FROM
+            return cache.huge and is_large and collective.name is CollectiveName.ALL_TO_ALL
         if piece is not None:
             apart = code.ranks >= _SUMMED_RANKS and (cores is None or code.ranks <= cores)
             return apart and piece >= _LEAST_PIECE and self.overlaid is not None
@@ -404,7 +409,7 @@ def make_plan(
     kept = part * loaded.array_parts <= cache.keeps
     record.large = not kept and sizes[OUTPUT] >= (_LARGE_PARTS if code.parts(rank, OUTPUT) > 1 else _LARGE)
     record.vast = sizes[OUTPUT] * code.ranks > cache.bytes // 2
-    if direct and not code.scratch and sum(sizes) * code.ranks > cache.bytes // 2:
+    if direct and not cache.keeps and not code.scratch and sum(sizes) * code.ranks > cache.bytes // 2:
         record.bounced = min(_BOUNCE, slot_bytes - _PAGE)
     if direct:
         record.piece = loaded.piece(slot_bytes) or 0
