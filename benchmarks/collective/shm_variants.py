@@ -1,6 +1,6 @@
 """The constants of `shm_plan.py`, measured: the same collective staged or direct, its output past the cache or through it, with smaller or larger tiles.
 
-    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7] [--only-chosen | --sums] [--switches] [--rings 0 8192 ...]
+    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7] [--only-chosen | --sums] [--switches] [--pages huge] [--rings 0 8192 ...]
 
 | variant | is |
 |---|---|
@@ -12,7 +12,7 @@
 | tile N | of `staged`, as chosen, with at most N KiB of a slot |
 | ring N | staged, in a group of its own, whose tiles go round in N KiB; `slots`: in slots; `past`: outputs are written past the cache |
 
-`--switches` adds how often a call gave its core away, of the rank that did so most: asleep, and for others (voluntary and other switches of the kernel's count).
+`--pages` says whether arrays lie in pages of 2 MiB or of 4 KiB; numpy's own have the first from 4 MiB on where the kernel gives them to who asks. `--switches` adds how often a call gave its core away, of the rank that did so most: asleep, and for others (voluntary and other switches of the kernel's count).
 
 All variants are plans of one group, on the same arrays, in turns; each rank has its share of the cores. Microseconds of a call, median of the rounds, of the slowest rank, the core called by ctypes.
 """
@@ -20,6 +20,7 @@ All variants are plans of one group, on the same arrays, in turns; each rank has
 from __future__ import annotations
 
 import argparse
+import mmap
 import multiprocessing
 import os
 import resource
@@ -46,6 +47,7 @@ MOVES = ("all_gather", "all_to_all", "broadcast")
 SUMS = ("all_reduce", "reduce_scatter", "reduce")
 ROOTED = ("broadcast", "reduce")
 NEVER = 1 << 40
+HUGE_PAGE = 2 << 20
 TILES = (96, 192, 288, 384, 1024)
 
 
@@ -135,10 +137,17 @@ def in_rings(groups: dict[str, ShmGroup], name: str, source: np.ndarray, target:
     return found
 
 
-def placed(elements: int, offset: int) -> np.ndarray:
-    """An array that begins so many bytes after the beginning of a line."""
-    space = np.ones(elements + 32, np.float32)
-    first = (offset - space.ctypes.data) % 64 // 4
+def placed(elements: int, offset: int, pages: str = "numpy") -> np.ndarray:
+    """An array that begins so many bytes after the beginning of a line; of a page of 2 MiB, where it lies in `huge` or `small` pages and not where numpy puts it."""
+    if pages == "numpy":
+        space = np.ones(elements + 32, np.float32)
+        first = (offset - space.ctypes.data) % 64 // 4
+        return space[first : first + elements]
+    memory = mmap.mmap(-1, 4 * elements + 2 * HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE if pages == "huge" else mmap.MADV_NOHUGEPAGE)
+    space = np.frombuffer(memory, np.float32)
+    first = (offset - space.ctypes.data) % HUGE_PAGE // 4
+    space[first : first + elements] = 1.0
     return space[first : first + elements]
 
 
@@ -158,6 +167,7 @@ def rank_main(
     sums: bool,
     switches: bool,
     offset: int,
+    pages: str,
     rings: list[int],
 ) -> None:
     cores = sorted(os.sched_getaffinity(0))
@@ -184,10 +194,10 @@ def rank_main(
             for text in sizes:
                 part = scale(text) // 4 // size
                 whole = part * size
-                source = placed(part if name == "all_gather" else whole, offset)
+                source = placed(part if name == "all_gather" else whole, offset, pages)
                 target = source
                 if name not in ("all_reduce", "broadcast", "reduce"):
-                    target = placed(part if name == "reduce_scatter" else whole, offset)
+                    target = placed(part if name == "reduce_scatter" else whole, offset, pages)
                 if groups:
                     plans = in_rings(groups, name, source, target)
                 else:
@@ -251,6 +261,7 @@ def main() -> int:
     parser.add_argument("--only-chosen", action="store_true", help="to compare builds of the core")
     parser.add_argument("--sums", action="store_true", help="of reductions: staged, and read in other processes")
     parser.add_argument("--switches", action="store_true")
+    parser.add_argument("--pages", choices=["numpy", "huge", "small"], default="numpy", help="that arrays lie in")
     parser.add_argument("--rings", type=int, nargs="+", default=[], help="KiB of staging")
     parser.add_argument(
         "--offset", type=int, default=16, help="bytes from the beginning of a line to that of an array; numpy's have 16"
@@ -264,7 +275,7 @@ def main() -> int:
         options.sums,
         options.switches,
     )
-    words += options.offset, options.rings
+    words += options.offset, options.pages, options.rings
     return run_ranks(rank_main, options.ranks, words)
 
 
