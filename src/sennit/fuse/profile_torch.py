@@ -10,12 +10,14 @@ compiled is asked of an estimator.
 
 Differences, because a link that is limited by a token bucket lets the first bytes of a stream pass at once. No message has segments of 64 KiB: gloo cuts an all-reduce of p ranks in 2 p segments or more, and one of 64 to 65 KiB is
 a packet as large as they get and a few bytes, which Linux holds back while packets before them are queued (`tcp_autocorking`). With 4 ranks messages of 512 to 520 KiB then take up to twice as long as those around them, in most runs; with that setting off none do (`benchmarks/fuse/message_sizes.py`). The same beside this thread computing products (`Sharing`) says what a message takes longer there, and how many products it got done, each of
-them worth the time that it takes alone, how much slower computing is there. A message costs computing something whatever its bytes: the call, and threads of the network that wake up on this core. Small messages that are sent off between products, a turn with them and a turn without:
+them worth the time that it takes alone, how much slower computing is there. The thread's processor time would not say it: what the kernel does for the network in its name is counted in it, and so is waiting for memory that both use.
+A message also costs computing something whatever its bytes: the call, and threads of the network that wake up on this core. Small messages are sent off between products, a turn with them and a turn without:
 
     seconds of computing for a message = (turn with messages - turn without) / messages
 
- The thread's processor time would not say it: what the kernel does for the network in its name is counted in it, and so is waiting for memory that both use.
 All ranks end with the same figures.
+
+**Blocks.** A product that is made in blocks, of rows or of columns, takes longer than in one piece. Each that may be is timed both ways (`measure_blocks`), once the operators' own times are known.
 """
 
 from __future__ import annotations
@@ -94,6 +96,8 @@ def measure_blocks(
 ) -> dict[str, float]:
     """Of products that may be made in blocks, of rows or of columns of their result: the seconds that each block but the first costs: a library that packs an operand for each call does so for each block. Those whose blocks have other bits than the whole are not among them: a step makes them in one piece (`products_torch.py`)."""
     found: dict[str, float] = {}
+    if not by_rows and not by_columns:
+        return found
 
     def timed(op: Op, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         result = call(*args, **kwargs)
