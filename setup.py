@@ -13,7 +13,9 @@ setup(
         Extension(
             "sennit.collective.runtime._shm_core",
             [f"{FOLDER}/shm_core.c"],
-            depends=[f"{FOLDER}/shm_{part}.h" for part in ("copy", "messages", "pull", "records", "reduce", "wait")],
+            depends=[
+                f"{FOLDER}/shm_{part}.h" for part in ("copy", "messages", "pages", "pull", "records", "reduce", "wait")
+            ],
             extra_compile_args=["-O3", "-std=gnu11", "-fwrapv", "-fno-math-errno", "-fno-trapping-math"],
             optional=True,
             py_limited_api=True,

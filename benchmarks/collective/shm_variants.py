@@ -37,6 +37,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 from sennit.collective.runtime import shm_plan
+from sennit.collective.runtime.shm_abi import Inputs
 from sennit.collective.runtime.shm_group import ShmGroup
 from sennit.collective.runtime.shm_plan import Plan
 from sennit.collective.runtime.shm_segment import Capacity
@@ -123,7 +124,7 @@ def ways_of_sums(name: str, made: Callable[..., Plan]) -> dict[str, Plan]:
 
 def staged_bits(plan: Plan) -> int:
     """Of a rank that has no output too."""
-    return int(plan.touched[0] and not plan.record.direct) if plan.staged is None else plan.staged
+    return int(plan.touched[0] and plan.record.direct != Inputs.DIRECT) if plan.staged is None else plan.staged
 
 
 def in_rings(groups: dict[str, ShmGroup], name: str, source: np.ndarray, target: np.ndarray) -> dict[str, Made]:

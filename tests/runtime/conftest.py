@@ -8,6 +8,14 @@ import pytest
 from shm_ranks import Ranks
 
 
+@pytest.fixture
+def mortal() -> Iterator[Ranks]:
+    """Three ranks that may be killed."""
+    started = Ranks(3)
+    yield started
+    started.close()
+
+
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
     started = Ranks(5)

@@ -25,7 +25,7 @@ from sennit.collective.library import (
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Op
 from sennit.collective.runtime.encode import encode
 from sennit.collective.runtime.encode_pull import encode_pull
-from sennit.collective.runtime.shm_abi import LINE, SLOTS, CallRecord, GroupRecord, Ringed
+from sennit.collective.runtime.shm_abi import LINE, SLOTS, CallRecord, GroupRecord, Inputs, Ringed
 from sennit.collective.runtime.shm_algorithms import build
 from sennit.collective.runtime.shm_machine_numpy import _Visit
 from sennit.collective.runtime.shm_plan import LoadedCode, SharedCache, make_plan
@@ -93,36 +93,36 @@ def test_direct_calls() -> None:
     """Where no part is read twice, from some size on."""
     exchange = loaded("all_to_all", 4, 0)
     cache = SharedCache(256 * MIB)  # and arrays that are larger, all together, are staged
-    assert [exchange.goes_directly(size, cache) for size in (16 * KIB, 64 * KIB, 8 * MIB, 9 * MIB)] == [
+    assert [exchange.inputs(size, cache) is Inputs.DIRECT for size in (16 * KIB, 64 * KIB, 8 * MIB, 9 * MIB)] == [
         False,
         True,
         True,
         False,
     ]
-    assert loaded("scatter", 4, 0, root=1).goes_directly(MIB)
+    assert loaded("scatter", 4, 0, root=1).inputs(MIB) is Inputs.DIRECT
     by_slices = loaded("broadcast slices", 4, 0, root=1)
-    assert [by_slices.goes_directly(size) for size in (64 * KIB, 128 * KIB, 8 * MIB)] == [False, True, True]
+    assert [by_slices.inputs(size) is Inputs.DIRECT for size in (64 * KIB, 128 * KIB, 8 * MIB)] == [False, True, True]
     scatter = loaded("reduce_scatter", 4, 0)
-    assert [scatter.goes_directly(size) for size in (32 * KIB, 64 * KIB, 64 * MIB)] == [False, True, True]
+    assert [scatter.inputs(size) is Inputs.DIRECT for size in (32 * KIB, 64 * KIB, 64 * MIB)] == [False, True, True]
     for name, root in (
         ("all_gather", None),
         ("broadcast", 0),
         ("all_reduce direct", None),
         ("all_reduce slices", None),
     ):
-        assert not loaded(name, 4, 0, root).goes_directly(8 * MIB)
+        assert loaded(name, 4, 0, root).inputs(8 * MIB) is Inputs.STAGED
     pieces = LoadedCode.load(encode_pull(tree_broadcast(4, pieces=2)), 0, 0)
-    assert not pieces.goes_directly(MIB, least=0)  # it passes outputs on
+    assert pieces.inputs(MIB, least=0) is Inputs.STAGED  # it passes outputs on
 
 
 def test_a_near_cache_keeps_what_fits() -> None:
     """Nothing goes directly, but where a group is told so, and outputs go past the cache only where the arrays of all ranks do not fit."""
     near, far = SharedCache(32 * MIB, keeps=24 * MIB), SharedCache(32 * MIB)
     exchange, gather, spread = loaded("all_to_all", 4, 0), loaded("all_gather", 4, 0), loaded("broadcast", 4, 0, root=1)
-    assert exchange.goes_directly(MIB // 2, far)
-    assert not any(exchange.goes_directly(size, near) for size in (64 * KIB, MIB // 2, 8 * MIB))
-    assert exchange.goes_directly(MIB, near, least=0)
-    assert not loaded("reduce_scatter", 4, 0).goes_directly(MIB, near)
+    assert exchange.inputs(MIB // 2, far) is Inputs.DIRECT
+    assert Inputs.DIRECT not in {exchange.inputs(size, near) for size in (64 * KIB, MIB // 2, 8 * MIB)}
+    assert exchange.inputs(MIB, near, least=0) is Inputs.DIRECT
+    assert loaded("reduce_scatter", 4, 0).inputs(MIB, near) is Inputs.STAGED
     assert (exchange.array_parts, gather.array_parts, spread.array_parts) == (2 * 4 * 4, 4 * 4 + 4, 4)
     for code, fits in ((exchange, 24 * MIB // 32), (gather, 24 * MIB // 20), (spread, 6 * MIB)):
         part = fits // 64 * 64
@@ -133,13 +133,19 @@ def test_a_near_cache_keeps_what_fits() -> None:
     assert rings == [Ringed.NOTHING, Ringed.INPUT]
 
 
-def test_large_arrays_in_huge_pages_are_read_directly_where_the_cache_is_near() -> None:
+def test_where_the_cache_is_near_each_rank_says_of_a_large_exchange_where_it_is_read() -> None:
     exchange, near = loaded("all_to_all", 4, 0), SharedCache(32 * MIB, keeps=24 * MIB)
-    huge = SharedCache(32 * MIB, keeps=24 * MIB, huge=True)
-    assert [exchange.goes_directly(part, huge) for part in (MIB, 2 * MIB, 64 * MIB)] == [False, True, True]
-    assert not any(exchange.goes_directly(part, near) for part in (MIB, 2 * MIB, 64 * MIB))
-    assert not loaded("reduce_scatter", 4, 0).goes_directly(16 * MIB, huge)
-    assert make_plan(exchange, 2 * MIB, DType.U8, None, MIB, direct=True, cache=huge).record.bounced == 0
+    assert [exchange.inputs(part, near) for part in (MIB // 8, MIB // 4, 64 * MIB)] == [
+        Inputs.STAGED,
+        Inputs.EITHER,
+        Inputs.EITHER,
+    ]
+    for name in ("reduce_scatter", "all_gather", "all_reduce slices"):
+        assert loaded(name, 4, 0).inputs(16 * MIB, near) is Inputs.STAGED
+    either = make_plan(exchange, 2 * MIB, DType.U8, None, MIB, inputs=Inputs.EITHER, cache=near)
+    staged = make_plan(exchange, 2 * MIB, DType.U8, None, MIB, cache=near)
+    assert either.record.tile == staged.record.tile < 2 * MIB  # what is staged needs tiles
+    assert (either.staged, either.one_array, either.record.bounced) == (1, True, 0)
 
 
 def test_ranks_that_take_turns_on_a_core_have_larger_tiles() -> None:
@@ -150,7 +156,7 @@ def test_ranks_that_take_turns_on_a_core_have_larger_tiles() -> None:
 
 def test_a_direct_call_is_one_tile_and_stages_nothing() -> None:
     exchange = loaded("all_to_all", 4, 0)
-    direct = make_plan(exchange, MIB, DType.U8, None, 64 * KIB, direct=True)
+    direct = make_plan(exchange, MIB, DType.U8, None, 64 * KIB, inputs=Inputs.DIRECT)
     staged = make_plan(exchange, MIB, DType.U8, None, 64 * KIB)
     assert (direct.record.tile, direct.staged, direct.one_array) == (MIB, 0, False)
     assert (staged.staged, staged.one_array) == (1, True)
@@ -158,7 +164,7 @@ def test_a_direct_call_is_one_tile_and_stages_nothing() -> None:
 
 
 def test_a_direct_call_with_scratch_has_tiles_of_that_alone() -> None:
-    plan = make_plan(loaded("broadcast slices", 4, 0, root=1), 8 * MIB, DType.U8, None, 64 * KIB, direct=True)
+    plan = make_plan(loaded("broadcast slices", 4, 0, root=1), 8 * MIB, DType.U8, None, 64 * KIB, inputs=Inputs.DIRECT)
     assert (plan.staged, plan.one_array) == (0, True)
     assert 3 * 64 * KIB < plan.record.tile <= 4 * 64 * KIB  # a slot has a slice, and nothing of the input
 

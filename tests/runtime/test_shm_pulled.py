@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from shm_ranks import Failed, Ranks, good
 from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Instruction, Op, Operand
 from sennit.collective.runtime.code_direct import DirectFacts
 from sennit.collective.runtime.encode_pull import encode_pull
-from sennit.collective.runtime.shm_abi import Reduction, load_core
+from sennit.collective.runtime.shm_abi import Inputs, Reduction, load_core
 from sennit.collective.runtime.shm_algorithms import build
 from sennit.collective.runtime.shm_plan import LoadedCode, make_plan
 from sennit.ir.dtype import DType
@@ -88,13 +88,6 @@ def test_a_reduction_that_is_tried_again_adds_nothing_twice(ranks: Ranks, size: 
 @pytest.mark.parametrize("size", [2, 3])
 def test_inputs_that_the_kernel_does_not_read_for_others(ranks: Ranks, size: int) -> None:
     may(ranks.run(size, pulled_jobs.closed_to_others))
-
-
-@pytest.fixture
-def mortal() -> Iterator[Ranks]:
-    started = Ranks(3)
-    yield started
-    started.close()
 
 
 @compiled_core
@@ -179,18 +172,18 @@ def test_two_blocks_that_reduce_may_not_be_direct() -> None:
 def test_plans_of_sums() -> None:
     """A reduce_scatter is one tile; an all_reduce has tiles of as many sums as stay in the cache. Many ranks would have short pieces, and are staged."""
     scatter = LoadedCode.load(encode_pull(build("reduce_scatter", 8)), 3, 0)
-    plan = make_plan(scatter, 8 * MIB, DType.U8, Reduction.BXOR, MIB, direct=True)
+    plan = make_plan(scatter, 8 * MIB, DType.U8, Reduction.BXOR, MIB, inputs=Inputs.DIRECT)
     assert (plan.record.tile, plan.record.piece, plan.staged, plan.one_array) == (8 * MIB, 72 * KIB, 0, False)
     assert not plan.record.early
     assert scatter.overlaid == 3
     summed = LoadedCode.load(encode_pull(build("all_reduce slices", 8)), 3, 0)
-    plan = make_plan(summed, 16 * MIB, DType.U8, Reduction.BXOR, MIB, direct=True)
+    plan = make_plan(summed, 16 * MIB, DType.U8, Reduction.BXOR, MIB, inputs=Inputs.DIRECT)
     assert (plan.record.tile, plan.staged, plan.one_array) == (MIB, 0, True)
     assert plan.record.early
     pieces = [LoadedCode.load(encode_pull(build("reduce_scatter", p)), 0, 0) for p in (2, 17, 33, 40)]
     assert [loaded.piece(MIB) for loaded in pieces] == [128 * KIB, 32 * KIB, 16 * KIB, 12 * KIB]
-    assert [loaded.goes_directly(MIB) for loaded in pieces] == [False, True, False, False]
-    assert [pieces[1].goes_directly(MIB, cores=cores) for cores in (16, 17)] == [
+    assert [loaded.inputs(MIB) is Inputs.DIRECT for loaded in pieces] == [False, True, False, False]
+    assert [pieces[1].inputs(MIB, cores=cores) is Inputs.DIRECT for cores in (16, 17)] == [
         False,
         True,
     ]  # ranks of one core share its cache

@@ -22,6 +22,7 @@ __all__ = [
     "SLOTS",
     "CallRecord",
     "GroupRecord",
+    "Inputs",
     "PlaceRecord",
     "Reduction",
     "Ringed",
@@ -85,6 +86,14 @@ class Ringed(IntEnum):
     INPUT = 2
 
 
+class Inputs(IntEnum):
+    """Where peers read inputs: in staging, in the memory of their owner, or where each owner says, by the pages that its input lies in."""
+
+    STAGED = 0
+    DIRECT = 1
+    EITHER = 2
+
+
 class Status(IntEnum):
     DONE = 0
     WAITING = 1
@@ -124,6 +133,8 @@ class GroupRecord(Structure):
         ("staging_at", c_int64),
         ("rank", c_int32),
         ("ranks", c_int32),
+        ("pagemap", c_int32),
+        ("huge", c_int32),
         ("spin_limit", c_int32),
         ("yields", c_int32),
         ("patience", c_int64),
@@ -174,6 +185,7 @@ class CallRecord(Structure):
         ("large", c_int32),
         ("vast", c_int32),
         ("direct", c_int32),
+        ("apart", c_int32),
         ("bounced", c_int32),
         ("early", c_int32),
         ("piece", c_int32),
@@ -222,6 +234,7 @@ def load_core() -> ctypes.CDLL | None:
     library.sennit_run.argtypes = [c_void_p, c_void_p]
     library.sennit_start.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int32]
     library.sennit_start_briefly.argtypes = library.sennit_start.argtypes
+    library.sennit_huge.argtypes = [c_int32, c_void_p, c_int64]
     library.sennit_peek.argtypes = [c_int32, c_void_p, c_void_p, c_int64]
     library.sennit_exchange.argtypes = [c_void_p, c_int32, c_void_p, c_int32]
     library.sennit_reduce.argtypes = [c_void_p, c_void_p, c_void_p, c_int32, c_int64]

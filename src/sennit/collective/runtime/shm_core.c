@@ -19,7 +19,7 @@
  * In a *direct* call inputs are not staged: peers read them where the user has them, in the memory of the other process (process_vm_readv), one copy
  * instead of two, or add them up from there (shm_pull.h); an input that lies in the segment is read where it is mapped. Scratch is in staging, and there is one tile if there is none. The kernel reads what the owner wrote before the release of its gate's signal, since the reader asks after the acquire; and the call
  * returns only when all peers have read: when they have signalled that they have left; or when this rank's own blocks are at their ends, where it is proved that they know as much by then (`early`). An output may lie over
- * the input, where it is proved that nothing is overwritten before it was read. code_direct.py has both proofs.
+ * the input, where it is proved that nothing is overwritten before it was read. code_direct.py has both proofs. In a call that is EITHER each rank says so of its own input, in its gate's flag, and the others are staged: all go through tiles as if all were.
  *
  * Reads of several peers at once (`get_row`): each is made after the acquire of its own flag, like one that is made alone, and before the signal that comes after them in the code. Stores past the cache
  * are fenced before a signal too (`end_past_cache`), which a release alone does not order.
@@ -142,6 +142,11 @@ static int move_data(Group *group, const Call *call, Tile *tile, const Instructi
         return 1; /* the user's input is the user's output: it is there */
     Piece piece = piece_of(group, call, tile, step);
     int pulled = step->op == GET && is_pulled(group, call, tile, step->peer, step->source_buffer);
+    if (call->apart && (pulled || step->op == COPY)) { /* what is not staged lies there as a whole: all of a part with the first tile, in one go */
+        if (tile->first)
+            return 1;
+        piece.bytes = (size_t)(call->elements * call->itemsize);
+    }
     if (pulled && call->bounced && step->target_buffer == OUTPUT)
         return pull_past_cache(group, step->peer, piece, tile->scratch, call->bounced);
     if (pulled)
@@ -303,7 +308,7 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
     stop = stop < length ? stop : length;
     for (int turn = 0; call->staged[INPUT] && turn < call->parts[INPUT]; turn++) {
         int part = call->in_turns ? (group->rank + 1 + turn) % call->parts[INPUT] : turn;
-        char *to = group->base + tile->mine[INPUT].offset + part * length;
+        char *to = group->base + (call->direct ? ~tile->mine[INPUT].offset : tile->mine[INPUT].offset) + part * length;
         const char *from = call->source + (part * call->elements + tile->first) * item;
         if (call->kept < 0 || call->kept / call->chunks != part) {
             memcpy(to, from, length);
@@ -359,6 +364,15 @@ static void leave_tile(Group *group, Call *call, const Tile *tile, const int32_t
         (Exit){call->code + at[0], call->code + call->blocks[1], tile->epoch, call->flag_base};
 }
 
+/* Of a call that is EITHER, after its first tile: whether all inputs were offered. Then all has been read, and there are no more tiles. Each rank reads from each, so all have seen the same. */
+static int all_offered(const Group *group, const Call *call, const Tile *tile)
+{
+    int all = call->direct == EITHER && tile->mine[INPUT].offset >= 0;
+    for (int rank = 0; all && rank < group->ranks; rank++)
+        all = rank == group->rank || places_of(group, tile, rank)[INPUT].offset >= 0;
+    return all;
+}
+
 /* The blocks of a tile are at their ends; with `put_off` the gate may stand at its waits. */
 static int all_done(const Call *call, const int32_t *at, int put_off)
 {
@@ -374,9 +388,10 @@ static int go_on(Group *group, Call *call, int rounds)
 {
     Idle idle = {0};
     int put_off = call->only_read && (call->staged[INPUT] || !call->touched[INPUT] || call->early) && !call->touched[OUTPUT];
+    int offers = call->direct == EITHER && !call->staged[INPUT];
     while (!call->begun || call->left < call->begun || call->entered < call->elements) {
-        int moved = 0;
-        while ((!call->begun || call->entered < call->elements) && call->begun - call->left < SLOTS && slot_is_free(group)) {
+        int moved = 0, most = offers && !call->left ? 1 : SLOTS; /* who offers its input sees first whether all do */
+        while ((!call->begun || call->entered < call->elements) && call->begun - call->left < most && slot_is_free(group)) {
             enter_tile(group, call, &call->tiles[call->begun % SLOTS]);
             begin_tile(call, steps_of(call, call->begun));
             call->begun++;
@@ -396,7 +411,10 @@ static int go_on(Group *group, Call *call, int rounds)
             }
         }
         while (call->left < call->begun && all_done(call, steps_of(call, call->left), put_off)) {
-            leave_tile(group, call, &call->tiles[call->left % SLOTS], steps_of(call, call->left));
+            Tile *tile = &call->tiles[call->left % SLOTS];
+            if (!call->left && all_offered(group, call, tile))
+                call->entered = call->elements;
+            leave_tile(group, call, tile, steps_of(call, call->left));
             call->left++;
             moved = 1;
         }
@@ -413,6 +431,24 @@ static int go_on(Group *group, Call *call, int rounds)
 
 int sennit_run(Group *group, Call *call) { return go_on(group, call, INT_MAX); }
 
+static int64_t bytes_of(const Call *call, int buffer) { return call->parts[buffer] * call->elements * call->itemsize; }
+
+static int are_apart(const Call *call)
+{
+    const Piece input = {call->source, NULL, (size_t)bytes_of(call, INPUT)}, output = {call->target, NULL, (size_t)bytes_of(call, OUTPUT)};
+    return !overlaps(&input, &output);
+}
+
+/* Of a call that is EITHER: whether peers read the input where it is, and not in staging: it lies in huge pages, the kernel reads it for others, and the output lies elsewhere. */
+static int is_offered(const Group *group, const Call *call)
+{
+    int64_t bytes = bytes_of(call, INPUT);
+    if (!call->touched[INPUT] || !call->apart)
+        return 0;
+    int huge = in_huge_pages(group->pagemap, call->source, bytes);
+    return (huge < 0 ? group->huge : huge) && is_readable(group, call->source, bytes);
+}
+
 /* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. A closed group is none. UNREADABLE: nothing was begun; the input is to be copied before. */
 static int begin(Group *group, Call *call, char *source, char *target, int32_t staged)
 {
@@ -420,9 +456,10 @@ static int begin(Group *group, Call *call, char *source, char *target, int32_t s
         return UNUSABLE;
     call->source = source;
     call->target = target;
-    call->staged[INPUT] = staged & 1;
+    call->apart = call->direct == EITHER && are_apart(call);
+    call->staged[INPUT] = (staged & 1) && !is_offered(group, call);
     call->staged[OUTPUT] = staged >> 1;
-    if (call->direct && call->touched[INPUT] && !is_readable(group, source, call->parts[INPUT] * call->elements * call->itemsize))
+    if (call->direct == DIRECT && call->touched[INPUT] && !is_readable(group, source, bytes_of(call, INPUT)))
         return UNREADABLE;
     call->entered = call->begun = call->left = 0;
     CallNote *note = &group->notes[++group->calls % NOTES];

@@ -33,11 +33,12 @@ from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Instruction, Op
 from sennit.collective.runtime.code_direct import pulled_places
 from sennit.collective.runtime.failure import Cause, RuntimeFailure
 from sennit.collective.runtime.liveness import Identity, Liveness
-from sennit.collective.runtime.shm_abi import SLOTS, CallRecord, GroupRecord, PlaceRecord, Reduction, Status
+from sennit.collective.runtime.shm_abi import SLOTS, CallRecord, GroupRecord, Inputs, PlaceRecord, Reduction, Status
 from sennit.collective.runtime.shm_arena import Arena
 from sennit.collective.runtime.shm_cores import has_own_core
 from sennit.collective.runtime.shm_facts import Facts, Secret, everyone, sees
 from sennit.collective.runtime.shm_machine import Machine, choose_machine
+from sennit.collective.runtime.shm_pages import PageMap, huge_pages
 from sennit.collective.runtime.shm_plan import LoadedCode, Plan, SharedCache, make_plan
 from sennit.collective.runtime.shm_segment import BROKEN, Capacity, Exchange, Layout, Segment, open_segment
 from sennit.collective.runtime.shm_shortcut import new_turn
@@ -71,7 +72,7 @@ class ShmEndpoint:
     ) -> None:
         layout = segment.layout
         self.may_read = may_read  # whether ranks may read each other's memory
-        self.direct_from: int | None = None  # bytes of a part, to overrule `goes_directly`; the same on all ranks
+        self.direct_from: int | None = None  # bytes of a part, to overrule `LoadedCode.inputs`; the same on all ranks
         self.ring_from: int | None = None  # bytes of a tile, to overrule `ringed`; the same
         self.rank, self.size, self.timeout = segment.rank, layout.ranks, timeout
         self.cores = len(set[int]().union(*cores))  # that the ranks may run on, all together
@@ -93,6 +94,8 @@ class ShmEndpoint:
         self._flags_used = 0
         self._has_ring = False
         self._workspace = Workspace()
+        self._pages = PageMap()
+        weakref.finalize(self, self._pages.close)
         self._broken: RuntimeFailure | None = None
         self._record = self._make_record(segment, has_own_core(self.rank, cores))
         self.address = ctypes.addressof(self._record)
@@ -127,7 +130,6 @@ class ShmEndpoint:
         cache = SharedCache(
             bytes=min(facts.cache for facts in ranks),
             keeps=min(facts.keeps for facts in ranks),
-            huge=all(facts.huge for facts in ranks),
         )
         return cls(segment, [facts.identity for facts in ranks], machine, timeout, cores, may_read, cache)
 
@@ -149,6 +151,7 @@ class ShmEndpoint:
         record.slot_bytes, record.ring_bytes = layout.capacity.slot, layout.capacity.ring
         record.staging_at = SLOTS * layout.capacity.slot
         record.rank, record.ranks = self.rank, self.size
+        record.pagemap, record.huge = self._pages.descriptor, huge_pages()
         record.spin = record.spin_limit = _SPIN_LIMIT if spins else 0
         record.yields, record.patience, record.linger = _YIELDS, _PATIENCE, _LINGER if spins else 0
         return record
@@ -245,7 +248,9 @@ class ShmEndpoint:
                 self._plans.clear()
             loaded = self.load(code)
             slot, part = self._layout.capacity.slot, elements * dtype.itemsize
-            direct = self.may_read and loaded.goes_directly(part, self.cache, self.direct_from, slot, self.cores)
+            inputs = Inputs.STAGED
+            if self.may_read:
+                inputs = loaded.inputs(part, self.cache, self.direct_from, slot, self.cores)
             plan = make_plan(
                 loaded,
                 elements,
@@ -253,7 +258,7 @@ class ShmEndpoint:
                 reduction,
                 slot,
                 title,
-                direct=direct,
+                inputs=inputs,
                 cache=self.cache,
                 cores=self.cores,
                 ring_from=self.ring_from,
@@ -276,7 +281,7 @@ class ShmEndpoint:
 
     def _aim(self, plan: Plan, source: int, target: int) -> tuple[int, int, int, object]:
         """The addresses of a call; what is copied through staging, as bits; and what must live as long as the call."""
-        loaded, direct = plan.loaded, bool(plan.record.direct)
+        loaded, direct = plan.loaded, plan.record.direct == Inputs.DIRECT
         inward = plan.touched[INPUT] and not direct and not self.has(source)
         outward = plan.touched[OUTPUT] and not self.has(target)
         kept: NDArray[np.uint8] | None = None
@@ -482,6 +487,7 @@ class ShmEndpoint:
             self._segment, self.address = None, 0
             segment.leave()
             self._liveness.close()
+            self._pages.close()
 
     def __enter__(self) -> Self:
         return self

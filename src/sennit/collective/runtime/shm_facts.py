@@ -6,7 +6,6 @@
     shared_cache bytes of the cache that the cores share
     processor_maker who made the cores
     kept_bytes   of them, what arrays may fill so that they are best written through it
-    huge_pages   whether large arrays lie in huge pages, whoever made them
 
 The secret is a few random bytes. A rank that the kernel lets read the memory of another (the same user and `ptrace` rights, no filter of a container in the way) finds
 them where the other says they are; one that finds anything else has met another process.
@@ -30,7 +29,7 @@ from sennit.collective.runtime.shm_plan import SharedCache
 from sennit.collective.runtime.shm_segment import Exchange
 from sennit.errors import RunError
 
-__all__ = ["Facts", "Secret", "everyone", "huge_pages", "kept_bytes", "processor_maker", "sees", "shared_cache"]
+__all__ = ["Facts", "Secret", "everyone", "kept_bytes", "processor_maker", "sees", "shared_cache"]
 
 _SECRET = 16  # bytes
 _NEAR = frozenset({"AuthenticAMD", "HygonGenuine"})  # who make cores in complexes, each around a cache of its own
@@ -64,7 +63,6 @@ class Facts:
     cores: tuple[int, ...]
     cache: int  # bytes that the cores share
     keeps: int  # of them, what arrays may fill so that they are best written through it
-    huge: bool  # large arrays lie in huge pages
     secret: str
     secret_at: int
 
@@ -73,8 +71,7 @@ class Facts:
         me, cores = own_identity(), tuple(sorted(os.sched_getaffinity(0)))
         cache, told = shared_cache(), (secret.text, secret.address)
         keeps = kept_bytes(cache, processor_maker())
-        huge = huge_pages()
-        return cls(rank, size, me.host, me.pid, me.started, machine.name, cores, cache, keeps, huge, *told)
+        return cls(rank, size, me.host, me.pid, me.started, machine.name, cores, cache, keeps, *told)
 
     @property
     def identity(self) -> Identity:
@@ -117,13 +114,6 @@ def shared_cache() -> int:
     with suppress(OSError, ValueError):
         return int(Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text().strip().removesuffix("K")) << 10
     return SharedCache().bytes
-
-
-def huge_pages() -> bool:
-    """Where the kernel gives them only to who asks, some arrays have them (numpy's from 4 MiB on) and others do not (torch's), and ranks need not have the same."""
-    with suppress(OSError):
-        return "[always]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
-    return False
 
 
 def processor_maker() -> str | None:

@@ -15,7 +15,7 @@ with stride(T) <= T / chunks + alignment. T is the same on all ranks, whatever t
 
 **Direct.** Where the kernel lets ranks read each other's memory, a call need not stage its inputs: who needs a
 part of one reads it where the user has it. That pays where no other rank reads the same part (all_to_all, scatter, a broadcast by slices, sums): else one copy into staging serves
-all of them. Below `_DIRECT_FROM` a call into the kernel for each peer takes longer than a second copy. `goes_directly` is the rule, the same on all ranks. Without scratch
+all of them. Below `_DIRECT_FROM` a call into the kernel for each peer takes longer than a second copy. `LoadedCode.inputs` is the rule, the same on all ranks. Without scratch
 there is one tile. Where the arrays of all ranks fill half of the cache that they share, what is read is *bounced*: some of it at a time into a slot, which stays in the core's own cache, and from there into the output past
 the cache. The kernel would write to the output itself, each line of which is fetched from memory first, to be overwritten. An all_to_all of arrays that are larger than that cache is staged again: with 2 ranks on 2 x86_64 cores one of 64 MiB took
 6.6 and 7.2 ms in place of 7.9 (`shm_variants.py`), and of the programs by hand in `peers.py` staging was the fastest of 64 MiB with 4 ranks on 16 cores.
@@ -42,7 +42,7 @@ from sennit.collective.runtime.code import FIRST_SCRATCH, INPUT, OUTPUT, Code, I
 from sennit.collective.runtime.code_direct import DirectFacts
 from sennit.collective.runtime.code_gates import touched_places, with_direct_gates
 from sennit.collective.runtime.code_lines import with_lines
-from sennit.collective.runtime.shm_abi import DTYPES, LINE, REDUCTIONS, SLOTS, CallRecord, Reduction, Ringed
+from sennit.collective.runtime.shm_abi import DTYPES, LINE, REDUCTIONS, SLOTS, CallRecord, Inputs, Reduction, Ringed
 from sennit.collective.runtime.shm_segment import Capacity, describe_call
 from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveName, CollectiveSpec
@@ -59,7 +59,7 @@ _SLOT_USED = 3 << 17
 # Where ranks take turns on a core all tiles are so large: each wait gives the core away. 8 ranks on 2 cores took 4 to 10% less than with tiles as those of ranks with a core each, and 4 ranks up to 13% (a broadcast of 16 MiB).
 _SLOT_OF_TURNS = 1 << 20
 _SLOT_OF = {CollectiveName.ALL_TO_ALL: 1 << 20, CollectiveName.REDUCE_SCATTER: 1 << 20}
-_HUGE_FROM = 8 << 20  # bytes of an array that lies in huge pages for the most part, where it may
+_HUGE_FROM = 1 << 20  # bytes of an array of which it is worth asking the kernel whether it lies in huge pages
 _BOUNCE, _PAGE = 128 << 10, 4096  # bytes at a time, from where they begin in a page on
 # Of sums of what is read in other processes: bytes of each at a time, at most; of all together, which stay in the core's cache also where two ranks share it (a virtual machine may run two cores as one); the least with which
 # that pays; bytes of sums in a tile, where peers read them.
@@ -80,11 +80,10 @@ _DIRECT_FROM = {
 
 @dataclass(frozen=True, slots=True)
 class SharedCache:
-    """What the cores share, and how large arrays lie in memory."""
+    """What the cores share."""
 
     bytes: int = 32 << 20  # the default is for systems that do not say
     keeps: int = 0  # what the arrays of all ranks may fill so that they are best written through it; 0 where it is far
-    huge: bool = False  # large arrays lie in huge pages: the kernel looks up one of 512 times as few
 
 
 _A_CACHE = SharedCache()
@@ -153,33 +152,36 @@ class LoadedCode:
         inside = collective.output_chunks(self.rank) <= collective.input_chunks(self.rank)
         return collective.alias_offset(self.rank) // self.code.chunks if inside and self.direct.in_place else None
 
-    def goes_directly(
+    def inputs(
         self,
         part_bytes: int,
         cache: SharedCache = _A_CACHE,
         least: int | None = None,
         slot_bytes: int | None = None,
         cores: int | None = None,
-    ) -> bool:
-        """Whether peers should read the inputs where users have them. `least` stands in for the bytes of a part from which on that pays. `cores`: that the ranks may run on; as many as they want, if it is not given."""
+    ) -> Inputs:
+        """Where peers should read the inputs. `least` stands in for the bytes of a part from which on that pays. `cores`: that the ranks may run on; as many as they want, if it is not given."""
         collective, code = self.code.collective, self.code
         if not isinstance(collective, CollectiveSpec) or self.in_place:
-            return False
+            return Inputs.STAGED
         pays_from = _DIRECT_FROM.get(collective.name, part_bytes + 1) * code.chunks if least is None else least
         if part_bytes < pays_from or not self.direct.may:  # the cheap question first
-            return False
+            return Inputs.STAGED
         piece = self.piece(Capacity().slot if slot_bytes is None else slot_bytes)
         if least is not None:
-            return piece is None or piece > 0
+            return Inputs.DIRECT if piece is None or piece > 0 else Inputs.STAGED
         if not self.direct.read_once:
-            return False
+            return Inputs.STAGED
+        exchanged = collective.name is CollectiveName.ALL_TO_ALL
         if cache.keeps:
-            is_large = code.ranks * part_bytes >= _HUGE_FROM
-            return cache.huge and is_large and collective.name is CollectiveName.ALL_TO_ALL
+            whole = exchanged and code.chunks == 1 and not code.scratch  # each rank reads whole parts, from each
+            return Inputs.EITHER if whole and code.ranks * part_bytes >= _HUGE_FROM else Inputs.STAGED
         if piece is not None:
             apart = code.ranks >= _SUMMED_RANKS and (cores is None or code.ranks <= cores)
-            return apart and piece >= _LEAST_PIECE and self.overlaid is not None
-        return collective.name is not CollectiveName.ALL_TO_ALL or 2 * code.ranks**2 * part_bytes <= cache.bytes
+            direct = apart and piece >= _LEAST_PIECE and self.overlaid is not None
+        else:
+            direct = not exchanged or 2 * code.ranks**2 * part_bytes <= cache.bytes
+        return Inputs.DIRECT if direct else Inputs.STAGED
 
     def piece(self, slot_bytes: int) -> int | None:
         """Bytes of each peer at a time, whole pages, in reductions of what peers have in their own memory. None where there are no such reductions."""
@@ -362,12 +364,12 @@ def make_plan(
     slot_bytes: int,
     title: str | None = None,
     *,
-    direct: bool = False,
+    inputs: Inputs = Inputs.STAGED,
     cache: SharedCache = _A_CACHE,
     cores: int | None = None,
     ring_from: int | None = None,
 ) -> Plan:
-    """`title` is what messages call it: the name of the collective, unless it is given. `direct`: all ranks say so. `cores`: as `tile` has them."""
+    """`title` is what messages call it: the name of the collective, unless it is given. `inputs`: the same on all ranks. `cores`: as `tile` has them."""
     code, rank = loaded.code, loaded.rank
     if reduction in (Reduction.BAND, Reduction.BOR, Reduction.BXOR) and dtype.is_float:
         raise CollectiveError(f"{reduction.value} of {dtype.value}", fix="bitwise reductions are for integers and bool")
@@ -391,7 +393,7 @@ def make_plan(
     average = reduction is Reduction.AVG
     record.reduction = 0 if reduction is None or average else REDUCTIONS.index(reduction)
     record.divide = code.ranks if average else 1
-    record.direct = direct
+    record.direct, direct = inputs, inputs is Inputs.DIRECT
     record.elements = elements
     record.tile = loaded.tile(elements, dtype.itemsize, slot_bytes, direct, cores)
     record.in_turns = isinstance(code.collective, CollectiveSpec) and code.collective.name in _IN_TURNS
@@ -413,6 +415,7 @@ def make_plan(
         record.bounced = min(_BOUNCE, slot_bytes - _PAGE)
     if direct:
         record.piece = loaded.piece(slot_bytes) or 0
+    if inputs is not Inputs.STAGED:
         record.early = loaded.direct.read_by_the_end
     touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
     plain = loaded.used[OUTPUT] and not touched[OUTPUT] and (touched[INPUT] or not loaded.used[INPUT])

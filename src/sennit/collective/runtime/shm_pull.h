@@ -9,10 +9,9 @@
 #include <sys/uio.h>
 
 #include "shm_copy.h"
+#include "shm_pages.h"
 #include "shm_records.h"
 #include "shm_reduce.h"
-
-#define PAGE 4096
 
 /* From the memory of another process. False where that is not possible now: it has ended, or its memory is gone; `waiting_for` says which. */
 static int pull(Group *group, int rank, char *to, char *from, int64_t bytes)

@@ -22,7 +22,7 @@ typedef struct {
 } Operand;
 
 typedef struct {
-    int64_t offset, step; /* where part 0 begins in the segment, and the bytes from one part to the next. An input in a direct call: its address, or ~offset if it lies in the segment */
+    int64_t offset, step; /* where part 0 begins in the segment, and the bytes from one part to the next. An input where peers may read it in its owner's memory: its address, or ~offset if it lies in the segment */
 } Place;
 
 typedef struct {
@@ -50,6 +50,7 @@ typedef struct {
 } Exit; /* waits of a gate that are put off until its slot is used again */
 
 enum { IN_RING_SCRATCH = 1, IN_RING_INPUT = 2 };
+enum { STAGED, DIRECT, EITHER }; /* where peers read inputs: in staging, in the memory of their owner, or where each owner says, by the pages that its input lies in */
 
 #define NOTES 64
 
@@ -75,6 +76,8 @@ typedef struct {
     int64_t flags_per_rank, staging_step, slot_bytes, ring_bytes;
     int64_t staging_at; /* of its ring: where the next place begins; the same on all ranks */
     int32_t rank, ranks;
+    int32_t pagemap; /* the kernel's account of this process's pages, or -1, */
+    int32_t huge;    /* and whether large arrays are taken to lie in huge pages where it does not say */
     int32_t spin_limit, yields;
     int64_t patience, linger; /* nanoseconds: until it looks around; that a rank with a core of its own stays awake, at least */
     uint64_t epoch, calls;
@@ -109,8 +112,9 @@ typedef struct {
     int32_t dtype, reduction, itemsize, divide;
     int32_t large;  /* the output does not fit the cache of a core, */
     int32_t vast;   /* or those of all ranks the cache of all */
-    int32_t direct; /* peers read the input in this process's own memory */
-    int32_t bounced; /* and what is read goes through a slot of staging into the output, past the cache: so many bytes at a time; or 0 */
+    int32_t direct; /* STAGED, DIRECT or EITHER */
+    int32_t apart;  /* of a call that is EITHER: this rank's input and output do not overlap */
+    int32_t bounced; /* of one that is DIRECT: what is read goes through a slot of staging into the output, past the cache: so many bytes at a time; or 0 */
     int32_t early;   /* at the end of its steps a rank knows that its peers have read its input */
     int32_t piece;   /* of each operand that is reduced out of another process: bytes at a time */
     int64_t elements, tile; /* of a part: in all, and at a time */
