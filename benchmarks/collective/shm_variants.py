@@ -49,7 +49,7 @@ SUMS = ("all_reduce", "reduce_scatter", "reduce")
 ROOTED = ("broadcast", "reduce")
 NEVER = 1 << 40
 HUGE_PAGE = 2 << 20
-TILES = (96, 192, 288, 384, 1024)
+TILES = (96, 192, 288, 384, 640, 1024)
 
 
 def scale(text: str) -> int:
@@ -98,14 +98,17 @@ def variants(
         found |= ways_of_sums(name, made)
     if only_chosen or sums:
         return found
-    if name in MOVES:
-        if group.may_read:
-            found["direct"] = made(0)
+    if name in MOVES and group.may_read:
+        found["direct"] = made(0)
+    if name in (*MOVES, "all_reduce"):
         for label, past in (("past", 1), ("cached", 0)):
             found[label] = plan = made(NEVER)
             plan.record.large = plan.record.vast = past
     for kibibytes in TILES:
-        found[f"tile {kibibytes}"] = made(NEVER, _SLOT_USED=kibibytes << 10, _SLOT_OF={})
+        used = kibibytes << 10
+        found[f"tile {kibibytes}"] = made(
+            NEVER, _SLOT_USED=used, _SLOT_OF={}, _SLOT_OF_TURNS=used, _SLOT_OF_NEAR_TURNS=used
+        )
     group.direct_from = None
     group.forget_plans()
     return found

@@ -129,8 +129,27 @@ def test_a_near_cache_keeps_what_fits() -> None:
         large = [bool(make_plan(code, n, DType.U8, None, MIB, cache=near).record.large) for n in (part, part + 64)]
         assert large == [False, True]
         assert make_plan(code, part, DType.U8, None, MIB, cache=far).record.large
+    in_turns = [
+        bool(make_plan(spread, n, DType.U8, None, MIB, cache=near, cores=2).record.large) for n in (8 * MIB, 9 * MIB)
+    ]
+    assert in_turns == [False, True]
     rings = [make_plan(gather, MIB, DType.U8, None, MIB, cache=cache).record.ringed for cache in (near, far)]
     assert rings == [Ringed.NOTHING, Ringed.INPUT]
+
+
+def test_sums_that_are_written_over_inputs_go_through_a_near_cache() -> None:
+    """As long as all arrays fit, or all tiles that are under way."""
+    near, far = SharedCache(32 * MIB, keeps=24 * MIB), SharedCache(32 * MIB)
+
+    def goes_past(ranks: int, cache: SharedCache, cores: int, sizes: tuple[int, ...]) -> list[bool]:
+        code = loaded("all_reduce slices", ranks, 0)
+        return [bool(make_plan(code, n, DType.U8, None, MIB, cache=cache, cores=cores).record.vast) for n in sizes]
+
+    sizes = (2 * MIB, 4 * MIB, 8 * MIB, 64 * MIB)
+    assert goes_past(8, near, 2, sizes) == [False, False, True, True]
+    assert goes_past(4, near, 2, sizes) == [False, False, False, False]
+    assert goes_past(8, near, 8, sizes) == [False, False, False, False]  # tiles are smaller
+    assert goes_past(8, far, 8, sizes) == [False, True, True, True]
 
 
 def test_where_the_cache_is_near_each_rank_says_of_a_large_exchange_where_it_is_read() -> None:
@@ -152,6 +171,9 @@ def test_ranks_that_take_turns_on_a_core_have_larger_tiles() -> None:
     gather = loaded("all_gather", 8, 0)
     tiles = [gather.tile(4 * MIB, 1, 4 * MIB, cores=cores) for cores in (None, 16, 8, 7, 2)]
     assert tiles[0] == tiles[1] == tiles[2] < tiles[3] == tiles[4]
+    near = [gather.tile(n, 1, MIB, cores=2, near=True) for n in (MIB // 2, 960 * KIB, MIB, 4 * MIB)]
+    assert near[:2] == [MIB // 2, 960 * KIB]  # one tile, where that is enough
+    assert all(MIB // 4 < tile <= MIB // 2 for tile in near[2:])
 
 
 def test_a_direct_call_is_one_tile_and_stages_nothing() -> None:
