@@ -79,7 +79,7 @@ typedef struct {
     int32_t pagemap; /* the kernel's account of this process's pages, or -1, */
     int32_t huge;    /* and whether large arrays are taken to lie in huge pages where it does not say */
     int32_t spin_limit, yields;
-    int64_t patience, linger; /* nanoseconds: until it looks around; that a rank with a core of its own stays awake, at least */
+    int64_t patience, linger; /* nanoseconds: until it looks around; that a rank stays awake, at least, with a core of its own or in turns with other ranks */
     uint64_t epoch, calls;
     _Atomic int32_t spin; /* how long to spin before the first yield; adapts */
     int32_t waiting_for;  /* out: the rank whose signal is awaited, or that runs another call */

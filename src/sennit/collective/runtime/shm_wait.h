@@ -30,7 +30,7 @@ static void relax(void)
 }
 
 /* After so many nanoseconds others have the core whom yielding does not speed up: a sleeper that is woken comes before them. A rank whose core nobody else wants has no reason to sleep so soon, and a good one not to: on virtual
- * machines it may take longer to wake it than ranks wait before they sleep, and then each who sleeps makes the others sleep, call after call. It goes on yielding for `linger`. */
+ * machines it may take longer to wake it than ranks wait before they sleep, and then each who sleeps makes the others sleep, call after call. It goes on yielding for `linger`. So does a rank that takes turns with others on a core, for as long as such a round of turns may take. */
 #define YIELD_LIMIT 300000
 
 #define EAGER 32 /* rounds */
@@ -83,7 +83,7 @@ static int idle_once(Group *group, Idle *idle)
     int learns = group->spin_limit > 0; /* a rank without a core of its own never spins, and need not ask the kernel what its yields let others do: a sixth of a small call */
     if (!idle->since)
         idle->since = now, idle->switches = learns ? switches() : 0;
-    int lingers = spin > LEAST_SPIN && !idle->crowded && now - idle->since < group->linger;
+    int lingers = (!learns || (spin > LEAST_SPIN && !idle->crowded)) && now - idle->since < group->linger;
     if (lingers || (idle->rounds < spin + group->yields && now - idle->since < YIELD_LIMIT)) {
         sched_yield();
         /* a yield that took long let others run, whose time spinning takes; or the host had taken the core, of which the kernel knows nothing */
