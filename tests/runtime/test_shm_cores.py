@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sennit.collective.runtime.shm_cores import has_own_core
+from sennit.collective.runtime.shm_cores import Waiting, has_own_core
 
 
 def by_trying(rank: int, cores: list[set[int]]) -> bool:
@@ -40,3 +40,11 @@ def test_a_rank_has_a_core_if_all_that_share_cores_can_run_at_once(cores: list[s
 )
 def test_cases(cores: list[set[int]], wanted: list[bool]) -> None:
     assert [has_own_core(rank, cores) for rank in range(len(cores))] == wanted
+
+
+def test_ranks_that_take_turns_stay_awake_for_a_round_of_turns() -> None:
+    alone, four, eight = (Waiting.of(0, [{0, 1}] * ranks) for ranks in (2, 4, 8))
+    assert alone.spins > 0
+    assert four.spins == eight.spins == 0
+    assert 0 < four.linger < eight.linger
+    assert Waiting.of(0, [{0}, {0}, {1, 2, 3}]).linger == 0  # bound so, with cores enough

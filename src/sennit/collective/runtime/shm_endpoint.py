@@ -35,7 +35,7 @@ from sennit.collective.runtime.failure import Cause, RuntimeFailure
 from sennit.collective.runtime.liveness import Identity, Liveness
 from sennit.collective.runtime.shm_abi import SLOTS, CallRecord, GroupRecord, Inputs, PlaceRecord, Reduction, Status
 from sennit.collective.runtime.shm_arena import Arena
-from sennit.collective.runtime.shm_cores import has_own_core
+from sennit.collective.runtime.shm_cores import Waiting
 from sennit.collective.runtime.shm_facts import Facts, Secret, everyone, sees
 from sennit.collective.runtime.shm_machine import Machine, choose_machine
 from sennit.collective.runtime.shm_pages import PageMap, huge_pages
@@ -50,11 +50,6 @@ from sennit.ir.layout import Reduction as LayoutReduction
 __all__ = ["ShmEndpoint"]
 
 _PATIENCE = 20_000_000  # nanoseconds: how often a waiting rank looks around
-_SPIN_LIMIT = 2_000  # rounds, some 50 microseconds
-_YIELDS = 100  # a few rounds of the ranks that share a core
-_LINGER = 2_000_000  # nanoseconds: longer than any system takes to wake a rank
-# Of each rank that shares a core, before the others on it sleep. 8 ranks on 2 cores that slept after 0.3 ms in all took 2.0 ms for an all_reduce of 4 MiB in place of 1.4 (benchmarks/collective/peers.py).
-_TURN = 400_000
 _PLANS_KEPT = 512
 _WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which the mmap module does not name
 
@@ -99,7 +94,7 @@ class ShmEndpoint:
         self._pages = PageMap()
         weakref.finalize(self, self._pages.close)
         self._broken: RuntimeFailure | None = None
-        self._record = self._make_record(segment, has_own_core(self.rank, cores))
+        self._record = self._make_record(segment, Waiting.of(self.rank, cores))
         self.address = ctypes.addressof(self._record)
 
     @classmethod
@@ -135,7 +130,7 @@ class ShmEndpoint:
         )
         return cls(segment, [facts.identity for facts in ranks], machine, timeout, cores, may_read, cache)
 
-    def _make_record(self, segment: Segment, spins: bool) -> GroupRecord:
+    def _make_record(self, segment: Segment, waiting: Waiting) -> GroupRecord:
         layout, base = segment.layout, segment.address
         self._peers = (PlaceRecord * (SLOTS * 2 * layout.ranks))()
         record = GroupRecord()
@@ -154,13 +149,9 @@ class ShmEndpoint:
         record.staging_at = SLOTS * layout.capacity.slot
         record.rank, record.ranks = self.rank, self.size
         record.pagemap, record.huge = self._pages.descriptor, huge_pages()
-        record.spin = record.spin_limit = _SPIN_LIMIT if spins else 0
-        record.yields, record.patience, record.linger = _YIELDS, _PATIENCE, _LINGER if spins else self._round_of_turns()
+        record.spin = record.spin_limit = waiting.spins
+        record.yields, record.patience, record.linger = waiting.yields, _PATIENCE, waiting.linger
         return record
-
-    def _round_of_turns(self) -> int:
-        """Nanoseconds; none for one that others crowd although there are cores enough."""
-        return _TURN * -(-self.size // self.cores) if self.cores < self.size else 0
 
     # ---- collectives -------------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ _MANY, _RING_FROM = 3, 1 << 14
 # Bytes of a slot that a tile takes. Tiles with a part for each rank are larger, if the slot is: a fifth faster for an all_to_all with 8, and for a reduce_scatter of 512 KiB 15% (71 and 59 us; 16 MiB: 4%).
 _SLOT_USED = 3 << 17
 # Where ranks take turns on a core all tiles are so large: each wait gives the core away. 8 ranks on 2 cores took 4 to 10% less than with tiles as those of ranks with a core each, and 4 ranks up to 13% (a broadcast of 16 MiB).
-# Of calls with several tiles, where the shared cache is near, tiles that are half as large: all that are under way stay in it. Up to 20% less in minutes in which cores are fast and memory is not, up to 5% more in others.
+# Of calls with several tiles, where the shared cache is near, tiles that are half as large: all that are under way stay in it. With 8 ranks on fast cores 5 to 20% less (data/turns_2_cores.txt); on slow ones up to 5% more, with 4 ranks up to 9%, and 17% for an all_to_all of 4 MiB (data/tiles_2_cores.txt).
 _SLOT_OF_TURNS, _SLOT_OF_NEAR_TURNS = 1 << 20, 1 << 19
 _SLOT_OF = {CollectiveName.ALL_TO_ALL: 1 << 20, CollectiveName.REDUCE_SCATTER: 1 << 20}
 _HUGE_FROM = 1 << 20  # bytes of an array of which it is worth asking the kernel whether it lies in huge pages
@@ -90,9 +90,9 @@ class SharedCache:
     bytes: int = 32 << 20  # the default is for systems that do not say
     keeps: int = 0  # what inputs and outputs of all ranks may fill so that outputs are best written through it; 0 where it is far
 
-    def keeps_of(self, one_array: bool) -> int:
+    def keeps_of(self, one_array: bool, turns: bool) -> int:
         """Of ranks that take turns on a core and have one array each it keeps as many as fit."""
-        return self.bytes if self.keeps and one_array else self.keeps
+        return self.bytes if self.keeps and one_array and turns else self.keeps
 
     def is_passed(self, arrays: int, under_way: int) -> bool:
         """Whether outputs that are the inputs too are best written past it: all of them have so many bytes, and the tiles under way. Where it is near, an input that was read for a tile is still there when the sums of that tile are
@@ -247,25 +247,24 @@ class LoadedCode:
         named = code.collective.name if isinstance(code.collective, CollectiveSpec) else None
         wanted = [_SLOT_USED if named is None else _SLOT_OF.get(named, _SLOT_USED)]
         if self.takes_turns(cores):
-            wanted = [_SLOT_OF_TURNS, _SLOT_OF_NEAR_TURNS if near else _SLOT_OF_TURNS]
+            wanted = [_SLOT_OF_TURNS, _SLOT_OF_NEAR_TURNS] if near else [_SLOT_OF_TURNS]
         if direct and self.direct.operands:
             wanted = [(_SUMS + 2 * LINE) * scratch + 4 * LINE]
+        if not weight:
+            return elements  # nothing is staged
         grain = LINE // itemsize * code.chunks
-        most = elements
-        for used in wanted if weight else ():
-            used = min(slot_bytes, used)
-            used = slot_bytes if (weight + scratch + 4) * LINE > used else used
-            most = (used - (scratch + 4) * LINE) // (weight * LINE) * grain
+        for used in wanted:
+            enough = (weight + scratch + 4) * LINE <= min(used, slot_bytes)
+            room = (min(used, slot_bytes) if enough else slot_bytes) - (scratch + 4) * LINE
+            most = room // (weight * LINE) * grain
             if most >= elements:
                 return elements
-        if most < grain and elements > most:
+        if most < grain:
             raise CollectiveError(
                 f"code {code.name!r} needs {weight} chunks of {LINE} bytes at a time, and a slot has {slot_bytes} bytes",
                 where=f"a group of {code.ranks} ranks",
                 fix="use fewer chunks, or a group with larger slots",
             )
-        if most >= elements:
-            return elements  # nothing is staged
         tiles = -(-elements // most)
         return -(-elements // tiles // grain) * grain
 
@@ -444,7 +443,7 @@ def make_plan(
     sizes = code.parts(rank, INPUT) * part, code.parts(rank, OUTPUT) * part
     note = np.frombuffer(words.ljust(112, b"\0"), dtype=np.uint8)
     record.words = note.ctypes.data
-    kept = part * loaded.array_parts <= cache.keeps_of(loaded.is_one_array and loaded.takes_turns(cores))
+    kept = part * loaded.array_parts <= cache.keeps_of(loaded.is_one_array, loaded.takes_turns(cores))
     record.large = not kept and sizes[OUTPUT] >= (_LARGE_PARTS if code.parts(rank, OUTPUT) > 1 else _LARGE)
     under_way = SLOTS * int(record.tile) * dtype.itemsize * code.parts(rank, OUTPUT)
     record.vast = cache.is_passed(sizes[OUTPUT] * code.ranks, under_way * code.ranks)
