@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TEST_JOBS ?= 2
+C_FILES = $(shell find src benchmarks -name '*.[ch]')
 FUZZ_JOBS ?= $(shell nproc 2>/dev/null || echo 1)
 
 .PHONY: demo readme test lint types layers unit bench fuzz docs clean install
@@ -26,6 +27,8 @@ lint: $(STAMP)
 	@$(BIN)/ruff check .
 	@echo "== ruff format --check"
 	@$(BIN)/ruff format --check .
+	@echo "== clang-format"
+	@$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 
 types: $(STAMP)
 	@echo "== mypy --strict"

@@ -1,7 +1,8 @@
 """Builds the compiled parts of sennit; everything else about the project stands in pyproject.toml.
 
-All are optional: where there is no C compiler the install still succeeds, and Python serves in their place. The cores are plain shared libraries that include no Python header;
-the short way into one of them uses the limited interface of Python 3.11: one build of each serves all versions.
+All are optional: where there is no C compiler the install still succeeds, and Python serves in their place. The cores
+are plain shared libraries that include no Python header; the short way into one of them uses the limited interface of
+Python 3.11: one build of each serves all versions.
 """
 
 from setuptools import Extension, setup

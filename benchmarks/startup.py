@@ -1,7 +1,7 @@
 """How long `--help` takes: of sennit, and of the same two commands written with tyro and with typer.
 
-Each program is started afresh; the least and the greatest of several runs are printed. A library that is not installed is
-left out (typer is no dependency of sennit: `pip install typer` to compare).
+Each program is started afresh; the least and the greatest of several runs are printed. A library that is not installed
+is left out (typer is no dependency of sennit: `pip install typer` to compare).
 """
 
 from __future__ import annotations

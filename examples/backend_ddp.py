@@ -1,4 +1,5 @@
-"""DistributedDataParallel on the sennit backend: the only line that differs from a program on gloo is the name of the backend.
+"""DistributedDataParallel on the sennit backend: the only line that differs from a program on gloo is the name of the
+backend.
 
 Run: torchrun --nproc-per-node 4 examples/backend_ddp.py
 """

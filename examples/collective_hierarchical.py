@@ -1,4 +1,5 @@
-"""A hierarchical AllReduce: sum inside each node, then across nodes over all of a node's links at once, then spread inside.
+"""A hierarchical AllReduce: sum inside each node, then across nodes over all of a node's links at once, then spread
+inside.
 
 Run: python examples/collective_hierarchical.py
 """

@@ -1,5 +1,5 @@
-"""A plan of one's own: the batch over `dp`, the attention of each block over heads, the MLP of every second block over its hidden
-units, the rest whole. Nobody has a name for it; it is verified and runs like the others.
+"""A plan of one's own: the batch over `dp`, the attention of each block over heads, the MLP of every second block over
+its hidden units, the rest whole. Nobody has a name for it; it is verified and runs like the others.
 
     torchrun --nproc-per-node 4 examples/plan_own.py
 """

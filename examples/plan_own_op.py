@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/plan_own_op.py
 
-The rule is an annotation of dims, like an einsum: `... d, d -> ... d` reads "split any dim of x, or d of both". Before it is
-used, it is certified: the operator is run on pieces and on the whole, and a rule that is wrong is refused.
+The rule is an annotation of dims, like an einsum: `... d, d -> ... d` reads "split any dim of x, or d of both". Before
+it is used, it is certified: the operator is run on pieces and on the whole, and a rule that is wrong is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The plans of the zoo side by side, without a single rank: what each would send and hold for a GPT on four GPUs of a DGX A100, simulated.
+"""The plans of the zoo side by side, without a single rank: what each would send and hold for a GPT on four GPUs of a
+DGX A100, simulated.
 
 python examples/plan_zoo.py
 """

@@ -2,10 +2,11 @@
 
     torchrun --nproc-per-node 4 examples/reshard_activations.py
 
-A block of two matrices is split by columns and rows over four ranks (tensor parallel); between blocks the activations lie split by
-sequence (sequence parallel), so that norms and residuals are computed once per token. Each block therefore moves its activations
-twice: sequence shards to whole sequences on the way in (all_gather), pending sums to sequence shards on the way out
-(reduce_scatter), and the reverse of both in backward. The model is plain DTensor code; `sennit.serve_dtensor()` serves the moves.
+A block of two matrices is split by columns and rows over four ranks (tensor parallel); between blocks the activations
+lie split by sequence (sequence parallel), so that norms and residuals are computed once per token. Each block therefore
+moves its activations twice: sequence shards to whole sequences on the way in (all_gather), pending sums to sequence
+shards on the way out (reduce_scatter), and the reverse of both in backward. The model is plain DTensor code;
+`sennit.serve_dtensor()` serves the moves.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 6 examples/reshard_checkpoint.py /tmp/checkpoint
 
-Ranks 0 to 3 save with `torch.distributed.checkpoint` from a 2 x 2 mesh. All six ranks load into a 3 x 2 mesh: every saved chunk is read
-by one rank and goes from there to the ranks that need a part of it.
+Ranks 0 to 3 save with `torch.distributed.checkpoint` from a 2 x 2 mesh. All six ranks load into a 3 x 2 mesh: every
+saved chunk is read by one rank and goes from there to the ranks that need a part of it.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 6 examples/reshard_weights.py
 
-Ranks 0 to 3 train on a 2 x 2 mesh: weights are sharded for FSDP on one axis and for tensor parallelism on the other. Ranks 4 and 5
-serve, with tensor parallelism alone. The weights go straight from the shards that exist to the shards that are wanted; no rank
-holds a whole weight, and beside its own weights a rank uses at most the budget.
+Ranks 0 to 3 train on a 2 x 2 mesh: weights are sharded for FSDP on one axis and for tensor parallelism on the other.
+Ranks 4 and 5 serve, with tensor parallelism alone. The weights go straight from the shards that exist to the shards
+that are wanted; no rank holds a whole weight, and beside its own weights a rank uses at most the budget.
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ settings.load_profile("ci")
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Certificates and profiles of tests do not go to the user's cache; processes started by tests share one folder, and so do tests that run side by side."""
+    """Certificates and profiles of tests do not go to the user's cache; processes started by tests share one folder,
+    and so do tests that run side by side.
+    """
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "sennit-cache"
     folder.mkdir(exist_ok=True)

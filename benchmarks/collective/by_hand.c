@@ -1,4 +1,5 @@
-/* The collectives of `by_hand.h`, each in a loop of its own, its arrays in the cache if they fit there. For `by_hand.py`.
+/* The collectives of `by_hand.h`, each in a loop of its own, its arrays in the cache if they fit there. For
+ * `by_hand.py`.
  *
  *     by_hand RANKS [0|1|-1 [COLLECTIVE|all [SOURCE TARGET]]]      1: more kinds of staging, -1: none; SOURCE, TARGET: bytes from a page's beginning to that of an array, like numpy's unless they are given; prints lines of: collective, bytes, way, microseconds of a call (the median of rounds, of the slowest rank)
  *
@@ -78,7 +79,8 @@ static char *small_array_of(size_t bytes)
 
 static void take_arrays(int huge_source, int huge_target)
 {
-    bring((huge_source ? in_huge[0] : in_small[0]) + source_offset, (huge_target ? in_huge[1] : in_small[1]) + target_offset);
+    bring((huge_source ? in_huge[0] : in_small[0]) + source_offset,
+          (huge_target ? in_huge[1] : in_small[1]) + target_offset);
 }
 
 static void run(int all, const char *only)
@@ -92,7 +94,8 @@ static void run(int all, const char *only)
     for (int kind = 0; kind < KINDS; kind++)
         for (int k = 0; k < 6 && (!strcmp(only, "all") || !strcmp(only, names[kind])); k++) {
             size_t bytes = sizes[k], huge_from = 4 << 20;
-            take_arrays((kind == GATHER ? bytes / ranks : bytes) >= huge_from, (kind == SCATTER ? bytes / ranks : bytes) >= huge_from);
+            take_arrays((kind == GATHER ? bytes / ranks : bytes) >= huge_from,
+                        (kind == SCATTER ? bytes / ranks : bytes) >= huge_from);
             for (int ring = 0; ring < 5 && all >= 0; ring++)
                 for (int tile = 0; tile < 3; tile++) {
                     if ((bytes < 512 << 10 && tile != 1) || (!all && ((ring != 0 && ring != 3) || tile == 0)))
@@ -112,12 +115,14 @@ static void run(int all, const char *only)
             for (int piece = 16; piece <= 128 && kind == SUM && bytes >= 512 << 10; piece *= 2)
                 for (int ring = 0; ring <= 8 << 10; ring += 8 << 10)
                     for (int beyond = 0; beyond < (bytes >= 4 << 20 ? 2 : 1); beyond++)
-                        measure_way(kind, bytes, (Way){.piece = piece, .tile = piece * ranks, .ring = ring, .past = beyond});
+                        measure_way(kind, bytes,
+                                    (Way){.piece = piece, .tile = piece * ranks, .ring = ring, .past = beyond});
             past = bounces = 0;
             if (kind <= SPREAD && bytes >= 512 << 10)
                 for (int huge = 0; huge < 2; huge++)
                     take_arrays(huge, huge), measure(kind, bytes, huge ? "pulled_huge" : "pulled_small", pulled);
-            take_arrays((kind == GATHER ? bytes / ranks : bytes) >= huge_from, (kind == SCATTER ? bytes / ranks : bytes) >= huge_from);
+            take_arrays((kind == GATHER ? bytes / ranks : bytes) >= huge_from,
+                        (kind == SCATTER ? bytes / ranks : bytes) >= huge_from);
             for (past = 0; past < (bytes >= 4 << 20 && kind != SCATTER ? 2 : 1); past++)
                 measure(kind, bytes, past ? "open_past" : "open", opened);
             past = 0;

@@ -1,4 +1,5 @@
-/* Collectives written by hand for one machine, one size and one way each: what a program can reach here that has no interpreter, no checks and no sleep.
+/* Collectives written by hand for one machine, one size and one way each: what a program can reach here that has no
+ * interpreter, no checks and no sleep.
  *
  * `by_hand.c` runs them alone, `hand_peer.c` beside other libraries.
  *
@@ -12,8 +13,9 @@
  * | summed B | of a reduce_scatter: the same, B KiB of each rank, which are added up from there |
  * | summed B T | of an all_reduce: the same, of tiles of T KiB, whose sums are staged |
  *
- * Up to four tiles are under way (`SLOTS`). A tile's place in staging is used again only when all ranks have left it: a rank that enters tile k has seen everyone leave tile k - SLOTS, and a ring of staging
- * holds at least as many tiles. Sums are of f32, in the order of ranks.
+ * Up to four tiles are under way (`SLOTS`). A tile's place in staging is used again only when all ranks have left it: a
+ * rank that enters tile k has seen everyone leave tile k - SLOTS, and a ring of staging holds at least as many tiles.
+ * Sums are of f32, in the order of ranks.
  */
 
 #ifndef BY_HAND_H
@@ -43,8 +45,8 @@ typedef struct {
 } Shared;
 
 static Shared *shared;
-static char *staging; /* by rank */
-static char *own, *other;           /* private: source and target, of the size that is measured */
+static char *staging;            /* by rank */
+static char *own, *other;        /* private: source and target, of the size that is measured */
 static size_t tile_bytes, width; /* of the way that is measured */
 static int past, share, bounces;
 static size_t piece_bytes; /* of one rank, that is pulled at a time and added up */
@@ -54,14 +56,17 @@ static size_t ring_at;
 
 static void meet(void) { meet_at(shared->come); }
 
-/* ---- copies ----------------------------------------------------------------------------------------------------------- */
+/* ---- copies ------------------------------------------------------------------------------------------------------ */
 
-typedef struct { char *to; const char *from; } Stream;
+typedef struct {
+    char *to;
+    const char *from;
+} Stream;
 
 #if defined(__AVX512F__)
 #define PUT_PAST(TO, FROM) _mm512_stream_si512((void *)(TO), _mm512_loadu_si512((const void *)(FROM)))
 #elif defined(__x86_64__)
-#define PUT_PAST(TO, FROM)             \
+#define PUT_PAST(TO, FROM)                    \
     for (int part = 0; part < 64; part += 16) \
     _mm_stream_si128((__m128i *)((TO) + part), _mm_loadu_si128((const __m128i *)((FROM) + part)))
 #else
@@ -89,7 +94,8 @@ static void copy(char *to, const char *from, size_t bytes)
     end_past();
 }
 
-/* Several of one length at once, two lines of each in turn, which are whole lines of the targets: lines of several cores are on their way together. Targets begin equally far from the beginning of a line. */
+/* Several of one length at once, two lines of each in turn, which are whole lines of the targets: lines of several
+ * cores are on their way together. Targets begin equally far from the beginning of a line. */
 static void copy_streams(const Stream *streams, int count, size_t bytes)
 {
     size_t head = -(uintptr_t)streams[0].to % 64, i = head;
@@ -127,7 +133,8 @@ static void pull(int peer, char *to, char *from, size_t bytes)
     enum { SOME = 128 << 10 };
     for (size_t i = 0; bounces && i < bytes; i += SOME) {
         size_t some = bytes - i < SOME ? bytes - i : SOME;
-        char *between = bounce + (uintptr_t)(from + i) % 4096; /* as far from the beginning of a page, which the kernel likes */
+        /* as far from the beginning of a page, which the kernel likes */
+        char *between = bounce + (uintptr_t)(from + i) % 4096;
         bounces = 0, pull(peer, between, from + i, some), bounces = 1;
         copy(to + i, between, some);
     }
@@ -138,7 +145,7 @@ static void pull(int peer, char *to, char *from, size_t bytes)
         printf("# process_vm_readv is not allowed\n"), _exit(1);
 }
 
-/* ---- tiles: a place in the ring of each, the same on all ranks ---------------------------------------------------------- */
+/* ---- tiles: a place in the ring of each, the same on all ranks --------------------------------------------------- */
 
 typedef struct {
     uint64_t number;
@@ -177,7 +184,10 @@ static void run_tiles(size_t bytes, int phases, size_t place, void (*phase)(int,
     tiles_before += count;
 }
 
-typedef struct { char *source, *target; size_t part; } Arrays;
+typedef struct {
+    char *source, *target;
+    size_t part;
+} Arrays;
 
 static void gather_tile(int which, const Tile *tile, void *given)
 {
@@ -285,7 +295,7 @@ static void scatter_tile(int which, const Tile *tile, void *given)
     say(shared->left, tile->number + 1);
 }
 
-/* ---- ways without staging: all meet before, and after --------------------------------------------------------------------- */
+/* ---- ways without staging: all meet before, and after ------------------------------------------------------------ */
 
 enum { GATHER, EXCHANGE, SPREAD, SUM, SCATTER, KINDS };
 static const char *const names[KINDS] = {"all_gather", "all_to_all", "broadcast", "all_reduce", "reduce_scatter"};
@@ -362,13 +372,16 @@ static void summed_in_tiles(int kind, size_t bytes)
 /* Staging for a tile of one rank. */
 static size_t place_bytes(int kind)
 {
-    size_t tile = kind == SUM ? tile_bytes + tile_bytes / ranks : kind == EXCHANGE || kind == SCATTER ? tile_bytes * ranks : tile_bytes;
+    size_t tile = kind == SUM                           ? tile_bytes + tile_bytes / ranks
+                  : kind == EXCHANGE || kind == SCATTER ? tile_bytes * ranks
+                                                        : tile_bytes;
     return (tile + 63) / 64 * 64;
 }
 
 static void staged(int kind, size_t bytes)
 {
-    static void (*const phases[KINDS])(int, const Tile *, void *) = {gather_tile, exchange_tile, spread_tile, sum_tile, scatter_tile};
+    static void (*const phases[KINDS])(int, const Tile *, void *) = {gather_tile, exchange_tile, spread_tile, sum_tile,
+                                                                     scatter_tile};
     int in_place = kind == SPREAD || kind == SUM;
     Arrays arrays = {own, in_place ? own : other, bytes / ranks};
     run_tiles(in_place ? bytes : bytes / ranks, kind == SUM ? 3 : 2, place_bytes(kind), phases[kind], &arrays);
@@ -376,10 +389,12 @@ static void staged(int kind, size_t bytes)
         await_all(shared->entered, tiles_before); /* they have pulled what they pull out of this rank's array */
 }
 
-/* ---- ways -------------------------------------------------------------------------------------------------------------- */
+/* ---- ways -------------------------------------------------------------------------------------------------------- */
 
 /* KiB of a tile and of a ring, where 0 is as many as there must be; no tile: pulled. */
-typedef struct { int tile, ring, past, share, bounces, piece; } Way;
+typedef struct {
+    int tile, ring, past, share, bounces, piece;
+} Way;
 typedef void Collective(int kind, size_t bytes);
 
 /* From now on calls of this kind and size go this way: what to call, and the name of the way. */
@@ -403,7 +418,8 @@ static Collective *take_way(int kind, size_t bytes, Way way, char *name, size_t 
         return pulled;
     }
     int divides = kind == EXCHANGE || kind == SCATTER;
-    size_t tile = (size_t)way.tile << 10, ring = (size_t)way.ring << 10, whole = kind == SPREAD || kind == SUM ? bytes : bytes / ranks;
+    size_t tile = (size_t)way.tile << 10, ring = (size_t)way.ring << 10,
+           whole = kind == SPREAD || kind == SUM ? bytes : bytes / ranks;
     tile_bytes = divides ? tile / ranks : tile;
     tile_bytes = tile_bytes > whole ? whole : tile_bytes;
     share = way.share, ring_at = 0;
@@ -442,7 +458,10 @@ static double timed(Collective *call, int kind, size_t bytes, int calls)
     return (now() - begin) / calls;
 }
 
-static int ascending(const void *one, const void *two) { return *(double *)one < *(double *)two ? -1 : *(double *)one > *(double *)two; }
+static int ascending(const void *one, const void *two)
+{
+    return *(double *)one < *(double *)two ? -1 : *(double *)one > *(double *)two;
+}
 
 /* The median of rounds, of the rank where it is longest: the same on all. */
 static double slowest_of(double *rounds, int count)

@@ -1,9 +1,11 @@
-"""The collectives of `by_hand.c`, run and kept: what programs reach that are written for one machine, one size and one way.
+"""The collectives of `by_hand.c`, run and kept: what programs reach that are written for one machine, one size and one
+way.
 
     python benchmarks/collective/by_hand.py [--ranks 8 4] [--collectives all] [--more] [--json F]
 
-Prints, for each collective and size, the least of the ways that any program has, which of them it was, the least of each kind, and `open`: arrays that all ranks map, which users do not bring. Each runs alone, its arrays in
-the cache where they fit: `peers.py` runs the same programs in turns with other libraries.
+Prints, for each collective and size, the least of the ways that any program has, which of them it was, the least of
+each kind, and `open`: arrays that all ranks map, which users do not bring. Each runs alone, its arrays in the cache
+where they fit: `peers.py` runs the same programs in turns with other libraries.
 """
 
 from __future__ import annotations

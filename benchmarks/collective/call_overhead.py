@@ -1,4 +1,5 @@
-"""What a small collective call costs in Python, and where: calls of 1 KiB between two ranks of this machine, in microseconds, least of several batches.
+"""What a small collective call costs in Python, and where: calls of 1 KiB between two ranks of this machine, in
+microseconds, least of several batches.
 
     python benchmarks/collective/call_overhead.py [--ranks 2] [--json F]
 
@@ -13,8 +14,10 @@
 | core | `sennit_start` by ctypes, with addresses at hand |
 | gloo | through torch.distributed, on gloo |
 
-Below: an all-reduce in a group of one rank, where nothing is moved, and which goes the long way; and an asynchronous one with its wait. Then torch's part of an all-reduce by the size of its tensor: from
-the end of one call of the backend to the beginning of the next, medians. It does the same each time, but large tensors have pushed its code and data out of the caches.
+Below: an all-reduce in a group of one rank, where nothing is moved, and which goes the long way; and an asynchronous
+one with its wait. Then torch's part of an all-reduce by the size of its tensor: from the end of one call of the backend
+to the beginning of the next, medians. It does the same each time, but large tensors have pushed its code and data out
+of the caches.
 """
 
 from __future__ import annotations

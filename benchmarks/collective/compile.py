@@ -2,11 +2,12 @@
 
     python benchmarks/collective/compile.py [--largest 1024] [--repeat 3]
 
-Four algorithms, each cut as finely as it needs: a ring AllReduce (n chunks, 2 n (n - 1) moves), an all-pairs AllReduce (as many), a
-hierarchical AllReduce on nodes of 8 (rings inside and across), and a two-step AllToAll on nodes of 8 (gather inside the node, then
-one message to each other node). Times are CPU seconds of one core, the least of the repetitions. `growth` is the exponent of the time of
-compiling in the number of moves, against the line above: 1 is linear. msccl-tools' times were measured for this project
-on its own ring AllReduce; `ratio` is its time over ours for compiling, `traced` over ours for tracing and compiling.
+Four algorithms, each cut as finely as it needs: a ring AllReduce (n chunks, 2 n (n - 1) moves), an all-pairs AllReduce
+(as many), a hierarchical AllReduce on nodes of 8 (rings inside and across), and a two-step AllToAll on nodes of 8
+(gather inside the node, then one message to each other node). Times are CPU seconds of one core, the least of the
+repetitions. `growth` is the exponent of the time of compiling in the number of moves, against the line above: 1 is
+linear. msccl-tools' times were measured for this project on its own ring AllReduce; `ratio` is its time over ours for
+compiling, `traced` over ours for tracing and compiling.
 """
 
 from __future__ import annotations

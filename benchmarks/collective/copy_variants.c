@@ -2,8 +2,9 @@
  *
  *     cc -O3 -march=native -o /tmp/copy_variants benchmarks/collective/copy_variants.c && /tmp/copy_variants 8
  *
- * Each rank has a staging area that all map. A round: every rank *stages* what the others read (memcpy, or a variant), all meet, every rank *fetches* what it gets into an array of
- * its own, all meet. Microseconds of a phase, median of the rounds, of the slowest rank. Patterns are those of collectives of n bytes:
+ * Each rank has a staging area that all map. A round: every rank *stages* what the others read (memcpy, or a variant),
+ * all meet, every rank *fetches* what it gets into an array of its own, all meet. Microseconds of a phase, median of
+ * the rounds, of the slowest rank. Patterns are those of collectives of n bytes:
  *
  *     gather      stage n/p; fetch n/p of each of the others
  *     exchange    stage n (p-1)/p; fetch n/p of each of the others, each time another place
@@ -41,7 +42,11 @@ typedef struct {
     pid_t process[MOST];
     char *array[MOST];
 } Shared;
-typedef struct { char *to; const char *from; size_t bytes; } Piece;
+typedef struct {
+    char *to;
+    const char *from;
+    size_t bytes;
+} Piece;
 
 static Shared *shared;
 static char *staging, *own, *other;
@@ -53,7 +58,11 @@ static void meet(void) { meet_at(shared->come); }
 #define PUT(AT, V) _mm512_storeu_si512((void *)(AT), V)
 #define PUT_PAST(AT, V) _mm512_stream_si512((void *)(AT), V)
 
-static void one_by_one(const Piece *p, int n) { for (int k = 0; k < n; k++) memcpy(p[k].to, p[k].from, p[k].bytes); }
+static void one_by_one(const Piece *p, int n)
+{
+    for (int k = 0; k < n; k++)
+        memcpy(p[k].to, p[k].from, p[k].bytes);
+}
 static void one_by_one_past(const Piece *p, int n)
 {
     for (int k = 0; k < n; k++)
@@ -61,16 +70,21 @@ static void one_by_one_past(const Piece *p, int n)
             PUT_PAST(p[k].to + i, LOAD(p[k].from + i));
     _mm_sfence();
 }
-static void lines(const Piece *p, int n) { for (int k = 0; k < n; k++) for (size_t i = 0; i < p[k].bytes; i += 64) PUT(p[k].to + i, LOAD(p[k].from + i)); }
-#define AHEAD(NAME, N, STORE)                                                       \
-    static void NAME(const Piece *p, int n)                                         \
-    {                                                                               \
-        for (int k = 0; k < n; k++)                                                 \
-            for (size_t i = 0; i < p[k].bytes; i += 64) {                           \
-                _mm_prefetch(p[k].from + i + N, _MM_HINT_T0);                       \
-                STORE(p[k].to + i, LOAD(p[k].from + i));                            \
-            }                                                                       \
-        _mm_sfence();                                                               \
+static void lines(const Piece *p, int n)
+{
+    for (int k = 0; k < n; k++)
+        for (size_t i = 0; i < p[k].bytes; i += 64)
+            PUT(p[k].to + i, LOAD(p[k].from + i));
+}
+#define AHEAD(NAME, N, STORE)                                 \
+    static void NAME(const Piece *p, int n)                   \
+    {                                                         \
+        for (int k = 0; k < n; k++)                           \
+            for (size_t i = 0; i < p[k].bytes; i += 64) {     \
+                _mm_prefetch(p[k].from + i + N, _MM_HINT_T0); \
+                STORE(p[k].to + i, LOAD(p[k].from + i));      \
+            }                                                 \
+        _mm_sfence();                                         \
     }
 AHEAD(ahead_512, 512, PUT)
 AHEAD(ahead_1k, 1024, PUT)
@@ -78,14 +92,14 @@ AHEAD(ahead_2k, 2048, PUT)
 AHEAD(ahead_4k, 4096, PUT)
 AHEAD(ahead_1k_past, 1024, PUT_PAST)
 AHEAD(ahead_4k_past, 4096, PUT_PAST)
-#define AT_ONCE(NAME, N, STORE)                                                     \
-    static void NAME(const Piece *p, int n)                                         \
-    {                                                                               \
-        for (size_t i = 0; i < p[0].bytes; i += 64 * N)                             \
-            for (int k = 0; k < n; k++)                                             \
-                for (int j = 0; j < N; j++)                                         \
-                    STORE(p[k].to + i + 64 * j, LOAD(p[k].from + i + 64 * j));      \
-        _mm_sfence();                                                               \
+#define AT_ONCE(NAME, N, STORE)                                                \
+    static void NAME(const Piece *p, int n)                                    \
+    {                                                                          \
+        for (size_t i = 0; i < p[0].bytes; i += 64 * N)                        \
+            for (int k = 0; k < n; k++)                                        \
+                for (int j = 0; j < N; j++)                                    \
+                    STORE(p[k].to + i + 64 * j, LOAD(p[k].from + i + 64 * j)); \
+        _mm_sfence();                                                          \
     }
 AT_ONCE(at_once_1, 1, PUT)
 AT_ONCE(at_once_2, 2, PUT)
@@ -96,7 +110,8 @@ AT_ONCE(at_once_2_past, 2, PUT_PAST)
 AT_ONCE(at_once_4_past, 4, PUT_PAST)
 AT_ONCE(at_once_16_past, 16, PUT_PAST)
 
-/* What a core has read stays in its cache, shared, and who writes there again must take it away. These let go of it at once. */
+/* What a core has read stays in its cache, shared, and who writes there again must take it away. These let go of it at
+ * once. */
 static void demoting(const Piece *p, int n)
 {
     for (int k = 0; k < n; k++) {
@@ -132,12 +147,31 @@ static void owning(const Piece *p, int n) /* taken away from the writer */
 }
 
 typedef void Way(const Piece *, int);
-static const struct { const char *name; Way *way; } fetches[] = {
-    {"memcpy", one_by_one}, {"lines", lines}, {"ahead 512", ahead_512}, {"ahead 1K", ahead_1k}, {"ahead 2K", ahead_2k}, {"ahead 4K", ahead_4k},
-    {"at once 1", at_once_1}, {"at once 2", at_once_2}, {"at once 4", at_once_4}, {"at once 16", at_once_16},
-    {"past", one_by_one_past}, {"ahead 1K past", ahead_1k_past}, {"ahead 4K past", ahead_4k_past},
-    {"at once 1 past", at_once_1_past}, {"at once 2 past", at_once_2_past}, {"at once 4 past", at_once_4_past}, {"at once 16 past", at_once_16_past},
-    {"demoting", demoting}, {"flushing", flushing}, {"unkept", unkept}, {"owning", owning},
+static const struct {
+    const char *name;
+    Way *way;
+} fetches[] = {
+    {"memcpy", one_by_one},
+    {"lines", lines},
+    {"ahead 512", ahead_512},
+    {"ahead 1K", ahead_1k},
+    {"ahead 2K", ahead_2k},
+    {"ahead 4K", ahead_4k},
+    {"at once 1", at_once_1},
+    {"at once 2", at_once_2},
+    {"at once 4", at_once_4},
+    {"at once 16", at_once_16},
+    {"past", one_by_one_past},
+    {"ahead 1K past", ahead_1k_past},
+    {"ahead 4K past", ahead_4k_past},
+    {"at once 1 past", at_once_1_past},
+    {"at once 2 past", at_once_2_past},
+    {"at once 4 past", at_once_4_past},
+    {"at once 16 past", at_once_16_past},
+    {"demoting", demoting},
+    {"flushing", flushing},
+    {"unkept", unkept},
+    {"owning", owning},
 };
 static void own_ahead(const Piece *p, int n) /* asks for the lines that are written */
 {
@@ -147,7 +181,8 @@ static void own_ahead(const Piece *p, int n) /* asks for the lines that are writ
             PUT(p[k].to + i, LOAD(p[k].from + i));
         }
 }
-static void demoted(const Piece *p, int n) /* and out of this core's cache at once (cldemote, a hint: nothing where it is not known) */
+/* and out of this core's cache at once (cldemote, a hint: nothing where it is not known) */
+static void demoted(const Piece *p, int n)
 {
     for (int k = 0; k < n; k++) {
         memcpy(p[k].to, p[k].from, p[k].bytes);
@@ -176,21 +211,32 @@ static void whole_lines(const Piece *p, int n) /* movdir64b: a line at a time, p
         }
     _mm_sfence();
 }
-static const struct { const char *name; Way *way; } stages[] = {
-    {"memcpy", one_by_one}, {"owned ahead", own_ahead}, {"demoted", demoted}, {"string", as_string}, {"past", one_by_one_past}, {"whole lines", whole_lines},
+static const struct {
+    const char *name;
+    Way *way;
+} stages[] = {
+    {"memcpy", one_by_one}, {"owned ahead", own_ahead}, {"demoted", demoted},
+    {"string", as_string},  {"past", one_by_one_past},  {"whole lines", whole_lines},
 };
 
 static char *area(int of) { return staging + (size_t)of * AREA; }
-static int ascending(const void *a, const void *b) { return *(double *)a < *(double *)b ? -1 : *(double *)a > *(double *)b; }
+static int ascending(const void *a, const void *b)
+{
+    return *(double *)a < *(double *)b ? -1 : *(double *)a > *(double *)b;
+}
 
 enum { GATHER, EXCHANGE, SPREAD, SPREAD_PULL };
 static const char *const patterns[] = {"gather", "exchange", "spread", "spread pull"};
 
-/* One phase after another; what is larger than a tile goes tile by tile, as in the core, with all of them counted together. */
+/* One phase after another; what is larger than a tile goes tile by tile, as in the core, with all of them counted
+ * together. */
 static void measure(int pattern, size_t bytes, const char *name, Way *stage, const char *stage_name, Way *fetch)
 {
     double in[ROUNDS], out[ROUNDS];
-    size_t part = bytes / ranks, tile = pattern == SPREAD ? TILE : pattern == EXCHANGE ? (1 << 20) / ranks : pattern == SPREAD_PULL ? TILE / 4 : TILE;
+    size_t part = bytes / ranks, tile = pattern == SPREAD        ? TILE
+                                        : pattern == EXCHANGE    ? (1 << 20) / ranks
+                                        : pattern == SPREAD_PULL ? TILE / 4
+                                                                 : TILE;
     size_t whole = pattern == SPREAD ? bytes : part;
     for (int round = 0; round < ROUNDS; round++) {
         in[round] = out[round] = 0;
@@ -218,13 +264,16 @@ static void measure(int pattern, size_t bytes, const char *name, Way *stage, con
             count = 0;
             if (pattern == SPREAD && rank)
                 for (int k = 0; k < 8; k++)
-                    pieces[count++] = (Piece){other + done + k * (size / 8), area(0) + number % 4 * (1 << 20) + k * (size / 8), size / 8};
+                    pieces[count++] = (Piece){other + done + k * (size / 8),
+                                              area(0) + number % 4 * (1 << 20) + k * (size / 8), size / 8};
             if (pattern == GATHER || pattern == SPREAD_PULL)
                 for (int k = 1; k < ranks; k++)
-                    pieces[count++] = (Piece){other + (rank + k) % ranks * part + done, area((rank + k) % ranks) + number % 4 * (1 << 20), size};
+                    pieces[count++] = (Piece){other + (rank + k) % ranks * part + done,
+                                              area((rank + k) % ranks) + number % 4 * (1 << 20), size};
             if (pattern == EXCHANGE)
                 for (int k = 1; k < ranks; k++)
-                    pieces[count++] = (Piece){other + (rank + k) % ranks * part + done, area((rank + k) % ranks) + number % 4 * (1 << 20) + k * size, size};
+                    pieces[count++] = (Piece){other + (rank + k) % ranks * part + done,
+                                              area((rank + k) % ranks) + number % 4 * (1 << 20) + k * size, size};
             meet();
             begin = now();
             if (count)
@@ -241,7 +290,9 @@ static void measure(int pattern, size_t bytes, const char *name, Way *stage, con
         slow_out = shared->fetch[peer] > slow_out ? shared->fetch[peer] : slow_out;
     }
     if (rank == 0)
-        printf("%-12s %6zu KiB  stage %-12s %9.1f  fetch %-16s %9.1f  sum %9.1f\n", patterns[pattern], bytes >> 10, stage_name, slow_in, name, slow_out, slow_in + slow_out), fflush(stdout);
+        printf("%-12s %6zu KiB  stage %-12s %9.1f  fetch %-16s %9.1f  sum %9.1f\n", patterns[pattern], bytes >> 10,
+               stage_name, slow_in, name, slow_out, slow_in + slow_out),
+            fflush(stdout);
     meet();
 }
 

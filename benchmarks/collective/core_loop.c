@@ -1,4 +1,5 @@
-/* Calls of the core, made in a loop of C: what is left of a collective when nobody but the core is asked. For `core_loop.py`. */
+/* Calls of the core, made in a loop of C: what is left of a collective when nobody but the core is asked. For
+ * `core_loop.py`. */
 #include <stdint.h>
 #include <time.h>
 
@@ -14,7 +15,8 @@ static double now(void)
 }
 
 /* Microseconds of a call, of so many; -1 where one failed. */
-double calls_in_a_loop(Start *start, Run *run, void *group, void *call, char *source, char *target, int32_t staged, int32_t count)
+double calls_in_a_loop(Start *start, Run *run, void *group, void *call, char *source, char *target, int32_t staged,
+                       int32_t count)
 {
     double begin = now();
     for (int k = 0; k < count; k++) {

@@ -2,8 +2,9 @@
 
     python benchmarks/collective/core_loop.py [--ranks 4] [--sizes 1K 8K] [--collectives all_gather ...] [--rounds 9] [--builds NAME=SO_OR_FOLDER ...]
 
-A build is a compiled core, or a folder with its sources, which is compiled as setup.py does. `own` is the one of this tree. All builds run the same plans of one group, on the same arrays, in turns, so they must agree on
-what lies in shared memory. Microseconds of a call, median of the rounds, of the slowest rank; each rank has its share of the cores.
+A build is a compiled core, or a folder with its sources, which is compiled as setup.py does. `own` is the one of this
+tree. All builds run the same plans of one group, on the same arrays, in turns, so they must agree on what lies in
+shared memory. Microseconds of a call, median of the rounds, of the slowest rank; each rank has its share of the cores.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Training steps under DDP on sennit and on gloo, each backend in processes of its own, with one to several threads a rank.
+"""Training steps under DDP on sennit and on gloo, each backend in processes of its own, with one to several threads a
+rank.
 
     python benchmarks/collective/ddp_steps.py [--ranks 4 8] [--threads 1 2 4] [--steps 10]
 
-Six linear layers of width 1024 (24 MiB of parameters), a batch of 4 a rank; each rank runs on its share of the cores. `alone` is the same step without DDP. Milliseconds, the median of the steps of rank 0: forward, backward
-with its all-reduces, optimizer. Beside them one all-reduce of 24 MiB. Nothing else lives on the machine meanwhile, unlike in `peers.py --steps`, where the threads of all other peers do.
+Six linear layers of width 1024 (24 MiB of parameters), a batch of 4 a rank; each rank runs on its share of the cores.
+`alone` is the same step without DDP. Milliseconds, the median of the steps of rank 0: forward, backward with its
+all-reduces, optimizer. Beside them one all-reduce of 24 MiB. Nothing else lives on the machine meanwhile, unlike in
+`peers.py --steps`, where the threads of all other peers do.
 """
 
 from __future__ import annotations

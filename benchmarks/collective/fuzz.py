@@ -2,9 +2,10 @@
 
     python benchmarks/collective/fuzz.py --count 100000 --jobs 16
 
-Program number i is made from seed `--seed` + i, so a failure can be repeated alone with `--seed THAT --count 1`. The programs are those of
-`tests/collective_verify/random_programs.py`: 2 to 8 ranks, up to 60 moves; every fourth is of `random_switch_programs.py`, for a multicast switch. A failing program is shrunk and printed in its text form, and written
-to `--keep` if given. Ends with status 1 if any program fails or a mutant is missed.
+Program number i is made from seed `--seed` + i, so a failure can be repeated alone with `--seed THAT --count 1`. The
+programs are those of `tests/collective_verify/random_programs.py`: 2 to 8 ranks, up to 60 moves; every fourth is of
+`random_switch_programs.py`, for a multicast switch. A failing program is shrunk and printed in its text form, and
+written to `--keep` if given. Ends with status 1 if any program fails or a mutant is missed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""The GPU interpreter measured: virtual ranks on one GPU, against the copy of as many bytes, hand-written kernels and Triton.
+"""The GPU interpreter measured: virtual ranks on one GPU, against the copy of as many bytes, hand-written kernels and
+Triton.
 
     python benchmarks/collective/gpu.py [--json out.json] [--markdown out.md] [--ranks 8] [--quick] [--only SECTION]
 
-Needs an NVIDIA GPU, torch and numpy (Triton and several processes where they are there). Each section is run for itself: one that fails prints its
-traceback and the others go on; the exit status is then 1.
+Needs an NVIDIA GPU, torch and numpy (Triton and several processes where they are there). Each section is run for
+itself: one that fails prints its traceback and the others go on; the exit status is then 1.
 
-What is counted: the bytes that the collective must read and write in device memory, each input element once and each output element once
-(all-reduce of n bytes on p ranks: 2 p n). `of copy` is the time of a device-to-device copy that reads and writes as many bytes over the
-collective's time. Every result is compared with torch's on random data before it is timed; outputs hold NaN before. Times are medians, from CUDA
-events around batches of launches. Arrays of 64 MiB a rank do not fit in the cache; small ones do, for the copy as well.
+What is counted: the bytes that the collective must read and write in device memory, each input element once and each
+output element once (all-reduce of n bytes on p ranks: 2 p n). `of copy` is the time of a device-to-device copy that
+reads and writes as many bytes over the collective's time. Every result is compared with torch's on random data before
+it is timed; outputs hold NaN before. Times are medians, from CUDA events around batches of launches. Arrays of 64 MiB a
+rank do not fit in the cache; small ones do, for the copy as well.
 """
 
 from __future__ import annotations

@@ -186,7 +186,10 @@ def verify(spec: CollectiveSpec, data: Data, reduction: Reduction = Reduction.SU
 
 
 def must_move(spec: CollectiveSpec, nbytes: int) -> int:
-    """Bytes read and written in all: every input and every output element once. `nbytes` is the larger buffer of a rank."""
+    """Bytes read and written in all: every input and every output element once.
+
+    `nbytes` is the larger buffer of a rank.
+    """
     p = spec.ranks
     match spec.name:
         case CollectiveName.ALL_REDUCE | CollectiveName.ALL_TO_ALL:

@@ -1,5 +1,6 @@
-// Hand-written kernels for f32, to measure the interpreter against: what one would write for a single algorithm, with nothing to interpret.
-// RANKS, THREADS and INTERLEAVED are defined at compile time; a rank's array has n elements, n a multiple of 4 * RANKS.
+// Hand-written kernels for f32, to measure the interpreter against: what one would write for a single algorithm, with
+// nothing to interpret. RANKS, THREADS and INTERLEAVED are defined at compile time; a rank's array has n elements, n a
+// multiple of 4 * RANKS.
 
 typedef unsigned long long u64;
 typedef long long i64;
@@ -102,7 +103,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) two_pass_all_reduce(Arr
     }
 }
 
-// A ring: RANKS - 1 steps that add, RANKS - 1 that pass on. Rank r reads the partial sum of rank r - 1 and, later, puts to rank r + 1.
+// A ring: RANKS - 1 steps that add, RANKS - 1 that pass on. Rank r reads the partial sum of rank r - 1 and, later, puts
+// to rank r + 1.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) ring_all_reduce(Arrays a) {
     int rank = blockIdx.x % RANKS, member = blockIdx.x / RANKS, before = (rank + RANKS - 1) % RANKS, after = (rank + 1) % RANKS;
     u64 base = a.epoch * 4 * RANKS;
@@ -121,7 +123,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) ring_all_reduce(Arrays 
         for (; i < s.last; i += s.step) a.output[rank][i] = add(load(a.input[rank] + i), load(from + i));
         raise_flag(a.flags + rank * a.team + member, base + k);
     }
-    // chunk c of rank r + 1 was read for the last time by rank r + 2 in its step before this one; rank r puts to it after that
+    // chunk c of rank r + 1 was read for the last time by rank r + 2 in its step before this one; rank r puts to it
+    // after that
     for (int k = 0; k < RANKS - 1; ++k) {
         Share s = share_of(a, (rank + 1 + RANKS - k) % RANKS, member);
         if (k > 0) await_flag(a.flags + before * a.team + member, base + RANKS - 1 + k);

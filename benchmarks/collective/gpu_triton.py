@@ -1,8 +1,9 @@
-"""The same algorithms in Triton, as the other candidate for the GPU runtime: a ring with flags, and the direct sum in one pass.
+"""The same algorithms in Triton, as the other candidate for the GPU runtime: a ring with flags, and the direct sum in
+one pass.
 
-A Triton program is specialised by its source: an interpreter in it would need data-dependent pointers and lists of operands, which its tile language
-does not express well. So these are hand-written kernels of one algorithm each, the best that Triton could do here; `gpu.py` measures them.
-Arrays of all ranks lie in one tensor, rank after rank.
+A Triton program is specialised by its source: an interpreter in it would need data-dependent pointers and lists of
+operands, which its tile language does not express well. So these are hand-written kernels of one algorithm each, the
+best that Triton could do here; `gpu.py` measures them. Arrays of all ranks lie in one tensor, rank after rank.
 """
 
 from __future__ import annotations

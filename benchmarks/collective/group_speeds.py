@@ -1,9 +1,11 @@
-"""Why the same all-reduce takes longer in one group than in the next: many short groups, one after another, with what may decide it beside each.
+"""Why the same all-reduce takes longer in one group than in the next: many short groups, one after another, with what
+may decide it beside each.
 
     python benchmarks/collective/group_speeds.py [--ranks 8] [--seconds 40] [--json F]
 
-All groups live in the same processes, one at a time. Of each: on which cores its ranks are (`even`: 0, 2, ...; `odd`; `first`: 0 to p-1; `share`: two each, the kernel chooses), whether its arrays begin
-at a line, and then, in the same tenth of a second,
+All groups live in the same processes, one at a time. Of each: on which cores its ranks are (`even`: 0, 2, ...; `odd`;
+`first`: 0 to p-1; `share`: two each, the kernel chooses), whether its arrays begin at a line, and then, in the same
+tenth of a second,
 
 | column | is |
 |---|---|

@@ -7,7 +7,8 @@
  *     hand_call()                                     one
  *     hand_meet()                                     all ranks are here
  *
- * All ranks call the same functions in the same order. The ways are those that were the fastest at some size on 16 x86_64 cores (`by_hand.py`). */
+ * All ranks call the same functions in the same order. The ways are those that were the fastest at some size on 16
+ * x86_64 cores (`by_hand.py`). */
 #include "by_hand.h"
 
 enum { TRIES = 3, WAYS = 12 };
@@ -52,7 +53,10 @@ double hand_choose(int kind, size_t bytes, char *source, char *target, char *nam
 {
     Way ways[WAYS];
     double times[WAYS][TRIES];
-    int count = ways_of(kind, bytes, ways), best = 0, calls = (8 << 20) / bytes > 50 ? 50 : (8 << 20) / bytes < 2 ? 2 : (8 << 20) / bytes;
+    int count = ways_of(kind, bytes, ways), best = 0,
+        calls = (8 << 20) / bytes > 50  ? 50
+                : (8 << 20) / bytes < 2 ? 2
+                                        : (8 << 20) / bytes;
     bring(source, target);
     for (int try = 0; try < TRIES && count > 1; try++)
         for (int k = 0; k < count; k++)

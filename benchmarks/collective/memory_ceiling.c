@@ -1,4 +1,5 @@
-/* What the memory of this machine allows p processes to do at once, for `memory_ceiling.py`: each rank is pinned to the first core of its share, c/p of them.
+/* What the memory of this machine allows p processes to do at once, for `memory_ceiling.py`: each rank is pinned to the
+ * first core of its share, c/p of them.
  *
  *     memory_ceiling RANKS        prints lines of: what, bytes, microseconds of one rank (the median of rounds, of the slowest rank)
  *
@@ -105,7 +106,10 @@ static void all_reduce(char *array, size_t bytes)
     before += tiles;
 }
 
-static int ascending(const void *one, const void *two) { return *(double *)one < *(double *)two ? -1 : *(double *)one > *(double *)two; }
+static int ascending(const void *one, const void *two)
+{
+    return *(double *)one < *(double *)two ? -1 : *(double *)one > *(double *)two;
+}
 
 static void report(const char *what, size_t bytes, int calls, double *rounds)
 {
@@ -120,19 +124,19 @@ static void report(const char *what, size_t bytes, int calls, double *rounds)
     meet();
 }
 
-#define MEASURE(WHAT, BYTES, CALLS, BEFORE, ...)     \
-    do {                                             \
-        double rounds[ROUNDS];                       \
+#define MEASURE(WHAT, BYTES, CALLS, BEFORE, ...)       \
+    do {                                               \
+        double rounds[ROUNDS];                         \
         for (int round = 0; round < ROUNDS; round++) { \
-            BEFORE;                                  \
-            meet();                                  \
-            double begin = now();                    \
+            BEFORE;                                    \
+            meet();                                    \
+            double begin = now();                      \
             for (int call = 0; call < (CALLS); call++) \
-                __VA_ARGS__;                         \
-            rounds[round] = now() - begin;           \
-            meet();                                  \
-        }                                            \
-        report(WHAT, BYTES, CALLS, rounds);          \
+                __VA_ARGS__;                           \
+            rounds[round] = now() - begin;             \
+            meet();                                    \
+        }                                              \
+        report(WHAT, BYTES, CALLS, rounds);            \
     } while (0)
 
 static void pull(int peer)
@@ -153,7 +157,8 @@ static void run(void)
     MEASURE("meet", 0, 50, , meet());
     MEASURE("copy", ARRAY, 1, , memcpy(other, own, ARRAY));
     MEASURE("copy_past", ARRAY, 1, , copy_past(other, own, ARRAY));
-    MEASURE("stage", TILE, 1, (memset(tile_of(rank, 0), 1, TILE), meet(), memcpy(other, tile_of(next, 0), TILE)), memcpy(tile_of(rank, 0), own, TILE));
+    MEASURE("stage", TILE, 1, (memset(tile_of(rank, 0), 1, TILE), meet(), memcpy(other, tile_of(next, 0), TILE)),
+            memcpy(tile_of(rank, 0), own, TILE));
     MEASURE("fetch", TILE, 1, memset(tile_of(rank, 0), 1, TILE), memcpy(other, tile_of(next, 0), TILE));
     MEASURE("add_up", TILE, 1, memset(tile_of(rank, 0), 0, TILE), add_up(other, 0, rank * part, part));
     MEASURE("pull", ARRAY, 1, , pull(next));

@@ -1,11 +1,15 @@
-"""What the memory of this machine allows, beside what the runtime reaches: bounds of collectives between processes of one host.
+"""What the memory of this machine allows, beside what the runtime reaches: bounds of collectives between processes of
+one host.
 
     python benchmarks/collective/memory_ceiling.py [--ranks 8 4] [--rounds 7] [--json F]
 
-`memory_ceiling.c`, compiled here with `cc`, measures copies with all ranks at once, from their own memory and from the caches of other cores, and an all-reduce written by hand for this one case. Then
-the core of the runtime runs the same collectives (`ShmGroup` on numpy, f32, the all-reduce and the broadcast in place), in processes of its own. Each rank runs on one core of its share.
+`memory_ceiling.c`, compiled here with `cc`, measures copies with all ranks at once, from their own memory and from the
+caches of other cores, and an all-reduce written by hand for this one case. Then the core of the runtime runs the same
+collectives (`ShmGroup` on numpy, f32, the all-reduce and the broadcast in place), in processes of its own. Each rank
+runs on one core of its share.
 
-**bound** is what must be moved, at the rates of these copies, one after another as one thread does them, without any wait, and as if outputs were in a cache. Of n bytes of the larger array, by p ranks:
+**bound** is what must be moved, at the rates of these copies, one after another as one thread does them, without any
+wait, and as if outputs were in a cache. Of n bytes of the larger array, by p ranks:
 
 | | staged | added up | fetched | copied |
 |---|---|---|---|---|
@@ -15,7 +19,8 @@ the core of the runtime runs the same collectives (`ShmGroup` on numpy, f32, the
 | all_to_all, staged | n (p-1)/p | | n (p-1)/p | n / p |
 | broadcast | | | n | |
 
-or, of an all_to_all, n (p-1)/p pulled by the kernel and n / p copied, if that is less. **share** is the bound over the time of the core; of the all-reduce the time by hand stands beside.
+or, of an all_to_all, n (p-1)/p pulled by the kernel and n / p copied, if that is less. **share** is the bound over the
+time of the core; of the all-reduce the time by hand stands beside.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-/* What `memory_ceiling.c`, `copy_variants.c` and `by_hand.h` have in common: a rank on a core of its own if there are as many, memory as numpy takes it, and words by which ranks wait for each other. */
+/* What `memory_ceiling.c`, `copy_variants.c` and `by_hand.h` have in common: a rank on a core of its own if there are
+ * as many, memory as numpy takes it, and words by which ranks wait for each other. */
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -14,10 +15,16 @@
 #define PAUSE() atomic_signal_fence(memory_order_seq_cst)
 #endif
 
-enum { MOST = 64 /* ranks */, OWN_CORE = 1 << 14 /* looks, some hundreds of microseconds: who waits longer may have no core of its own */ };
+enum {
+    MOST = 64 /* ranks */,
+    OWN_CORE = 1 << 14 /* looks, some hundreds of microseconds: who waits longer may have no core of its own */
+};
 
 /* One for each rank, which alone writes it, in a cache line of its own. */
-typedef struct { _Atomic uint64_t value; char rest[56]; } Word;
+typedef struct {
+    _Atomic uint64_t value;
+    char rest[56];
+} Word;
 
 static int ranks, rank;
 static int crowded; /* there are fewer cores than ranks: who waits gives its core away at once */
@@ -29,7 +36,10 @@ static inline double now(void)
     return time.tv_sec * 1e6 + time.tv_nsec * 1e-3;
 }
 
-static inline void say(Word *word, uint64_t value) { atomic_store_explicit(&word[rank].value, value, memory_order_release); }
+static inline void say(Word *word, uint64_t value)
+{
+    atomic_store_explicit(&word[rank].value, value, memory_order_release);
+}
 
 static inline void await(Word *word, int peer, uint64_t value)
 {

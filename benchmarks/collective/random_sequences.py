@@ -2,8 +2,8 @@
 
     python benchmarks/collective/random_sequences.py --count 5000 --ranks 4 [--hosts 2]
 
-Sequence i is made from seed `--seed` + i, alike on all ranks (`tests/runtime/random_calls.py` says how, and what counts as equal), so one that differs can be
-repeated alone with `--seed THAT --count 1`. Ends with status 1 if any differs.
+Sequence i is made from seed `--seed` + i, alike on all ranks (`tests/runtime/random_calls.py` says how, and what counts
+as equal), so one that differs can be repeated alone with `--seed THAT --count 1`. Ends with status 1 if any differs.
 """
 
 from __future__ import annotations

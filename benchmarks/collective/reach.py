@@ -3,16 +3,22 @@
     python benchmarks/collective/peers.py --ranks 8 --json peers8.json ...
     python benchmarks/collective/reach.py peers8.json peers4.json ... [--markdown F]
 
-Several runs of one number of ranks count as one with as many rounds. The markdown has all figures, and then the targets.
+Several runs of one number of ranks count as one with as many rounds. The markdown has all figures, and then the
+targets.
 
-The targets: twice the best of gloo, MPICH and Open MPI with 8 ranks from 64 KiB to 16 MiB, and not behind with 4 ranks at any size. What can be reached is measured in the same rounds, on arrays of the same kind, with a program in C that does nothing but
-this collective of this size, in the fastest of the ways that we know (`by_hand.h`): called in a loop of C (*by hand*), and behind torch.distributed, as a backend is (*floor*). All gains are those of `peers.py`, medians of the ratios of two times of one round, also
+The targets: twice the best of gloo, MPICH and Open MPI with 8 ranks from 64 KiB to 16 MiB, and not behind with 4 ranks
+at any size. What can be reached is measured in the same rounds, on arrays of the same kind, with a program in C that
+does nothing but this collective of this size, in the fastest of the ways that we know (`by_hand.h`): called in a loop
+of C (*by hand*), and behind torch.distributed, as a backend is (*floor*). All gains are those of `peers.py`, medians of
+the ratios of two times of one round, also
 
     of the floor     the best of the others / the program behind torch.distributed
     of the sum       the best of the others / (torch's own part, measured with nothing behind it, + the program in a loop of C)
 
-The sum is what a program would take that is called at no cost, if torch's code and data stayed in the caches while the program moves its bytes; the program behind torch.distributed is called by ctypes, some tenths of a microsecond. Where both are below the target, it is out of
-reach of what we know how to write: marked **floor**. A target that is missed and that one of the two reaches is marked **missed**.
+The sum is what a program would take that is called at no cost, if torch's code and data stayed in the caches while the
+program moves its bytes; the program behind torch.distributed is called by ctypes, some tenths of a microsecond. Where
+both are below the target, it is out of reach of what we know how to write: marked **floor**. A target that is missed
+and that one of the two reaches is marked **missed**.
 """
 
 from __future__ import annotations

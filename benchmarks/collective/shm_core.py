@@ -1,14 +1,16 @@
-"""Times the shared-memory runtime against gloo and against memcpy, and counts what starting and stopping groups leaves behind.
+"""Times the shared-memory runtime against gloo and against memcpy, and counts what starting and stopping groups leaves
+behind.
 
     python benchmarks/collective/shm_core.py                      2, 4 and 8 ranks, all_reduce of 1 KiB to 64 MiB
     python benchmarks/collective/shm_core.py --collective all_gather --ranks 4
     python benchmarks/collective/shm_core.py --limits --ranks 4   each algorithm by itself: where the table should change over
     python benchmarks/collective/shm_core.py --cycles 1000        start and stop groups
 
-A figure is the least of several batches, of the slowest rank in each; batches of the systems take turns, so that a busy machine treats them alike.
-"cpu" is the processor time of all ranks together, the least of the batches: what the collective costs, where wall time is mostly that of others.
-"memcpy" is the time of one rank alone to copy the same bytes once, private memory to private memory: no collective can be faster.
-The first lines say on what it ran, and how busy that was: with fewer cores than ranks, times are those of the scheduler too.
+A figure is the least of several batches, of the slowest rank in each; batches of the systems take turns, so that a busy
+machine treats them alike. "cpu" is the processor time of all ranks together, the least of the batches: what the
+collective costs, where wall time is mostly that of others. "memcpy" is the time of one rank alone to copy the same
+bytes once, private memory to private memory: no collective can be faster. The first lines say on what it ran, and how
+busy that was: with fewer cores than ranks, times are those of the scheduler too.
 """
 
 from __future__ import annotations

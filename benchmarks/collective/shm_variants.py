@@ -1,4 +1,5 @@
-"""The constants of `shm_plan.py`, measured: the same collective staged or direct, its output past the cache or through it, with smaller or larger tiles.
+"""The constants of `shm_plan.py`, measured: the same collective staged or direct, its output past the cache or through
+it, with smaller or larger tiles.
 
     python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7] [--only-chosen | --sums] [--switches] [--pages huge] [--rings 0 8192 ...]
 
@@ -12,9 +13,12 @@
 | tile N | of `staged`, as chosen, with at most N KiB of a slot |
 | ring N | staged, in a group of its own, whose tiles go round in N KiB; `slots`: in slots; `past`: outputs are written past the cache |
 
-`--pages` says whether arrays lie in pages of 2 MiB or of 4 KiB; numpy's own have the first from 4 MiB on where the kernel gives them to who asks. `--switches` adds how often a call gave its core away, of the rank that did so most: asleep, and for others (voluntary and other switches of the kernel's count).
+`--pages` says whether arrays lie in pages of 2 MiB or of 4 KiB; numpy's own have the first from 4 MiB on where the
+kernel gives them to who asks. `--switches` adds how often a call gave its core away, of the rank that did so most:
+asleep, and for others (voluntary and other switches of the kernel's count).
 
-All variants are plans of one group, on the same arrays, in turns; each rank has its share of the cores. Microseconds of a call, median of the rounds, of the slowest rank, the core called by ctypes.
+All variants are plans of one group, on the same arrays, in turns; each rank has its share of the cores. Microseconds of
+a call, median of the rounds, of the slowest rank, the core called by ctypes.
 """
 
 from __future__ import annotations
@@ -142,7 +146,9 @@ def in_rings(groups: dict[str, ShmGroup], name: str, source: np.ndarray, target:
 
 
 def placed(elements: int, offset: int, pages: str = "numpy") -> np.ndarray:
-    """An array that begins so many bytes after the beginning of a line; of a page of 2 MiB, where it lies in `huge` or `small` pages and not where numpy puts it."""
+    """An array that begins so many bytes after the beginning of a line; of a page of 2 MiB, where it lies in `huge` or
+    `small` pages and not where numpy puts it.
+    """
     if pages == "numpy":
         space = np.ones(elements + 32, np.float32)
         first = (offset - space.ctypes.data) % 64 // 4
@@ -237,7 +243,9 @@ def rank_main(
 
 
 def run_ranks(target: Callable[..., None], count: int, words: tuple[object, ...]) -> int:
-    """Processes that run target(rank, count, pipe, *words) and tell each other bytes through their pipes, until they are done; their greatest exit status."""
+    """Processes that run target(rank, count, pipe, *words) and tell each other bytes through their pipes, until they
+    are done; their greatest exit status.
+    """
     context = multiprocessing.get_context("spawn")
     pairs = [context.Pipe() for _ in range(count)]
     started = [context.Process(target=target, args=(rank, count, pairs[rank][1], *words)) for rank in range(count)]

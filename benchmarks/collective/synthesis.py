@@ -5,7 +5,8 @@
     python benchmarks/collective/synthesis.py --scale             8 to 128 nodes, with and without the quotient by symmetry
     python benchmarks/collective/synthesis.py --schedules         what is synthesised, compiled and verified as a schedule
 
-Rates are of the description of the cluster (simulated in that sense); the seconds of synthesis are measured, the least of three.
+Rates are of the description of the cluster (simulated in that sense); the seconds of synthesis are measured, the least
+of three.
 """
 
 from __future__ import annotations

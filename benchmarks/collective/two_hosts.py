@@ -1,13 +1,15 @@
-"""All-reduce over two hosts: the hierarchical schedule of the sennit backend against gloo's flat ring, with the bytes on the link counted.
+"""All-reduce over two hosts: the hierarchical schedule of the sennit backend against gloo's flat ring, with the bytes
+on the link counted.
 
     python benchmarks/collective/two_hosts.py [--ranks 4] [--rates 1gbit 2gbit] [--sizes 65536 16777216] [--repeat 9] [--alone] [--json FILE]
 
-Hosts are network namespaces of this machine, joined by a link of a stated rate (`sennit.testing`; needs root). The ranks of both hosts share this machine's cores,
-which real hosts do not. Both backends run in the same processes, in turn, time and again; a time is the median of those runs, of the slowest rank. Bytes are those
-that host 0 sent over its link, by the counter of its interface, headers included.
+Hosts are network namespaces of this machine, joined by a link of a stated rate (`sennit.testing`; needs root). The
+ranks of both hosts share this machine's cores, which real hosts do not. Both backends run in the same processes, in
+turn, time and again; a time is the median of those runs, of the slowest rank. Bytes are those that host 0 sent over its
+link, by the counter of its interface, headers included.
 
-A flat ring over 2 g ranks sends 2 (2g - 1) / (2g) of the array over the link in each direction, 1.75 with g = 4; the hierarchical schedule 1.0.
-So where the link is the limit, it is at most 1.75 times as fast.
+A flat ring over 2 g ranks sends 2 (2g - 1) / (2g) of the array over the link in each direction, 1.75 with g = 4; the
+hierarchical schedule 1.0. So where the link is the limit, it is at most 1.75 times as fast.
 """
 
 from __future__ import annotations

@@ -2,10 +2,15 @@
 
 A lock on a file, which the system releases if its holder dies.
 
-Inductor times things too: products with and without padding while it compiles, kernels that have several configurations (most have two or more) when they are first called. Whatever another process measures at that moment takes up to twice its time. And what it
-chooses then is not always what is fastest: of 36 groups that were compiled in two processes, 9 came out otherwise in the other, and were 4.5 % apart in the median and 21 % at p90; those with the same configurations 0.5 % and 2.0 % (`label_noise.py`). `tune_alone` has it
-take the lock, and gives it times by replays of a graph, as labels are timed (`graphed_seconds`): what it chooses between is called on a stream of its own, since kernels on the default stream are in no graph (`on_own_stream`). Times of twenty launches that are
-queued behind a spin of a millisecond made it keep kernels of 11.6 us where others take 2.3: a busy host may not be done with them by then."""
+Inductor times things too: products with and without padding while it compiles, kernels that have several configurations
+(most have two or more) when they are first called. Whatever another process measures at that moment takes up to twice
+its time. And what it chooses then is not always what is fastest: of 36 groups that were compiled in two processes, 9
+came out otherwise in the other, and were 4.5 % apart in the median and 21 % at p90; those with the same configurations
+0.5 % and 2.0 % (`label_noise.py`). `tune_alone` has it take the lock, and gives it times by replays of a graph, as
+labels are timed (`graphed_seconds`): what it chooses between is called on a stream of its own, since kernels on the
+default stream are in no graph (`on_own_stream`). Times of twenty launches that are queued behind a spin of a
+millisecond made it keep kernels of 11.6 us where others take 2.3: a busy host may not be done with them by then.
+"""
 
 from __future__ import annotations
 

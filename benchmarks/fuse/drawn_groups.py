@@ -1,7 +1,8 @@
 """Groups of operators, drawn from a captured training step: what the estimator learns from.
 
-Half of them grow from a random operator along random edges, so that every legal shape of group occurs. The others are the groups of random strategies, as a search meets them: greedy
-fusion under a random limit of size, then random moves. Groups of one structure are drawn once.
+Half of them grow from a random operator along random edges, so that every legal shape of group occurs. The others are
+the groups of random strategies, as a search meets them: greedy fusion under a random limit of size, then random moves.
+Groups of one structure are drawn once.
 """
 
 from __future__ import annotations
@@ -102,7 +103,9 @@ def _written(model: StepModel, places: frozenset[int]) -> frozenset[str]:
 
 
 def in_turns(streams: dict[str, Iterator[Drawn | None]], patience: int = 300) -> Iterator[tuple[str, Any]]:
-    """(name, group) from each stream in turn, until all have given nothing new `patience` times in a row; structures that two streams share come once."""
+    """(name, group) from each stream in turn, until all have given nothing new `patience` times in a row; structures
+    that two streams share come once.
+    """
     seen: set[str] = set()
     while streams:
         for name, stream in list(streams.items()):

@@ -1,9 +1,13 @@
-"""What the order of a step's operators is worth, by the clock: as it was captured, with gradients first, with products in blocks of rows, and with packed rows of tables.
+"""What the order of a step's operators is worth, by the clock: as it was captured, with gradients first, with products
+in blocks of rows, and with packed rows of tables.
 
     python benchmarks/fuse/early_gradients.py [--models gpt conv bert lstm] [--ratio 0.7] [--per-byte 8.38e-9] [--latency 2e-4]
 
-Operators are measured here, one by one, on one thread, by processor time; the channel is the one of the options (defaults: two gloo ranks at 1 Gbit/s). Then each order is searched for buckets, in the step and across steps. Batches are such that computing
-takes `--ratio` of communicating. Printed, in milliseconds: the time from the last first use of a parameter to the first gradient, in which nothing can travel; the structural bound; the best step found. All of it is simulated but the operators.
+Operators are measured here, one by one, on one thread, by processor time; the channel is the one of the options
+(defaults: two gloo ranks at 1 Gbit/s). Then each order is searched for buckets, in the step and across steps. Batches
+are such that computing takes `--ratio` of communicating. Printed, in milliseconds: the time from the last first use of
+a parameter to the first gradient, in which nothing can travel; the structural bound; the best step found. All of it is
+simulated but the operators.
 """
 
 from __future__ import annotations

@@ -2,12 +2,19 @@
 
     python benchmarks/fuse/enforced.py [--ranks 2] [--rate 1gbit] [--links namespaces | paced] [--model gpt] [--batch 4] [--strategies 50] [--steps 6] [--sleep] [--json out.json]
 
-The candidates of tuning (buckets as ready are DDP's), and random strategies: gradients, some of them cut, in buckets of random sizes between a gradient and a third of all bytes, in the order in which they are made, in an order by need, or in a random one that ranks can still follow; waits in the step, in the next, or mixed.
+The candidates of tuning (buckets as ready are DDP's), and random strategies: gradients, some of them cut, in buckets of
+random sizes between a gradient and a third of all bytes, in the order in which they are made, in an order by need, or
+in a random one that ranks can still follow; waits in the step, in the next, or mixed.
 
-1. Each is simulated on this machine's measurements (`measured_model`) and run for some steps without updates. Printed: median and p95 of |simulated - measured| / measured, and Kendall's tau between the two, over all pairs and over those that were measured 2 % apart or more; and, as what the machine allows, the same between two visits: each strategy is run for half of the steps, then all others are, then it is once more, with buffers of its own each time; and the clock against the quieter of the two visits, since what else the machine does makes steps longer, not shorter.
+1. Each is simulated on this machine's measurements (`measured_model`) and run for some steps without updates. Printed:
+   median and p95 of |simulated - measured| / measured, and Kendall's tau between the two, over all pairs and over those
+   that were measured 2 % apart or more; and, as what the machine allows, the same between two visits: each strategy is
+   run for half of the steps, then all others are, then it is once more, with buffers of its own each time; and the
+   clock against the quieter of the two visits, since what else the machine does makes steps longer, not shorter.
    How even the machine is says a product in a loop on each rank's core, with nothing beside it, before the strategies and after: its median time, and the time that one in ten exceeds, over the least.
    With `--sleep` kernels sleep for their measured time (`sleeping.py`): what is compared is the network and the order of things, on a machine that does other work too.
-2. Each trains three steps of SGD with momentum from the same start. Printed: how many end in DDP's parameters to the last bit.
+2. Each trains three steps of SGD with momentum from the same start. Printed: how many end in DDP's parameters to the
+   last bit.
 """
 
 from __future__ import annotations
@@ -95,7 +102,9 @@ def rank_main(arguments: argparse.Namespace) -> None:
 
 
 def unevenness(group: Any, seconds: float = 2.0) -> tuple[float, float]:
-    """Of a product in a loop on this core, alone: its median time over the least, and the time that one in ten exceeds over the least; of the rank on which that is greatest."""
+    """Of a product in a loop on this core, alone: its median time over the least, and the time that one in ten exceeds
+    over the least; of the rank on which that is greatest.
+    """
     import torch
     import torch.distributed as dist
 

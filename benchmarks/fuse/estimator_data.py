@@ -1,6 +1,8 @@
-"""Measured groups as rows that an estimator is trained on: the labels of a file, the features of each group, and what is to be predicted.
+"""Measured groups as rows that an estimator is trained on: the labels of a file, the features of each group, and what
+is to be predicted.
 
-Groups whose middle half of timings spreads over more than a tenth of the median are left out, and counted. With times of lone operators every group is there twice, with its operators measured and without.
+Groups whose middle half of timings spreads over more than a tenth of the median are left out, and counted. With times
+of lone operators every group is there twice, with its operators measured and without.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from sennit.ir.strategy_check import Kernel
 
 @dataclass(frozen=True)
 class Row:
-    """`target` is log(seconds / seconds by parts), what the network predicts; `text` the group; `known` says that its operators were measured, `several` that it has more than one that computes."""
+    """`target` is log(seconds / seconds by parts), what the network predicts; `text` the group; `known` says that its
+    operators were measured, `several` that it has more than one that computes.
+    """
 
     model: str
     known: bool
@@ -103,7 +107,9 @@ def read(paths: list[Path], operators: Path | None, cluster: str, limit: int | N
 
 
 def noise(path: Path) -> None:
-    """How far two labels of one group are apart (`merge_labels.py` keeps all): no estimator can be better than about that. And what a third says of those that are far apart."""
+    """How far two labels of one group are apart (`merge_labels.py` keeps all): no estimator can be better than about
+    that. And what a third says of those that are far apart.
+    """
     by_size: dict[str, list[float]] = {}
     thirds: list[tuple[float, float]] = []
     for row in map(json.loads, lines_of(path).values()):

@@ -1,6 +1,8 @@
-"""Errors of estimators of fused groups, as lines of text: by size, by the parts of a group, and by how sure the estimate was (`train_estimator.py`).
+"""Errors of estimators of fused groups, as lines of text: by size, by the parts of a group, and by how sure the
+estimate was (`train_estimator.py`).
 
-A line of predictions has the model that a group is of, its seconds, whether its operators were measured (`known`), whether it has several, the seconds that each estimator gave, and the deviation.
+A line of predictions has the model that a group is of, its seconds, whether its operators were measured (`known`),
+whether it has several, the seconds that each estimator gave, and the deviation.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def size_class(seconds: float) -> str:
 
 
 def show_by_size(lines: list[dict[str, Any]], name: str) -> None:
-    """Errors of one estimator by how long groups take, and their share of all seconds; and of groups that are more than one operator, which none of the measurements is of."""
+    """Errors of one estimator by how long groups take, and their share of all seconds; and of groups that are more than
+    one operator, which none of the measurements is of.
+    """
     for known in sorted({item["known"] for item in lines}):
         mine = [item for item in lines if item["known"] is known]
         classes = {size: [item for item in mine if size_class(item["seconds"]) == size] for size in SIZES}
@@ -61,7 +65,9 @@ def show_by_parts(lines: list[dict[str, Any]], name: str, least: int = 80) -> No
 
 
 def show_surest(lines: list[dict[str, Any]]) -> None:
-    """What is left if the groups with the widest deviation are measured, as the search has it done; and how many of the errors above 8 % are among them."""
+    """What is left if the groups with the widest deviation are measured, as the search has it done; and how many of the
+    errors above 8 % are among them.
+    """
     for known in sorted({item["known"] for item in lines}):
         mine = [item for item in lines if item["known"] is known]
         error = np.array([abs(item["trees and network"] / item["seconds"] - 1) for item in mine])

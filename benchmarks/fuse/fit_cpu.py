@@ -1,9 +1,12 @@
-"""A profile of CPU operators, fitted on times of this machine: what a laptop's kernels cost where nobody measured them there.
+"""A profile of CPU operators, fitted on times of this machine: what a laptop's kernels cost where nobody measured them
+there.
 
     python benchmarks/fuse/fit_cpu.py --out src/sennit/cost/profiles/cpu-rank.json [--keep measured.pkl]
 
-Training steps of several models at small sizes run operator by operator on one thread (`fuse/measure_torch.py`, CPU time of the thread). Times over the roofline of the preset `laptop` are fitted by
-family (`cost/profile.py`). Each model is predicted by a fit of all others, beside the roofline with its best factor, before the profile of all of them is written.
+Training steps of several models at small sizes run operator by operator on one thread (`fuse/measure_torch.py`, CPU
+time of the thread). Times over the roofline of the preset `laptop` are fitted by family (`cost/profile.py`). Each model
+is predicted by a fit of all others, beside the roofline with its best factor, before the profile of all of them is
+written.
 """
 
 from __future__ import annotations

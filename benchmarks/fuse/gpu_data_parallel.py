@@ -2,9 +2,11 @@
 
     python benchmarks/fuse/gpu_data_parallel.py --json benchmarks/fuse/data/gpu_data_parallel.json
 
-One rank has no one to wait for: what is compared is the step itself, with gradients through buckets and NCCL's kernels, and what driving it costs the host. Attention is torch's own choice of kernel under DDP, and the kernel of
-`kernels/attention_kernels.py` under ours. Variants take turns; a step is the time between events at the ends of two steps, the median of all rounds. Ranks that share a GPU (`--ranks 2`, NCCL 2.30) take turns on it: that is good for
-bits and says little of speed.
+One rank has no one to wait for: what is compared is the step itself, with gradients through buckets and NCCL's kernels,
+and what driving it costs the host. Attention is torch's own choice of kernel under DDP, and the kernel of
+`kernels/attention_kernels.py` under ours. Variants take turns; a step is the time between events at the ends of two
+steps, the median of all rounds. Ranks that share a GPU (`--ranks 2`, NCCL 2.30) take turns on it: that is good for bits
+and says little of speed.
 """
 
 from __future__ import annotations

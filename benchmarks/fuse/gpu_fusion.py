@@ -17,10 +17,12 @@ and on the graph in which cheap forward operators are computed again in the back
     search                 what the search finds, across the passes too: first by the estimator; then the groups that it chose are compiled and timed, and it searches again with what was measured. The others are seeds
     phases                 a group for each pass
 
-All run as one CUDA graph each, so that the host does not count, and are replayed in turns; the table has the median of a replay and the quartiles of its ratio to Inductor in the same turn. `chosen` marks the best of ours over replays that
-the table does not use. Results are compared with those of "no fusion". With `--kernels` the launches of each are counted by sort.
-Random numbers are inputs here: torch draws them in a kernel of their own in all variants. Workers compile and time groups in parallel, one at a time on the GPU; what they compiled
-comes from Inductor's cache after that. With `--device cpu` the same runs on a CPU, without CUDA graphs.
+All run as one CUDA graph each, so that the host does not count, and are replayed in turns; the table has the median of
+a replay and the quartiles of its ratio to Inductor in the same turn. `chosen` marks the best of ours over replays that
+the table does not use. Results are compared with those of "no fusion". With `--kernels` the launches of each are
+counted by sort. Random numbers are inputs here: torch draws them in a kernel of their own in all variants. Workers
+compile and time groups in parallel, one at a time on the GPU; what they compiled comes from Inductor's cache after
+that. With `--device cpu` the same runs on a CPU, without CUDA graphs.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ def phases(graph: Graph) -> Grouping:
 
 
 class Scaled:
-    """An estimator times a factor: groups in a step take longer than those that it was trained on, whose inputs were in the cache."""
+    """An estimator times a factor: groups in a step take longer than those that it was trained on, whose inputs were in
+    the cache.
+    """
 
     def __init__(self, estimator: Any, factor: float) -> None:
         self.estimator, self.factor = estimator, factor

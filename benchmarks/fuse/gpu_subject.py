@@ -32,7 +32,9 @@ def without_draws(graph: Graph) -> Graph:
 
 
 def index_bounds(graph: Graph) -> dict[str, int]:
-    """For inputs that are indices, how large they may be: the least of the tables that they, or views of them, are looked up in."""
+    """For inputs that are indices, how large they may be: the least of the tables that they, or views of them, are
+    looked up in.
+    """
     types = graph.types()
     base = {item.value.name: item.value.name for item in graph.inputs}
     found: dict[str, int] = {}
@@ -208,7 +210,10 @@ def run_all(chain: Chain, inputs: dict[str, Any], see: Callable[[str, Any], None
 
 
 class Player:
-    """A chain ready to be replayed: one CUDA graph, or plain calls on a CPU. `off` is the greatest difference of its results from no fusion, over the greatest value."""
+    """A chain ready to be replayed: one CUDA graph, or plain calls on a CPU.
+
+    `off` is the greatest difference of its results from no fusion, over the greatest value.
+    """
 
     def __init__(self, subject: Subject, chain: Chain) -> None:
         import torch

@@ -1,7 +1,10 @@
 """Processes that compile groups through Inductor and time them, one at a time on the device.
 
-In a step most of what a kernel reads was written long before, and what it writes is read long after. So calls take turns with copies of their inputs that do not fit the cache together: timed again and again on the same
-values, kernels look faster than they are in a step (by 12 to 16 % over a whole one), small ones most, and a search would fuse too little."""
+In a step most of what a kernel reads was written long before, and what it writes is read long after. So calls take
+turns with copies of their inputs that do not fit the cache together: timed again and again on the same values, kernels
+look faster than they are in a step (by 12 to 16 % over a whole one), small ones most, and a search would fuse too
+little.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""What Inductor writes for groups, and how long each of its kernels takes: where an estimate by parts (`fuse/compiled_cost.py`) goes wrong.
+"""What Inductor writes for groups, and how long each of its kernels takes: where an estimate by parts
+(`fuse/compiled_cost.py`) goes wrong.
 
     python benchmarks/fuse/group_launches.py groups.jsonl.gz --operators operators.jsonl.gz --out launches.jsonl.gz --seconds 100 --workers 15
 
-Groups of a file of labels that have no product are compiled anew, those first whose estimate by parts is off by more than `--off`, with as many of the others between them; or with `--groups FILE` those whose hashes it has, in its order. A line of the result is one group:
+Groups of a file of labels that have no product are compiled anew, those first whose estimate by parts is off by more
+than `--off`, with as many of the others between them; or with `--groups FILE` those whose hashes it has, in its order.
+A line of the result is one group:
 
     graph, seconds (its label), guessed (by parts, its operators measured)
     launches    of each kernel: name, microseconds, grid, block, registers, shared memory in bytes; by torch's profiler, the median of a few calls

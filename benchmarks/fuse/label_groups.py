@@ -2,9 +2,11 @@
 
     python benchmarks/fuse/label_groups.py --graphs FOLDER --out FOLDER --seconds 420 --workers 14       # new groups
 
-Captured training steps of several model families are read from a folder (`workloads.py` writes them). Groups are drawn from them in turn (`drawn_groups.py`), compiled by Inductor, each by itself, and timed: replays of a CUDA graph of many
-calls, queued behind a kernel that spins, so that the host does not count (`fuse/replay_times_torch.py`). Workers compile in parallel. What runs on the GPU, also what Inductor times while it compiles, holds a lock (`device_lock.py`); a worker
-whose GPU context is lost is replaced.
+Captured training steps of several model families are read from a folder (`workloads.py` writes them). Groups are drawn
+from them in turn (`drawn_groups.py`), compiled by Inductor, each by itself, and timed: replays of a CUDA graph of many
+calls, queued behind a kernel that spins, so that the host does not count (`fuse/replay_times_torch.py`). Workers
+compile in parallel. What runs on the GPU, also what Inductor times while it compiles, holds a lock (`device_lock.py`);
+a worker whose GPU context is lost is replaced.
 
     python benchmarks/fuse/label_groups.py --relabel groups.jsonl.gz --out FOLDER --repeats 500          # the groups of a file, and what they are made of
 
@@ -14,10 +16,13 @@ labels, in this order, into files of the folder
     again.jsonl.gz       so many groups: how far this label and the one in `groups.jsonl.gz` are apart bounds what any estimator can show. Nothing that was compiled or tuned is kept, so the second time is from the start
     groups.jsonl.gz      the groups, those first that are in `again.jsonl.gz`
 
-With `--unsure 0.03` only those that have one label, or two that are farther apart than 3 %: `merge_labels.py` makes one of three. A file of operators is relabelled in the same way, with `--stages groups`.
+With `--unsure 0.03` only those that have one label, or two that are farther apart than 3 %: `merge_labels.py` makes one
+of three. A file of operators is relabelled in the same way, with `--stages groups`.
 
-A line is one label: the graph that the group came from, the group as a graph in text form, seconds, the quartiles of its replays, the kernels that Inductor wrote for it (library calls not counted), seconds of compiling. What was timed before the
-deadline is complete and readable. Indices are random places of the tables that they are for. With `--device cpu` the same runs on the cores of the machine.
+A line is one label: the graph that the group came from, the group as a graph in text form, seconds, the quartiles of
+its replays, the kernels that Inductor wrote for it (library calls not counted), seconds of compiling. What was timed
+before the deadline is complete and readable. Indices are random places of the tables that they are for. With `--device
+cpu` the same runs on the cores of the machine.
 """
 
 from __future__ import annotations
@@ -61,7 +66,9 @@ class Job:
 
 
 def inputs_of(reads: tuple[str, ...], drawn: Drawn, device: str) -> list[Any]:
-    """Small positive numbers, made where they are used; random places of the tables that indices are for (`look_up_indices.py`), other integers are zero."""
+    """Small positive numbers, made where they are used; random places of the tables that indices are for
+    (`look_up_indices.py`), other integers are zero.
+    """
     import torch
     from look_up_indices import index_limits
 
@@ -127,7 +134,11 @@ def worker(jobs: Any, answers: Any, path: str, device: str) -> None:
 
 
 def timed_on_gpu(call: Any, inputs: list[Any], lock: DeviceLock, others: tuple[list[Any], ...] = ()) -> Quartiles:
-    """Seconds a call: lower quartile, median, upper quartile. With `others`, further inputs like these, calls take them in turns: what a call reads is then not in the cache from the one before."""
+    """Seconds a call: lower quartile, median, upper quartile.
+
+    With `others`, further inputs like these, calls take them in turns: what a call reads is then not in the cache from
+    the one before.
+    """
     from sennit.fuse.replay_times_torch import captured, queued_seconds, replayed
 
     with lock:
@@ -187,7 +198,10 @@ def main() -> None:
 
 
 def known_groups(arguments: Any) -> Iterator[Job]:
-    """The groups of a file: their operators, some of them, and all. Read when the first is asked for: workers start meanwhile."""
+    """The groups of a file: their operators, some of them, and all.
+
+    Read when the first is asked for: workers start meanwhile.
+    """
     rows = [row for row in rows_of(arguments.relabel) if not arguments.only or root_of(row["from"]) in arguments.only]
     rows = [row for row in rows if arguments.unsure is None or is_unsure(row, arguments.unsure)]
     rows = [row for row in rows if arguments.products is None or has_product(row) is (arguments.products == "only")]
@@ -204,7 +218,10 @@ def known_groups(arguments: Any) -> Iterator[Job]:
 
 
 def is_unsure(row: Any, apart: float) -> bool:
-    """Whether there is one label of it, or two that are farther apart than that. What an estimator says of it is not asked."""
+    """Whether there is one label of it, or two that are farther apart than that.
+
+    What an estimator says of it is not asked.
+    """
     labels = row.get("labels", ())
     return len(labels) < 2 or max(labels) > (1 + apart) * min(labels)
 

@@ -3,14 +3,17 @@
     python benchmarks/fuse/label_noise.py groups.jsonl.gz --again again.jsonl.gz --out noise.jsonl.gz [--count 60 --workers 14]      # measures
     python benchmarks/fuse/label_noise.py --show noise.jsonl.gz                                                                     # the parts of the difference
 
-Half of the groups are those whose two labels differ most. Each is compiled in two processes that share no cache, and is timed there
+Half of the groups are those whose two labels differ most. Each is compiled in two processes that share no cache, and is
+timed there
 
     by events       a replay of a CUDA graph between two events, the device idle before: the host's launch of the graph is in it
     behind a spin   the same, queued behind a kernel that spins (`fuse/replay_times_torch.py`)
     in turns        as behind a spin, on copies of the inputs which do not fit the cache together
 
-twice with other memory for the inputs, at three times: while the other processes compile and have Inductor tune kernels on the device as it likes to (tuned beside); while they compile, and the device is used under the lock only (busy); and when they are
-done (quiet). So the difference of two times of one group has parts: memory, what else goes on, compilation. Kernels that Inductor tuned are written down with what it chose.
+twice with other memory for the inputs, at three times: while the other processes compile and have Inductor tune kernels
+on the device as it likes to (tuned beside); while they compile, and the device is used under the lock only (busy); and
+when they are done (quiet). So the difference of two times of one group has parts: memory, what else goes on,
+compilation. Kernels that Inductor tuned are written down with what it chose.
 """
 
 from __future__ import annotations
@@ -59,7 +62,9 @@ def chosen(first: Path, again: Path, count: int) -> list[tuple[str, float]]:
 
 @dataclass(frozen=True)
 class Group:
-    """A group, compiled; `kernels` as `Tuned.taken` has them, seconds of compiling, and how often Inductor timed something while it compiled."""
+    """A group, compiled; `kernels` as `Tuned.taken` has them, seconds of compiling, and how often Inductor timed
+    something while it compiled.
+    """
 
     drawn: Drawn
     reads: tuple[str, ...]
@@ -254,7 +259,7 @@ def measure_all(arguments: Any) -> None:
                     out.write(json.dumps(row | {"apart": apart[row["group"]]}) + "\n")
 
 
-# ---- the parts of the difference ------------------------------------------------------------------------------------------
+# ---- the parts of the difference -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -305,7 +310,10 @@ def show(path: Path) -> None:
 
 
 def show_tuned(rows: list[Any]) -> None:
-    """What Inductor tuned while others used the device: how often it kept another configuration in the other process, and what that makes of the times. (What is compiled again in a process has its kernels from before, and they are not written down again.)"""
+    """What Inductor tuned while others used the device: how often it kept another configuration in the other process,
+    and what that makes of the times. (What is compiled again in a process has its kernels from before, and they are not
+    written down again.)
+    """
     beside = [row for row in rows if row["when"] == "tuned beside" and row["turn"] == 0]
     by_group: dict[str, list[Any]] = defaultdict(list)
     for row in beside:

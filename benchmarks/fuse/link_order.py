@@ -2,8 +2,11 @@
 
     python benchmarks/fuse/link_order.py [--ranks 2] [--rate 1gbit] [--messages 400] [--size 1024] [--as-they-come]
 
-All-reduces of so many KiB behind each other, two at a time, while the rank's thread computes products on the same core, as in a training step. Printed, of the slowest rank: milliseconds of a message, median and what one in ten and one in a hundred
-exceeds; and of all ranks what TCP counted (`/proc/net/netstat`): packets that came out of order, and packets sent again. With `--as-they-come` interfaces leave packets to the core that sent them, in place of one core each (`sennit.testing.network`).
+All-reduces of so many KiB behind each other, two at a time, while the rank's thread computes products on the same core,
+as in a training step. Printed, of the slowest rank: milliseconds of a message, median and what one in ten and one in a
+hundred exceeds; and of all ranks what TCP counted (`/proc/net/netstat`): packets that came out of order, and packets
+sent again. With `--as-they-come` interfaces leave packets to the core that sent them, in place of one core each
+(`sennit.testing.network`).
 """
 
 from __future__ import annotations

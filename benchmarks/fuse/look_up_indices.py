@@ -1,10 +1,12 @@
 """Up to where the indices of a group may go: what its look-ups are timed on.
 
-A look-up that finds one row again and again reads it from the cache, and a scatter into one row waits for itself. So where an input of a group names places in a table, its label is made with random places of that table.
+A look-up that finds one row again and again reads it from the cache, and a scatter into one row waits for itself. So
+where an input of a group names places in a table, its label is made with random places of that table.
 
     index_limits(kernel, types)     by input, the size of what it names places in
 
-An input's values reach an index as they are through views, copies, selections and look-ups in the input itself; behind any other arithmetic nobody knows what they become, and such an input stays zero (limit 1).
+An input's values reach an index as they are through views, copies, selections and look-ups in the input itself; behind
+any other arithmetic nobody knows what they become, and such an input stays zero (limit 1).
 """
 
 from __future__ import annotations

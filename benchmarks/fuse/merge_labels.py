@@ -2,11 +2,15 @@
 
     python benchmarks/fuse/merge_labels.py first.jsonl.gz second.jsonl.gz [...] --out merged.jsonl.gz
 
-A label is made from the start each time, with Inductor's choice of configurations, and that choice is sometimes the wrong one: two labels of one group are mostly a percent apart, and now and then by a factor of two. So the label is
-the median of those that are within `APART` of the shortest, which is what tuning was after; of two the geometric mean. `labels` of a line of the result has the seconds of all, and a file that was merged before counts with all that it has. With `--look-ups-anew` a group or operator whose inputs are
-indices (`look_up_indices.py`) has the labels of the files behind the first alone: those of the first were made with zeros for indices.
+A label is made from the start each time, with Inductor's choice of configurations, and that choice is sometimes the
+wrong one: two labels of one group are mostly a percent apart, and now and then by a factor of two. So the label is the
+median of those that are within `APART` of the shortest, which is what tuning was after; of two the geometric mean.
+`labels` of a line of the result has the seconds of all, and a file that was merged before counts with all that it has.
+With `--look-ups-anew` a group or operator whose inputs are indices (`look_up_indices.py`) has the labels of the files
+behind the first alone: those of the first were made with zeros for indices.
 
-Lines are matched by what was timed (`signature.py`), so that names of values do not matter; a line that the first file does not have is added, but not with `--known`.
+Lines are matched by what was timed (`signature.py`), so that names of values do not matter; a line that the first file
+does not have is added, but not with `--known`.
 """
 
 from __future__ import annotations

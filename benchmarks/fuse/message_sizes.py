@@ -2,7 +2,10 @@
 
     python benchmarks/fuse/message_sizes.py [--ranks 4] [--rate 1gbit] [--links namespaces | paced] [--sizes 480 512 520 512 520 ...] [--sysctl NAME=VALUE ...]
 
-Milliseconds of an all-reduce of so many KiB in a queue, of the slowest rank, and nanoseconds for each byte that a ring puts on a link. `profile_torch.py` says what this is for: segments of a little over 64 KiB can take twice as long as others (with 4 ranks, 512 to 520 KiB), and do not with `--sysctl net.ipv4.tcp_autocorking=0`. The effect comes and goes: name such sizes several times.
+Milliseconds of an all-reduce of so many KiB in a queue, of the slowest rank, and nanoseconds for each byte that a ring
+puts on a link. `profile_torch.py` says what this is for: segments of a little over 64 KiB can take twice as long as
+others (with 4 ranks, 512 to 520 KiB), and do not with `--sysctl net.ipv4.tcp_autocorking=0`. The effect comes and goes:
+name such sizes several times.
 """
 
 from __future__ import annotations

@@ -49,7 +49,9 @@ class EncoderLayer(nn.Module):
 
 
 class Bert(nn.Module):
-    """BERT's shape, small: post-norm encoder layers with dropout 0.1, masked tokens predicted through the tied embedding."""
+    """BERT's shape, small: post-norm encoder layers with dropout 0.1, masked tokens predicted through the tied
+    embedding.
+    """
 
     def __init__(self, width: int = 256, layers: int = 6, heads: int = 4, length: int = 64) -> None:
         super().__init__()

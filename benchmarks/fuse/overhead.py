@@ -1,8 +1,11 @@
-"""What a step of `sennit.DataParallel` costs a processor beside the same step in eager torch, with nothing to communicate: one rank alone.
+"""What a step of `sennit.DataParallel` costs a processor beside the same step in eager torch, with nothing to
+communicate: one rank alone.
 
     python benchmarks/fuse/overhead.py [--models gpt conv bert lstm] [--rounds 6]
 
-Both in turns, by the thread's processor time, so that other work on the machine hardly shows; medians and least milliseconds of a step, forward, backward, update and zero_grad. Ours packs gradients into buckets, as DDP does; eager torch does not.
+Both in turns, by the thread's processor time, so that other work on the machine hardly shows; medians and least
+milliseconds of a step, forward, backward, update and zero_grad. Ours packs gradients into buckets, as DDP does; eager
+torch does not.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""How long the search takes, and what it finds: models of 400 to 2,300 operators, simulated on described clusters, beside DDP and the bounds.
+"""How long the search takes, and what it finds: models of 400 to 2,300 operators, simulated on described clusters,
+beside DDP and the bounds.
 
     python benchmarks/fuse/search_time.py --models gpt2 bert-base rnnlm resnet50 --clusters h200x8 dgx-a100:4 --seconds 60
 
-For each: operators, candidates looked at, seconds of the search alone, when it came within one percent of what it found in the end, the step (simulated) under the best DDP of the sweep, compiled
-DDP, and the parts of the search, and the step over the bound that no buckets can beat.
+For each: operators, candidates looked at, seconds of the search alone, when it came within one percent of what it found
+in the end, the step (simulated) under the best DDP of the sweep, compiled DDP, and the parts of the search, and the
+step over the bound that no buckets can beat.
 """
 
 from __future__ import annotations

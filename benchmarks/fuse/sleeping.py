@@ -1,8 +1,10 @@
 """A step whose kernels sleep for the time that they were measured to take, while its buckets travel for real.
 
-On one core the network's threads and the model's take time from each other, and on a machine that does other work so does everything else. With sleeping kernels what is left is what the
-strategy decides: the network, the order of the buckets, the waits, and the driver. Times of such steps say "slept"; they are not times of training. A thread that sleeps has to wake in time: where it is permitted, it is a real-time
-one (`stand_apart`), which takes nothing of note from others.
+On one core the network's threads and the model's take time from each other, and on a machine that does other work so
+does everything else. With sleeping kernels what is left is what the strategy decides: the network, the order of the
+buckets, the waits, and the driver. Times of such steps say "slept"; they are not times of training. A thread that
+sleeps has to wake in time: where it is permitted, it is a real-time one (`stand_apart`), which takes nothing of note
+from others.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ Event = tuple[float, Any]  # sleep so long, then pass this on
 
 
 def let_kernels_sleep(owner: Any, seconds: Mapping[str, float]) -> None:
-    """From now on, until `owner.use` is called again, forward and backward kernels of a `DataParallel` sleep. Gradients are zeros."""
+    """From now on, until `owner.use` is called again, forward and backward kernels of a `DataParallel` sleep.
+
+    Gradients are zeros.
+    """
     import torch
 
     from sennit.fuse.program_torch import first_needs
@@ -60,7 +65,9 @@ def stand_apart() -> None:
 
 
 def shortened(owner: Any, inputs: Any, seconds: Mapping[str, float]) -> dict[str, float]:
-    """The times of the kernels less what the driver takes beside them (copies of gradients, Python): a step that sleeps them and drives for real takes as long as one that computes."""
+    """The times of the kernels less what the driver takes beside them (copies of gradients, Python): a step that sleeps
+    them and drives for real takes as long as one that computes.
+    """
     import torch
 
     from sennit.fuse.tune_torch import drop_gradients

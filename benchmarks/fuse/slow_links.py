@@ -1,11 +1,14 @@
-"""Ranks of a benchmark, each a process with a core of its own, joined by links of a stated rate. Two ways to have such links:
+"""Ranks of a benchmark, each a process with a core of its own, joined by links of a stated rate.
+
+Two ways to have such links:
 
 | way | needs | is |
 |---|---|---|
 | namespaces | root, ip, tc | a network namespace a rank, joined by virtual Ethernet with a token bucket (`sennit.testing.network`) |
 | paced | Linux | ranks on the loopback interface whose TCP sockets send at most at the rate (SO_MAX_PACING_RATE) |
 
-The second needs no privilege and is the same to gloo for two ranks, and for a ring of more: each rank sends on one socket of a group at a time.
+The second needs no privilege and is the same to gloo for two ranks, and for a ring of more: each rank sends on one
+socket of a group at a time.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ _UNITS = {"mbit": 1e6, "gbit": 1e9}
 
 
 def run_ranks(count: int, way: str, rate: str, out: Path, timeout: float, sysctl: Sequence[str] = ()) -> None:
-    """Run this script again as `count` ranks with the same arguments, and wait for them. `sysctl` are settings of the namespaces in place of the machine's, as `net.ipv4.tcp_autocorking=0`."""
+    """Run this script again as `count` ranks with the same arguments, and wait for them.
+
+    `sysctl` are settings of the namespaces in place of the machine's, as `net.ipv4.tcp_autocorking=0`.
+    """
     variables = {
         "WORLD_SIZE": str(count),
         "MASTER_PORT": str(_free_port()),
@@ -57,7 +63,9 @@ def run_ranks(count: int, way: str, rate: str, out: Path, timeout: float, sysctl
 
 
 def _free_port() -> int:
-    """A port that nobody has, drawn below those that systems give away, so that two runs which begin together hardly get the same."""
+    """A port that nobody has, drawn below those that systems give away, so that two runs which begin together hardly
+    get the same.
+    """
     while True:
         port = random.SystemRandom().randrange(10_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -92,7 +100,10 @@ def tcp_connections() -> Iterator[socket.socket]:
 
 
 def pace() -> int:
-    """Limit every TCP connection that this process has now, if ranks are paced; how many. Call it after groups are made."""
+    """Limit every TCP connection that this process has now, if ranks are paced; how many.
+
+    Call it after groups are made.
+    """
     rate = os.environ.get("SENNIT_BENCH_PACE", "")
     if not rate:
         return 0
@@ -116,7 +127,9 @@ def link_parser(text: str | None, *, ranks: int = 2, timeout: float = 300.0) -> 
 
 
 def run(arguments: argparse.Namespace, rank_main: Callable[[argparse.Namespace], None]) -> None:
-    """What a script of ranks does: a rank runs `rank_main`, the process that was started by hand runs the ranks and keeps what they write."""
+    """What a script of ranks does: a rank runs `rank_main`, the process that was started by hand runs the ranks and
+    keeps what they write.
+    """
     if "RANK" in os.environ:
         rank_main(arguments)
         return

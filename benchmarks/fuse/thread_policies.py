@@ -1,9 +1,11 @@
-"""What the kernel's scheduling of gloo's threads costs: queued all-reduces beside a thread that computes on the same core.
+"""What the kernel's scheduling of gloo's threads costs: queued all-reduces beside a thread that computes on the same
+core.
 
     python benchmarks/fuse/thread_policies.py [--links namespaces | paced] [--rate 1gbit] [--cores 1] [--rounds 3]
 
-For each preference of `fuse/network_threads.py` that is granted here: milliseconds of a message of 0.5, 2 and 8 MB in a queue, the least and the median of the rounds, the slowest rank's, and the share of the time in which the computing thread had
-its core. Preferences take turns.
+For each preference of `fuse/network_threads.py` that is granted here: milliseconds of a message of 0.5, 2 and 8 MB in a
+queue, the least and the median of the rounds, the slowest rank's, and the share of the time in which the computing
+thread had its core. Preferences take turns.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""Trains the estimator of fused groups on measured ones, and compares it with simpler ones on groups that none of them saw.
+"""Trains the estimator of fused groups on measured ones, and compares it with simpler ones on groups that none of them
+saw.
 
     python benchmarks/fuse/train_estimator.py groups.jsonl.gz --compare [--jobs 6]                     # errors on each model, held out in turn
     python benchmarks/fuse/train_estimator.py groups.jsonl.gz --compare --split operators              # errors on random groups of models that were seen, as the paper has it
     python benchmarks/fuse/train_estimator.py groups.jsonl.gz --out estimator_h200.pt                  # the weights that ship, from all of the data
     python benchmarks/fuse/train_estimator.py groups.jsonl.gz --noise                                    # how far two labels of one group are apart
 
-Groups are split by model: all sizes and element types of the model that is held out are unseen; models of `workloads.FRESH` are never trained on, and judged apart. The error of a prediction p of a time t is |p - t| / t. Beside the graph network stand
+Groups are split by model: all sizes and element types of the model that is held out are unseen; models of
+`workloads.FRESH` are never trained on, and judged apart. The error of a prediction p of a time t is |p - t| / t. Beside
+the graph network stand
 
     roofline            times the best constant factor on the groups that may be seen
     by stages           `fuse/kernel_cost.py`, times its best factor
@@ -13,10 +16,12 @@ Groups are split by model: all sizes and element types of the model that is held
     boosted trees       scikit-learn's, where it is installed: the group's features, sums and maxima over its nodes; they predict what the network predicts
     trees and network   three forests and a network, whose logarithms count alike: what ships. Its deviation is the network's, the trees' of the errors that trees make on unseen models, and the disagreement of both
 
-`--operators FILE` has the times of lone operators (`label_groups.py --operators`): a model's operators are then known before its groups are, as they are after `sennit profile`, and as the paper has it. What is trained sees
-every group twice, with its operators measured and without; the errors are shown for both.
+`--operators FILE` has the times of lone operators (`label_groups.py --operators`): a model's operators are then known
+before its groups are, as they are after `sennit profile`, and as the paper has it. What is trained sees every group
+twice, with its operators measured and without; the errors are shown for both.
 
-Groups whose middle half of timings spreads over more than a tenth of the median are left out, and counted. `--again FILE` replaces labels by newer ones of the same groups.
+Groups whose middle half of timings spreads over more than a tenth of the median are left out, and counted. `--again
+FILE` replaces labels by newer ones of the same groups.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ FORESTS = 3  # of other seeds, of which the mean is taken
 LEAST_ERROR = 0.003  # what two labels differ by anyway
 
 
-# ---- the network -----------------------------------------------------------------------------------------------------------
+# ---- the network -----------------------------------------------------------------------------------------------------
 
 
 def batchings(rows: list[Row], device: str, count: int, size: int = 96) -> list[list[tuple[Batch, torch.Tensor]]]:
@@ -110,7 +115,7 @@ def predict(networks: list[GraphNetwork], rows: list[Row], device: str) -> tuple
     return torch.cat(means).numpy(), torch.cat(spreads).numpy()
 
 
-# ---- the comparison --------------------------------------------------------------------------------------------------------
+# ---- the comparison --------------------------------------------------------------------------------------------------
 
 
 def trees(

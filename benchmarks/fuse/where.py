@@ -2,9 +2,15 @@
 
     python benchmarks/fuse/where.py [--links namespaces | paced] [--rate 1gbit] [--models gpt conv] [--cores 1] [--batch 5] [--steps 8] [--strategies 3] [--named TEXT] [--random 4 42] [--buckets] [--sleep]
 
-For some strategies of tuning, ours in the step and across steps, one step of the steady state is taken apart: how long the model's thread computed and how long it waited, how long the channel carried something and how long it had nothing to
-carry. A bucket's end is noted by a callback of its collective. Medians over steps, of the first rank, each beside what the clock says from this machine's measurements. Steps are without updates.
-`--strategies 3` takes the three that the clock puts first, `--named` those whose name has this text, `--random` random ones of `enforced.py` by their numbers, too. `--buckets` also prints, bucket by bucket in the order in which they travel: when it was ready from the start of the step, how long it was carried and waited for, and how long the thread computed from the event before (a wait's end, a bucket's issue) to this one. With `--cores 2` a rank has two cores, so that the network's threads need not share one with the model's. `--ordinary` leaves the network's threads ordinary ones.
+For some strategies of tuning, ours in the step and across steps, one step of the steady state is taken apart: how long
+the model's thread computed and how long it waited, how long the channel carried something and how long it had nothing
+to carry. A bucket's end is noted by a callback of its collective. Medians over steps, of the first rank, each beside
+what the clock says from this machine's measurements. Steps are without updates. `--strategies 3` takes the three that
+the clock puts first, `--named` those whose name has this text, `--random` random ones of `enforced.py` by their
+numbers, too. `--buckets` also prints, bucket by bucket in the order in which they travel: when it was ready from the
+start of the step, how long it was carried and waited for, and how long the thread computed from the event before (a
+wait's end, a bucket's issue) to this one. With `--cores 2` a rank has two cores, so that the network's threads need not
+share one with the model's. `--ordinary` leaves the network's threads ordinary ones.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Training steps that are captured for labelling groups and for comparing fusions: families at sizes that people train at, in float32 and bfloat16.
+"""Training steps that are captured for labelling groups and for comparing fusions: families at sizes that people train
+at, in float32 and bfloat16.
 
     python benchmarks/fuse/workloads.py --graphs FOLDER        # captures what is not there yet; needs transformers, no GPU
 
-A graph goes by `model`, or `model size`, then its element type: `gpt2 wide bfloat16`. The first word is the model; data is split by it. Two layers each, since layers repeat.
-A capture is a text file, so a machine without the libraries reads what another wrote. `FRESH` are models that nobody looked at when rules and constants of estimators were chosen, and that none is trained on.
+A graph goes by `model`, or `model size`, then its element type: `gpt2 wide bfloat16`. The first word is the model; data
+is split by it. Two layers each, since layers repeat. A capture is a text file, so a machine without the libraries reads
+what another wrote. `FRESH` are models that nobody looked at when rules and constants of estimators were chosen, and
+that none is trained on.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/plan/capture.py [--small] [--large] [--only NAME]
 
-For each: the operators of the forward and the backward pass, the seconds by the clock and the seconds of processor time (on a
-machine that others use, the second is the one to compare), and the largest difference from eager torch in float64. For
-models of full size also the layers, the parameters, the seconds without folding where that is asked for with --whole, and the
-peak memory of the process.
+For each: the operators of the forward and the backward pass, the seconds by the clock and the seconds of processor time
+(on a machine that others use, the second is the one to compare), and the largest difference from eager torch in
+float64. For models of full size also the layers, the parameters, the seconds without folding where that is asked for
+with --whole, and the peak memory of the process.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def t5() -> Sample:
 
 
 def alphafold() -> Sample:
-    """The Evoformer of AlphaFold 2: 48 blocks, three passes, with initial training's crop of 256 residues and 128 sequences."""
+    """The Evoformer of AlphaFold 2: 48 blocks, three passes, with initial training's crop of 256 residues and 128
+    sequences.
+    """
     config = EvoformerConfig(residues=256, sequences=128, msa_width=256, pair_width=128, heads=8, blocks=48, passes=3)
     with torch.device("meta"):
         model = AlphaFoldTrunk(config)

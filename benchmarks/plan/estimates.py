@@ -1,9 +1,11 @@
-"""What the search says of a plan beside the simulation of the program that the plan is lowered to: how far estimates are off.
+"""What the search says of a plan beside the simulation of the program that the plan is lowered to: how far estimates
+are off.
 
     python benchmarks/plan/estimates.py [--width 2048] [--context 512] [--only NAME ...]
 
-A GPT of six layers (f32, Adam, a batch of 32) on one node dgx-h100, under pins that force each kind of plan. Everything is simulated; the estimate adds up
-costs of units, the simulation runs the lowered and verified program with its gradients in the buckets that ranks send. Nothing is fused: attention is in its mathematical form on both sides.
+A GPT of six layers (f32, Adam, a batch of 32) on one node dgx-h100, under pins that force each kind of plan. Everything
+is simulated; the estimate adds up costs of units, the simulation runs the lowered and verified program with its
+gradients in the buckets that ranks send. Nothing is fused: attention is in its mathematical form on both sides.
 """
 
 from __future__ import annotations

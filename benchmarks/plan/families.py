@@ -1,12 +1,13 @@
-"""Every family under data, tensor and pipeline plans on 2 and 4 ranks (gloo or NCCL), against the unsplit model in eager torch.
+"""Every family under data, tensor and pipeline plans on 2 and 4 ranks (gloo or NCCL), against the unsplit model in
+eager torch.
 
     python benchmarks/plan/families.py                       # all of them
     python benchmarks/plan/families.py --families gpt2 t5 --ranks 2 --plans pipeline
     python benchmarks/plan/families.py --backend nccl        # on the GPUs of this machine, several ranks on one if need be
 
-Three optimizer steps (SGD with momentum and clipping) in float64, dropout on. Printed for each: the largest relative difference of
-losses, norms, gradients and parameters; operators of the graph; seconds of capture, planning and verification on one rank (the ranks
-share this machine's cores), and of the three steps.
+Three optimizer steps (SGD with momentum and clipping) in float64, dropout on. Printed for each: the largest relative
+difference of losses, norms, gradients and parameters; operators of the graph; seconds of capture, planning and
+verification on one rank (the ranks share this machine's cores), and of the three steps.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""A training step on one rank, without links: our data-parallel step beside eager torch's, in processor time and in memory that the step makes.
+"""A training step on one rank, without links: our data-parallel step beside eager torch's, in processor time and in
+memory that the step makes.
 
     python benchmarks/plan/one_process.py [--cases gpt-256] [--steps 6]
 
-One thread. Models are those of `special_models.py`. Contenders take turns, step by step, so that other work on the machine falls on all of them alike; least and median of the
-processor seconds of forward and backward, and of the optimizer (AdamW, fused). `peak` is the most that tensors made in one step take at once (`StorageMeter`).
+One thread. Models are those of `special_models.py`. Contenders take turns, step by step, so that other work on the
+machine falls on all of them alike; least and median of the processor seconds of forward and backward, and of the
+optimizer (AdamW, fused). `peak` is the most that tensors made in one step take at once (`StorageMeter`).
 """
 
 from __future__ import annotations

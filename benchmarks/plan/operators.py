@@ -1,8 +1,10 @@
-"""Splits of operators chosen by linear program beside Megatron's, as the zoo writes them: the program's own price, and the simulation of what is lowered.
+"""Splits of operators chosen by linear program beside Megatron's, as the zoo writes them: the program's own price, and
+the simulation of what is lowered.
 
     python benchmarks/plan/operators.py [--devices 4] [--model gpt t5 swin swin-one]
 
-One layer of each kind (of a Swin, two), f32, one micro-batch (of two samples, four, four and one) on `devices` of one node dgx-h100; everything is simulated. "whole" does not split at all.
+One layer of each kind (of a Swin, two), f32, one micro-batch (of two samples, four, four and one) on `devices` of one
+node dgx-h100; everything is simulated. "whole" does not split at all.
 """
 
 from __future__ import annotations

@@ -1,21 +1,27 @@
-"""The models of the SuperScaler paper (arXiv 2301.08984) on 4 to 32 V100: our best plan against the best of three other systems, simulated.
+"""The models of the SuperScaler paper (arXiv 2301.08984) on 4 to 32 V100: our best plan against the best of three other
+systems, simulated.
 
     python benchmarks/plan/paper.py [--model gpt|t5|mbart|swin|evoformer] [--gpus 4 8 16 32] [--form kernel|written] [--table]
 
-Everything is simulated, on the preset v100x16 (nodes of 16 V100 of 32 GB, one EDR NIC each), in f16 with Adam and master weights, at one global batch for all
-plans of a row.
+Everything is simulated, on the preset v100x16 (nodes of 16 V100 of 32 GB, one EDR NIC each), in f16 with Adam and
+master weights, at one global batch for all plans of a row.
 
-- **Ours**: the whole space of the search, with zero-bubble schedules; co-shard for Swin, interlaced stages for T5 and mBART, 3F1B for the Evoformer.
-- **Tuned**: Megatron-, DeepSpeed- and Alpa-style spaces, searched as exhaustively and with per-layer recomputation and ZeRO (`plan/search/baselines.py`).
-- **Published**: the same systems as the paper could run them: one flag for recomputation, equal stages, no ZeRO beside Megatron, no split sequence.
+- **Ours**: the whole space of the search, with zero-bubble schedules; co-shard for Swin, interlaced stages for T5 and
+  mBART, 3F1B for the Evoformer.
+- **Tuned**: Megatron-, DeepSpeed- and Alpa-style spaces, searched as exhaustively and with per-layer recomputation and
+  ZeRO (`plan/search/baselines.py`).
+- **Published**: the same systems as the paper could run them: one flag for recomputation, equal stages, no ZeRO beside
+  Megatron, no split sequence.
 
-Each row comes in two forms of attention. `written`: products and a softmax in f16, the scores kept for the backward pass, as the systems of 2023 ran these models.
-`kernel`: what torch calls today, also on V100 (the memory-efficient kernel takes masks and gives their gradient); no scores are kept.
+Each row comes in two forms of attention. `written`: products and a softmax in f16, the scores kept for the backward
+pass, as the systems of 2023 ran these models. `kernel`: what torch calls today, also on V100 (the memory-efficient
+kernel takes masks and gives their gradient); no scores are kept.
 
-Sizes of Swin and T5 are the paper's. mBART has T5's. Those of GPT are of its family, with 2048 tokens. Those of the Evoformer are our own: blocks, width of the alignment
-and of pairs, for 256 residues, 128 sequences and three passes.
+Sizes of Swin and T5 are the paper's. mBART has T5's. Those of GPT are of its family, with 2048 tokens. Those of the
+Evoformer are our own: blocks, width of the alignment and of pairs, for 256 residues, 128 sequences and three passes.
 
-A row is written to `paper.json` (`--out`) when it ends, and not run again; several processes may write to one file. `--table` prints what is there.
+A row is written to `paper.json` (`--out`) when it ends, and not run again; several processes may write to one file.
+`--table` prints what is there.
 """
 
 from __future__ import annotations
@@ -90,7 +96,9 @@ def t5(gpus: int, batch: int, form: str) -> Graph:
 
 
 def mbart(gpus: int, batch: int, form: str) -> Graph:
-    """Of T5's sizes: one table for encoder, decoder and head, learned positions, and no biases of positions in attention."""
+    """Of T5's sizes: one table for encoder, decoder and head, learned positions, and no biases of positions in
+    attention.
+    """
     layers, width, heads, thousands = T5[gpus]
     library = transformers_module()
     config = library.MBartConfig(
@@ -133,7 +141,10 @@ def written_in_half(
     dropout: float = 0.0,
     **_: object,
 ) -> tuple[Tensor, Tensor]:
-    """Attention by hand with all of it in the model's own type. The library's Swin takes its softmax in f32, which holds twice the scores, where its other models do not."""
+    """Attention by hand with all of it in the model's own type.
+
+    The library's Swin takes its softmax in f32, which holds twice the scores, where its other models do not.
+    """
     scores = torch.matmul(query, key.transpose(2, 3)) * (scaling or query.shape[-1] ** -0.5)
     weights = nn.functional.softmax(scores if attention_mask is None else scores + attention_mask, dim=-1)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
@@ -205,7 +216,7 @@ def cluster_of(gpus: int) -> Cluster:
     return type(whole)(**{**{name: getattr(whole, name) for name in whole.__struct_fields__}, "device": smaller})
 
 
-# ---- a row ---------------------------------------------------------------------------------------------------------------
+# ---- a row -----------------------------------------------------------------------------------------------------------
 
 
 def ours(model: str) -> Space:
@@ -287,7 +298,7 @@ def described(found: Found) -> dict[str, Any]:
     }
 
 
-# ---- the table -----------------------------------------------------------------------------------------------------------
+# ---- the table -------------------------------------------------------------------------------------------------------
 
 
 def mechanism(mine: dict[str, Any], theirs: dict[str, Any]) -> str:

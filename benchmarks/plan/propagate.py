@@ -1,8 +1,10 @@
-"""How long planning a deep model takes, part by part: propagation, lowering, the proof, certificates from a cold and a warm cache.
+"""How long planning a deep model takes, part by part: propagation, lowering, the proof, certificates from a cold and a
+warm cache.
 
     python benchmarks/plan/propagate.py --layers 12 24 96
 
-The model is the GPT of the demo, thin (width 32): the number of operators is that of a real one, their sizes do not enter.
+The model is the GPT of the demo, thin (width 32): the number of operators is that of a real one, their sizes do not
+enter.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
     python benchmarks/plan/random_plans.py --count 0 --faults 10000     # one thing changed: refused, or equal when run
     python benchmarks/plan/random_plans.py --stages                     # stages that share devices, reordered, of unequal meshes
 
-A plan is drawn from its seed for a family in turn (`sennit.testing.families_torch`), completed, lowered, proved with every rule
-certified, and run in float64 with dropout on. Every gradient, loss and buffer is compared with the graph run whole: bitwise if no
-axis is larger than one, else to 1e-12 of the largest value. A fault that the proof accepts is run; it must be equal to the serial run.
-The last lines are what the documents state.
+A plan is drawn from its seed for a family in turn (`sennit.testing.families_torch`), completed, lowered, proved with
+every rule certified, and run in float64 with dropout on. Every gradient, loss and buffer is compared with the graph run
+whole: bitwise if no axis is larger than one, else to 1e-12 of the largest value. A fault that the proof accepts is run;
+it must be equal to the serial run. The last lines are what the documents state.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     python benchmarks/plan/schedules.py [--svg FILE]
 
-Spans are computed by the recurrence of plan/grid.py (simulated, in units of a stage's forward); the scheduler's seconds are measured.
+Spans are computed by the recurrence of plan/grid.py (simulated, in units of a stage's forward); the scheduler's seconds
+are measured.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from sennit.report.schedule_svg import schedules_svg
 
 
 def known(lanes: int, microbatches: int) -> list[tuple[str, Grid]]:
-    """Each lane has the same work in all of them, but for 3F1B (two more passes) and interlaced (more for what is shared)."""
+    """Each lane has the same work in all of them, but for 3F1B (two more passes) and interlaced (more for what is
+    shared).
+    """
     half = Durations(0.5, 0.5, 0.5)
     whole = Durations(1.0, 1.0, 1.0)
     everywhere = (Durations(0.5, 0.5, 0.0), *(whole,) * lanes, Durations(0.5, 1.0, 0.0))

@@ -2,8 +2,9 @@
 
     python benchmarks/plan/search_gpt3.py [--batch 1536] [--nodes 64] [--baselines] [--gap] [--written]
 
-Times of capture and search are measured (by the clock and of the processor); all others are simulated. `--gap` takes the gap apart: the certificate again, with bounds that count
-one part more each time (`plan/search/relax.py`). `--written` has attention in its mathematical form, with the scores kept.
+Times of capture and search are measured (by the clock and of the processor); all others are simulated. `--gap` takes
+the gap apart: the certificate again, with bounds that count one part more each time (`plan/search/relax.py`).
+`--written` has attention in its mathematical form, with the scores kept.
 """
 
 from __future__ import annotations
@@ -85,7 +86,10 @@ def show(graph: Graph, cluster: Cluster, space: Space, probes: Probes, clock: fl
 
 
 def gap(graph: Graph, cluster: Cluster, probes: Probes, step: float) -> None:
-    """The bound with one part more counted each time. The walk is the same: what it estimated is estimated again, with the same probes."""
+    """The bound with one part more counted each time.
+
+    The walk is the same: what it estimated is estimated again, with the same probes.
+    """
     counted = Counted(**dict.fromkeys((part.name for part in fields(Counted)), False))
     print("\n| the bound counts | s | gap |\n|---|---|---|")
     for part in (None, *fields(Counted)):

@@ -1,4 +1,5 @@
-"""How long it takes to write and load the source of a step for a thousand ranks: one text per lane, whatever the number of ranks.
+"""How long it takes to write and load the source of a step for a thousand ranks: one text per lane, whatever the number
+of ranks.
 
 python benchmarks/plan/source.py --layers 8 --mesh "pp=8,dp=16,tp=8;mb=8"
 """

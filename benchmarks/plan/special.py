@@ -5,14 +5,18 @@
     python benchmarks/plan/special.py --links none                                                    # one host, as fast as it is
     python benchmarks/plan/special.py --libraries [CASE ...]                                          # what imported modules and compiled models take
 
-Four gloo ranks, one thread each. Models are in `special_models.py`, what is measured of a rank in `special_rank.py`. One global batch and one optimizer for
-all contenders, each in processes of its own; a contender whose losses differ from the serial model's by more than 1e-3 (relative, float32 under AdamW) is an error.
+Four gloo ranks, one thread each. Models are in `special_models.py`, what is measured of a rank in `special_rank.py`.
+One global batch and one optimizer for all contenders, each in processes of its own; a contender whose losses differ
+from the serial model's by more than 1e-3 (relative, float32 under AdamW) is an error.
 
-Torch's contenders are swept: DDP over bucket sizes and with the buffers of rank 0 sent in each step or not, FSDP2 by blocks with parameters let go of after forward or kept, both with and without activation checkpoints, torch's own
-pipelining with 1F1B and zero-bubble schedules over numbers of micro-batches. Ours are the zoo's plans, swept over micro-batches or pieces.
+Torch's contenders are swept: DDP over bucket sizes and with the buffers of rank 0 sent in each step or not, FSDP2 by
+blocks with parameters let go of after forward or kept, both with and without activation checkpoints, torch's own
+pipelining with 1F1B and zero-bubble schedules over numbers of micro-batches. Ours are the zoo's plans, swept over
+micro-batches or pieces.
 
-`link s` is what was sent over the rate: how long the link of the busiest rank was busy. A paced socket is limited by itself, so a rank that sends to several peers at once has more than
-the rate: see that no row's time is below its link seconds.
+`link s` is what was sent over the rate: how long the link of the busiest rank was busy. A paced socket is limited by
+itself, so a rank that sends to several peers at once has more than the rate: see that no row's time is below its link
+seconds.
 """
 
 from __future__ import annotations
@@ -160,7 +164,9 @@ def chosen(case: str, only: list[str]) -> list[str]:
 def compare(
     case: str, options: argparse.Namespace, folder: Path, save: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """All contenders of a case, `--jobs` at a time, and the serial model's losses; what there is so far is saved after each."""
+    """All contenders of a case, `--jobs` at a time, and the serial model's losses; what there is so far is saved after
+    each.
+    """
     waiting = chosen(case, options.only)
     order, rows = list(waiting), {}
     free, running = sets_of_cores(options.jobs), []

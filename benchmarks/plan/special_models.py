@@ -1,6 +1,7 @@
 """The models of `special.py`, and how torch's own ways of cutting them see them: blocks to wrap, stages of a pipeline.
 
-No dropout, float32. A case's name says its shape: the vocabulary of a T5, the image of a Swin, the width of an Evoformer, the width of a GPT.
+No dropout, float32. A case's name says its shape: the vocabulary of a T5, the image of a Swin, the width of an
+Evoformer, the width of a GPT.
 """
 
 from __future__ import annotations
@@ -122,12 +123,14 @@ def blocks(case: Case, model: nn.Module) -> list[nn.Module]:
             return [*model.blocks]
 
 
-# ---- stages of torch.distributed.pipelining ------------------------------------------------------------------------------
+# ---- stages of torch.distributed.pipelining --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A model as a sequence of eight modules, the argument that enters the first, and the one that the loss is computed with."""
+    """A model as a sequence of eight modules, the argument that enters the first, and the one that the loss is computed
+    with.
+    """
 
     modules: list[nn.Module]
     enters: str
@@ -139,8 +142,11 @@ class Pieces:
 
 
 def pieces(case: Case, model: nn.Module) -> Pieces:
-    """Of a Swin and a GPT. A T5's table is read by three stages, and torch's pipelining has no shared parameters; an Evoformer runs its blocks three
-    times, and no schedule there has a stage that runs several times."""
+    """Of a Swin and a GPT.
+
+    A T5's table is read by three stages, and torch's pipelining has no shared parameters; an Evoformer runs its blocks
+    three times, and no schedule there has a stage that runs several times.
+    """
     if case.family == "gpt":
         inner = list(model.blocks)
         inner[0] = nn.Sequential(_Embedding(model), inner[0])

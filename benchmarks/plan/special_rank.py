@@ -8,7 +8,8 @@
 | peak | the most that it grew by while steps ran |
 | losses | of every step, equal on all ranks, to be compared with the serial model's |
 
-A contender is a name and options, `ddp:bucket=25`, `fsdp2:reshard=no,checkpoint=yes`, `interlaced:mb=8`. All of them use the same AdamW, fused into one call.
+A contender is a name and options, `ddp:bucket=25`, `fsdp2:reshard=no,checkpoint=yes`, `interlaced:mb=8`. All of them
+use the same AdamW, fused into one call.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def options_of(contender: str) -> tuple[str, dict[str, str]]:
     return name, dict(part.split("=") for part in rest.split(",") if part)
 
 
-# ---- contenders ----------------------------------------------------------------------------------------------------------
+# ---- contenders ------------------------------------------------------------------------------------------------------
 
 
 def step_of(case: Case, contender: str) -> Step:
@@ -147,7 +148,9 @@ def sharded(planner: Any, level: int, graph: Any, mesh: Any) -> Any:
 def pipelining(
     case: Case, model: nn.Module, batch: dict[str, Any], *, schedule: str, mb: str, checkpoint: str = "no"
 ) -> Step:
-    """Torch's own: one stage a rank, or two for the schedules that interleave them (a V for zero bubble V and DualPipeV)."""
+    """Torch's own: one stage a rank, or two for the schedules that interleave them (a V for zero bubble V and
+    DualPipeV).
+    """
     from torch.distributed import pipelining as library
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -182,7 +185,7 @@ def pipelining(
     return step
 
 
-# ---- a rank --------------------------------------------------------------------------------------------------------------
+# ---- a rank ----------------------------------------------------------------------------------------------------------
 
 
 def rank_main(case: str, contender: str, steps: int, cores: str, out: str, variables: dict[str, str]) -> None:
@@ -237,8 +240,10 @@ LIBRARIES = (
 
 
 def warm_libraries() -> None:
-    """What any contender imports, also what torch.export imports when it is first used, before memory is counted. Nothing is computed: ranks
-    are forked from here, and autograd's threads do not survive that."""
+    """What any contender imports, also what torch.export imports when it is first used, before memory is counted.
+
+    Nothing is computed: ranks are forked from here, and autograd's threads do not survive that.
+    """
     from importlib import import_module
     from importlib.util import find_spec
 
@@ -251,8 +256,10 @@ def warm_libraries() -> None:
 
 
 def first_uses() -> None:
-    """Torch imports hundreds of modules more when it first captures something: done here on one product, in each rank of every contender, so that what is counted of a
-    contender is what it keeps of its model. `--libraries` prints how much they are."""
+    """Torch imports hundreds of modules more when it first captures something: done here on one product, in each rank
+    of every contender, so that what is counted of a contender is what it keeps of its model. `--libraries` prints how
+    much they are.
+    """
     from sennit.capture import capture_call
 
     class Product(nn.Module):
@@ -267,8 +274,10 @@ def first_uses() -> None:
 
 
 def libraries_main(cases: list[str]) -> dict[str, tuple[int, float]]:
-    """What is resident in a process that imported torch; and what each of these adds, and its seconds: the libraries that contenders share, what a first capture imports, and for each case what a
-    data-parallel model of one rank takes, its parameters included, compiled in a child and in this process."""
+    """What is resident in a process that imported torch; and what each of these adds, and its seconds: the libraries
+    that contenders share, what a first capture imports, and for each case what a data-parallel model of one rank takes,
+    its parameters included, compiled in a child and in this process.
+    """
     import sennit
     from sennit.plan import zoo
 

@@ -1,4 +1,5 @@
-"""Every way in which the rules allow the operators of each family to be split, executed on pieces and compared with the whole.
+"""Every way in which the rules allow the operators of each family to be split, executed on pieces and compared with the
+whole.
 
 python benchmarks/plan/ways.py bert llama
 """

@@ -7,12 +7,14 @@
 
 The ways of a step:
 
-- `one by one`: each gradient is scattered by itself and added up in the next line, on gloo by its own reduce-scatter: as it was;
+- `one by one`: each gradient is scattered by itself and added up in the next line, on gloo by its own reduce-scatter:
+  as it was;
 - `one by one, all-to-all` (gloo): the same, by an all-to-all and an addition (`run/distributed.py`);
 - `buckets`: what ranks do now (`kernels/buckets.py`, `kernels/sums_behind.py`).
 
-A step is the forward and the backward pass of a batch, from a barrier to the gradients, the slowest rank's; it is shown as the median, and as the median of the ratios to the way before
-in the same turn. `sent` counts the reduce-scatter calls of a rank. Memory is what a step makes at its peak on rank 0 (`StorageMeter`).
+A step is the forward and the backward pass of a batch, from a barrier to the gradients, the slowest rank's; it is shown
+as the median, and as the median of the ratios to the way before in the same turn. `sent` counts the reduce-scatter
+calls of a rank. Memory is what a step makes at its peak on rank 0 (`StorageMeter`).
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def library_reduce_scatter(self, group, tensor, op):
     return self.scattering[-1]
 
 
-# ---- steps on ranks -------------------------------------------------------------------------------------------------------
+# ---- steps on ranks --------------------------------------------------------------------------------------------------
 
 
 def steps(rank: int, level: int, batches: int, turns: int, threads: int) -> dict[str, dict]:
@@ -152,7 +154,7 @@ def show(row: dict, before: list[float]) -> None:
     )
 
 
-# ---- the rest -------------------------------------------------------------------------------------------------------------
+# ---- the rest --------------------------------------------------------------------------------------------------------
 
 
 def simulated() -> list[dict]:

@@ -1,10 +1,12 @@
-"""Every plan of the zoo on four gloo ranks: what a step sends, what it holds, and how far its loss is from the serial one.
+"""Every plan of the zoo on four gloo ranks: what a step sends, what it holds, and how far its loss is from the serial
+one.
 
     python benchmarks/plan/zoo.py                  # a GPT of four layers
     python benchmarks/plan/zoo.py --model swin     # co-shard on a Swin transformer (needs transformers)
 
-Memory is that of rank 0: what stands between steps (parameters, AdamW's state), and what a step makes at its peak, as the program predicts and as the storages that
-were live show. `sent` is what the collectives of a step send from a device, by ring algorithms. Times are not compared: four ranks on a few cores say nothing about them.
+Memory is that of rank 0: what stands between steps (parameters, AdamW's state), and what a step makes at its peak, as
+the program predicts and as the storages that were live show. `sent` is what the collectives of a step send from a
+device, by ring algorithms. Times are not compared: four ranks on a few cores say nothing about them.
 """
 
 from __future__ import annotations

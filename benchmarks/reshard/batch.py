@@ -2,8 +2,8 @@
 
     python benchmarks/reshard/batch.py [--count 10000] [--seed 0]
 
-Each problem is planned cold in each mode. `--write FILE` writes the problems as JSON lines for `sennit reshard --batch FILE`
-instead. Plans only; what moving takes is measured by the benchmarks of the executors.
+Each problem is planned cold in each mode. `--write FILE` writes the problems as JSON lines for `sennit reshard --batch
+FILE` instead. Plans only; what moving takes is measured by the benchmarks of the executors.
 """
 
 from __future__ import annotations

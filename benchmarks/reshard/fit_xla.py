@@ -2,11 +2,12 @@
 
     PYTHONPATH=src python benchmarks/reshard/fit_xla.py rows8.json rows16.json
 
-Seconds of a candidate = call + start * starts + permute * permutes + sent * bytes sent + made * bytes gathered or copied +
-mapped * bytes of temporaries and results that are mapped anew, with bytes per device times devices over 8 (all devices share one memory). Least absolute relative error by reweighted least squares; a
-coefficient that comes out negative is left out. Fitted on every other cycle of sizes, judged on the rest: how far the
-candidate that the model chooses is from the best one, and XLA's own over both. XLA's own over the best is what a perfect
-choice would reach with these lowerings.
+Seconds of a candidate = call + start * starts + permute * permutes + sent * bytes sent + made * bytes gathered or
+copied + mapped * bytes of temporaries and results that are mapped anew, with bytes per device times devices over 8 (all
+devices share one memory). Least absolute relative error by reweighted least squares; a coefficient that comes out
+negative is left out. Fitted on every other cycle of sizes, judged on the rest: how far the candidate that the model
+chooses is from the best one, and XLA's own over both. XLA's own over the best is what a perfect choice would reach with
+these lowerings.
 """
 
 from __future__ import annotations

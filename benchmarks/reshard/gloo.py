@@ -11,14 +11,14 @@ Peers, all on the same DTensors, through the function that DTensor itself redist
 - groups: sennit's plan through gloo's own collectives, where the plan has any;
 - cheaper: messages or groups, as calibration found cheaper for each step: what runs where no memory is shared.
 
-"sennit" is what `sennit.redistribute` does on one host: through memory that the ranks share. That needs the compiled core
-(`make install` builds it; by hand: `cc -O3 -std=gnu11 -fwrapv -fno-math-errno -fno-trapping-math -shared -fPIC -o _shm_core.so shm_core.c`
-in `src/sennit/collective/runtime`); without it this stops, since the column would be another.
+"sennit" is what `sennit.redistribute` does on one host: through memory that the ranks share. That needs the compiled
+core (`make install` builds it; by hand: `cc -O3 -std=gnu11 -fwrapv -fno-math-errno -fno-trapping-math -shared -fPIC -o
+_shm_core.so shm_core.c` in `src/sennit/collective/runtime`); without it this stops, since the column would be another.
 
-Every repetition runs all of them, in a rotating order, after a barrier; the time of one is that of the slowest rank, and a problem's
-time is the median over the repetitions. "again" is sennit measured a second time: its spread is the noise of the machine. Results
-are compared with the definition (the slice of the array that a rank should have) before anything is timed, and a peer that is wrong
-on a problem is listed and not timed there.
+Every repetition runs all of them, in a rotating order, after a barrier; the time of one is that of the slowest rank,
+and a problem's time is the median over the repetitions. "again" is sennit measured a second time: its spread is the
+noise of the machine. Results are compared with the definition (the slice of the array that a rank should have) before
+anything is timed, and a peer that is wrong on a problem is listed and not timed there.
 
 Needs torch and numpy; start-up takes some seconds a rank.
 """
@@ -61,7 +61,7 @@ TARGETS = {  # spec: against patched DTensor at 8 ranks
 OURS = "sennit"
 
 
-# ---- problems --------------------------------------------------------------------------------------------------------------
+# ---- problems --------------------------------------------------------------------------------------------------------
 
 
 def factorisations(count: int) -> list[tuple[int, ...]]:
@@ -102,7 +102,7 @@ def title(problem: dict[str, Any]) -> str:
     return f"{sizes} {shape} {side(problem['source'], problem['pending'])}->{side(problem['target'])}"
 
 
-# ---- peers -----------------------------------------------------------------------------------------------------------------
+# ---- peers -----------------------------------------------------------------------------------------------------------
 
 
 def real_all_to_all(tensor: Tensor, gather_dim: int, shard_dim: int, mesh: Any, mesh_dim: int) -> Tensor:
@@ -186,7 +186,7 @@ def inputs_of(problem: dict[str, Any], mesh: Any) -> tuple[Tensor, tuple[Any, An
     return local, (specs[0], specs[1]), piece(problem["target"])
 
 
-# ---- measuring -------------------------------------------------------------------------------------------------------------
+# ---- measuring -------------------------------------------------------------------------------------------------------
 
 
 def measure(
@@ -288,8 +288,9 @@ def rank_main(rank: int, arguments: argparse.Namespace, store: str) -> None:
 
 
 def costs_of(timing: Any) -> dict[str, Any]:
-    """The figures of a `LinkCost` or a `SharedCost`, in microseconds, nanoseconds and GB/s; of collectives those through a group, then
-    those by messages."""
+    """The figures of a `LinkCost` or a `SharedCost`, in microseconds, nanoseconds and GB/s; of collectives those
+    through a group, then those by messages.
+    """
     found: dict[str, Any] = {"alpha_us": timing.alpha * 1e6, "gamma_GBps": 1e-9 / timing.gamma}
     if hasattr(timing, "delta"):
         return {**found, "delta_ns": timing.delta * 1e9}
@@ -300,7 +301,7 @@ def costs_of(timing: Any) -> dict[str, Any]:
     return found
 
 
-# ---- reporting -------------------------------------------------------------------------------------------------------------
+# ---- reporting -------------------------------------------------------------------------------------------------------
 
 
 def line_of(result: dict[str, Any]) -> str:

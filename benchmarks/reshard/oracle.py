@@ -1,4 +1,5 @@
-"""Uneven, partial and cross-mesh problems: every plan, run on numpy arrays, gives the pieces that the target's layout says.
+"""Uneven, partial and cross-mesh problems: every plan, run on numpy arrays, gives the pieces that the target's layout
+says.
 
     python benchmarks/reshard/oracle.py [--count 10000] [--seed 0]
 

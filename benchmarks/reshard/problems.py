@@ -1,8 +1,8 @@
 """Random redistribution problems, the same for a seed on every machine.
 
-An even problem: 1 to 4 axes with sizes of factors 2, 3 and 5 and at most 16 devices, an array of 2 to 4 dims, and two layouts
-in each of which every axis splits a random dim, in random order, or replicates. Dims are a product of what either layout
-needs and a few more factors. `kinds` adds uneven sizes, pending sums and another mesh for the target.
+An even problem: 1 to 4 axes with sizes of factors 2, 3 and 5 and at most 16 devices, an array of 2 to 4 dims, and two
+layouts in each of which every axis splits a random dim, in random order, or replicates. Dims are a product of what
+either layout needs and a few more factors. `kinds` adds uneven sizes, pending sums and another mesh for the target.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     PYTHONPATH=src python benchmarks/reshard/tune_xla.py --devices 8 --limit 120 --json rows.json
 
-Random problems as in `xla.py`, from other seeds, of several sizes in turn, until the time is over. Of each problem every
-candidate sequence is compiled (at most `--most`: the first, which keep the target's names, and a sample of the others), in
-each way that it is lowered, and timed in turns with XLA's own, which is there twice. A row of the JSON is a problem: its
-candidates with their steps, their work (`phases_jax.Work`), the temporaries that the compiler states, and seconds, XLA's seconds and its collectives. `fit_xla.py` reads it.
+Random problems as in `xla.py`, from other seeds, of several sizes in turn, until the time is over. Of each problem
+every candidate sequence is compiled (at most `--most`: the first, which keep the target's names, and a sample of the
+others), in each way that it is lowered, and timed in turns with XLA's own, which is there twice. A row of the JSON is a
+problem: its candidates with their steps, their work (`phases_jax.Work`), the temporaries that the compiler states, and
+seconds, XLA's seconds and its collectives. `fit_xla.py` reads it.
 """
 
 from __future__ import annotations

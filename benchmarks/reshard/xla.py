@@ -2,20 +2,21 @@
 
     PYTHONPATH=src python benchmarks/reshard/xla.py --devices 8 --json out.json
 
-Needs JAX and numpy alone. Random even problems from two seeds; every problem is a float32 array of one total size on a mesh
-of CPU devices of one process. With `--devices 8` or `16` all sizes are powers of two; `--devices 6-16` draws from
-`problems.py`, meshes of 6 to 16 devices with factors 2, 3 and 5. XLA's own is the ahead-of-time compiled jit of the identity
-with out_shardings; ours is compiled ahead of time too, once as it is chosen for CPU devices and once by collectives alone, as on
-devices with memory of their own. Ours, XLA's own, XLA's own a second time (the A/A control), ours by collectives, and a plain copy
-of the result by each device run in turns; a problem's ratio is that of medians. `jax.device_put`, which goes through
-host memory, is timed by itself. Results are compared with the input before timing.
+Needs JAX and numpy alone. Random even problems from two seeds; every problem is a float32 array of one total size on a
+mesh of CPU devices of one process. With `--devices 8` or `16` all sizes are powers of two; `--devices 6-16` draws from
+`problems.py`, meshes of 6 to 16 devices with factors 2, 3 and 5. XLA's own is the ahead-of-time compiled jit of the
+identity with out_shardings; ours is compiled ahead of time too, once as it is chosen for CPU devices and once by
+collectives alone, as on devices with memory of their own. Ours, XLA's own, XLA's own a second time (the A/A control),
+ours by collectives, and a plain copy of the result by each device run in turns; a problem's ratio is that of medians.
+`jax.device_put`, which goes through host memory, is timed by itself. Results are compared with the input before timing.
 
-A problem is called rematerialising where an array in XLA's compiled program is larger than the larger of the input and the
-output piece. The others are told apart by the collectives of XLA's program. Temporaries are what the compiler states
-(`temp_size_in_bytes`). Received bytes are counted from the collectives of the compiled programs, those of an exchange from its table.
+A problem is called rematerialising where an array in XLA's compiled program is larger than the larger of the input and
+the output piece. The others are told apart by the collectives of XLA's program. Temporaries are what the compiler
+states (`temp_size_in_bytes`). Received bytes are counted from the collectives of the compiled programs, those of an
+exchange from its table.
 
-Problems are measured in a process of its own, which is replaced where XLA's partitioner ends it (a check of its own that
-fails, jax 0.11.2). Such problems are counted and named, have no ratio, and our result for them is checked.
+Problems are measured in a process of its own, which is replaced where XLA's partitioner ends it (a check of its own
+that fails, jax 0.11.2). Such problems are counted and named, have no ratio, and our result for them is checked.
 """
 
 from __future__ import annotations
@@ -169,8 +170,11 @@ def read_program(text: str) -> tuple[int, float]:
 
 
 def take_turns(functions: list[Callable[[], jax.Array]], seconds: float, most: int) -> list[float]:
-    """The median of each function's times. The order is drawn anew in each turn: what ran before leaves its traces in the
-    allocator, and each should follow each as often."""
+    """The median of each function's times.
+
+    The order is drawn anew in each turn: what ran before leaves its traces in the allocator, and each should follow
+    each as often.
+    """
     rng = random.Random(0)
     times: list[list[float]] = [[] for _ in functions]
     for function in functions:

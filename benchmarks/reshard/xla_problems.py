@@ -1,7 +1,8 @@
 """The random problems of `xla.py`: even ones on CPU devices of one process.
 
-`draw` gives powers of two alone, on a fixed number of devices; `draw_mixed` the problems of `problems.py`, on 6 to 16 devices
-with factors 2, 3 and 5. Both leave out meshes of one axis, on which every problem is one collective, the same for all.
+`draw` gives powers of two alone, on a fixed number of devices; `draw_mixed` the problems of `problems.py`, on 6 to 16
+devices with factors 2, 3 and 5. Both leave out meshes of one axis, on which every problem is one collective, the same
+for all.
 """
 
 from __future__ import annotations

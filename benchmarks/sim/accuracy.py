@@ -2,11 +2,12 @@
 
     python benchmarks/sim/accuracy.py [--only steps operators memory allocator busbw] [--measured h200_profile.json]
 
-**steps**: forward and backward of the blocks of blocks.py on one H200, replayed from a CUDA graph, against the sum of their
-operators' predicted times. For each block the profile is fitted without every measured call that the block makes, so nothing
-of it was seen. **operators**: those calls alone, by family. **memory**: peak bytes of a step, from a trace without a GPU.
-**allocator**: what torch's caching allocator reserved for a step, against its model with the same allocations.
-**busbw**: all-reduce of 4 GiB against published bus bandwidth. Errors are signed: + is predicted too long, or too much.
+**steps**: forward and backward of the blocks of blocks.py on one H200, replayed from a CUDA graph, against the sum of
+their operators' predicted times. For each block the profile is fitted without every measured call that the block makes,
+so nothing of it was seen. **operators**: those calls alone, by family. **memory**: peak bytes of a step, from a trace
+without a GPU. **allocator**: what torch's caching allocator reserved for a step, against its model with the same
+allocations. **busbw**: all-reduce of 4 GiB against published bus bandwidth. Errors are signed: + is predicted too long,
+or too much.
 """
 
 from __future__ import annotations

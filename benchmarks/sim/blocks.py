@@ -1,7 +1,7 @@
 """Blocks of five model families, as people write them, for the accuracy tables of docs/cluster.md.
 
-`CASES` names each with its sizes; `make(case, device)` gives a module and its arguments. A module's result is a scalar, so
-that a step is `module(*arguments).backward()` and `sennit.capture` takes the module as it is.
+`CASES` names each with its sizes; `make(case, device)` gives a module and its arguments. A module's result is a scalar,
+so that a step is `module(*arguments).backward()` and `sennit.capture` takes the module as it is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def scalar(x: Tensor) -> Tensor:
     return x.float().square().mean()
 
 
-# ---- GPT ---------------------------------------------------------------------------------------------------------------
+# ---- GPT -------------------------------------------------------------------------------------------------------------
 
 
 class GPTBlock(nn.Module):
@@ -62,7 +62,7 @@ class GPT(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), targets.flatten())
 
 
-# ---- Llama -------------------------------------------------------------------------------------------------------------
+# ---- Llama -----------------------------------------------------------------------------------------------------------
 
 
 class LlamaBlock(nn.Module):
@@ -109,7 +109,7 @@ class Llama(nn.Module):
         return scalar(x)
 
 
-# ---- Swin --------------------------------------------------------------------------------------------------------------
+# ---- Swin ------------------------------------------------------------------------------------------------------------
 
 
 class SwinBlock(nn.Module):
@@ -163,7 +163,7 @@ class Swin(nn.Module):
         return scalar(x)
 
 
-# ---- Evoformer ---------------------------------------------------------------------------------------------------------
+# ---- Evoformer -------------------------------------------------------------------------------------------------------
 
 
 class GatedAttention(nn.Module):
@@ -247,7 +247,7 @@ class Evoformer(nn.Module):
         return scalar(m) + scalar(z)
 
 
-# ---- ResNet ------------------------------------------------------------------------------------------------------------
+# ---- ResNet ----------------------------------------------------------------------------------------------------------
 
 
 class Bottleneck(nn.Module):
@@ -287,7 +287,7 @@ class ResNet(nn.Module):
         return F.cross_entropy(self.head(self.blocks(x).mean((2, 3))).float(), targets)
 
 
-# ---- cases -------------------------------------------------------------------------------------------------------------
+# ---- cases -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
     python benchmarks/sim/captured_steps.py [--fused-attention] [NAME ...]
 
 Names choose cases of blocks.py that contain them. What is simulated is compared with the same program run on the GPU
-(`run_captured.py`, h200_captured.json): the same operators in the same order, with the same frees. Only the profile that ships comes from
-such a GPU; it has seen the operators of the blocks as eager torch runs them, not those that capture makes of them.
+(`run_captured.py`, h200_captured.json): the same operators in the same order, with the same frees. Only the profile
+that ships comes from such a GPU; it has seen the operators of the blocks as eager torch runs them, not those that
+capture makes of them.
 
-With `--fused-attention`, programs have their attention as one kernel and are compared with the blocks as eager torch runs them
-(h200_profile.json), which call one. These still differ in what capture takes apart: losses and RMS norms.
+With `--fused-attention`, programs have their attention as one kernel and are compared with the blocks as eager torch
+runs them (h200_profile.json), which call one. These still differ in what capture takes apart: losses and RMS norms.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python benchmarks/sim/compare_gpu.py [results.json] [cluster]
 
-Reads what `measure_gpu.py` wrote (default: h200.json beside this file, one H200 on another day than the profile) and prints
-every row of it, good and bad, with the profile's prediction and with the roofline's.
+Reads what `measure_gpu.py` wrote (default: h200.json beside this file, one H200 on another day than the profile) and
+prints every row of it, good and bad, with the profile's prediction and with the roofline's.
 """
 
 from __future__ import annotations

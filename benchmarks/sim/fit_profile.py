@@ -2,8 +2,8 @@
 
     python benchmarks/sim/fit_profile.py h200-profile.json --cluster h200x8 --out src/sennit/cost/profiles/h200.json
 
-All rows are used, of the grid and of the operators of whole steps; accuracy.py fits without those that it predicts. Prints
-each family with the number of its points and the error of leaving one out.
+All rows are used, of the grid and of the operators of whole steps; accuracy.py fits without those that it predicts.
+Prints each family with the number of its points and the error of leaving one out.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
     sudo python benchmarks/sim/gloo_network.py [--rate 50mbit] [--burst 32k] [--ranks-per-host 1] [--repeats 11]
 
-Two hosts are network namespaces of this machine (`sennit.testing.network`: Linux, root, iproute2). Their ranks first probe the link, as
-`sennit probe` does, which gives the cluster; then they run a small GPT under several plans. Each plan is simulated on the probed
-cluster. Nothing is fitted to the plans' steps. Compute is that of the `laptop` cluster measured here, times what a step of the whole
-model takes on every rank at once over what is simulated for it.
+Two hosts are network namespaces of this machine (`sennit.testing.network`: Linux, root, iproute2). Their ranks first
+probe the link, as `sennit probe` does, which gives the cluster; then they run a small GPT under several plans. Each
+plan is simulated on the probed cluster. Nothing is fitted to the plans' steps. Compute is that of the `laptop` cluster
+measured here, times what a step of the whole model takes on every rank at once over what is simulated for it.
 
-Rounds of one step of each plan follow each other, and the least of a plan's steps counts, as it does for the step of the whole model: on
-a machine with other work, that is what tells something. Where the load is several times the cores, take a lower rate, so that the link
-takes more of a step than compute does.
+Rounds of one step of each plan follow each other, and the least of a plan's steps counts, as it does for the step of
+the whole model: on a machine with other work, that is what tells something. Where the load is several times the cores,
+take a lower rate, so that the link takes more of a step than compute does.
 """
 
 from __future__ import annotations
@@ -82,12 +82,13 @@ def state() -> dict[str, torch.Tensor]:
     return {**parameters, "tokens": batch[0], "targets": batch[1], "tangent": torch.ones(())}
 
 
-# ---- on a rank -----------------------------------------------------------------------------------------------------------
+# ---- on a rank -------------------------------------------------------------------------------------------------------
 
 
 def rank_main(folder: Path, host: int, repeats: int) -> None:
-    """Probe, then rounds of one step of each plan and one of the whole model: what disturbs the machine for a while disturbs all of
-    them. Rank 0 writes the answer."""
+    """Probe, then rounds of one step of each plan and one of the whole model: what disturbs the machine for a while
+    disturbs all of them. Rank 0 writes the answer.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     # messages that are large against the token bucket of the link
@@ -145,7 +146,7 @@ def serial_step() -> Callable[[], object]:
     return call
 
 
-# ---- here ----------------------------------------------------------------------------------------------------------------
+# ---- here ------------------------------------------------------------------------------------------------------------
 
 
 def on_hosts(folder: Path, rate: str, burst: str, per_host: int, repeats: int) -> Mapping[str, object]:

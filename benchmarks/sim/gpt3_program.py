@@ -1,4 +1,5 @@
-"""A step of GPT-3 175B as a program: 96 layers in stages, tensor and data parallel inside a stage, 1F1B over micro-batches.
+"""A step of GPT-3 175B as a program: 96 layers in stages, tensor and data parallel inside a stage, 1F1B over
+micro-batches.
 
 Made here step by step and not by a plan, so that the simulator alone is timed; the operators of a layer are those of a
 transformer's forward and backward, on bf16, with the collectives of Megatron's tensor parallelism.

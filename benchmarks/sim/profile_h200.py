@@ -7,17 +7,19 @@
     {"op": "aten.mm.default", "args": [tensor, tensor], "seconds": s, "low": s, "high": s, "warm": s | null, "how": "graph"}
     tensor := {"t": "bf16", "s": [shape], "d": [strides, where it is not contiguous]}
 
-Calls are captured in a CUDA graph and replayed, so that the host does not count; `seconds` is the median over replays of the
-time of one call, `low` and `high` the quartiles. The arguments rotate over copies that together exceed the L2 cache twice, so
-that nothing is found there; `warm` is the same with one copy, which a small operator finds in the cache as it would right
-behind the one that made it. What cannot be captured is timed eagerly behind a busy device ("how": "eager").
+Calls are captured in a CUDA graph and replayed, so that the host does not count; `seconds` is the median over replays
+of the time of one call, `low` and `high` the quartiles. The arguments rotate over copies that together exceed the L2
+cache twice, so that nothing is found there; `warm` is the same with one copy, which a small operator finds in the cache
+as it would right behind the one that made it. What cannot be captured is timed eagerly behind a busy device ("how":
+"eager").
 
-**Steps.** Forward and backward of the cases in blocks.py: eager and replayed from a CUDA graph, peak memory beyond what was
-there before, and every operator that ran, in order, with what it allocated and what was freed before it. Each distinct
-operator of the steps is then measured like those of the grid, in rows of its own ("replayed"): no model is fitted to these.
+**Steps.** Forward and backward of the cases in blocks.py: eager and replayed from a CUDA graph, peak memory beyond what
+was there before, and every operator that ran, in order, with what it allocated and what was freed before it. Each
+distinct operator of the steps is then measured like those of the grid, in rows of its own ("replayed"): no model is
+fitted to these.
 
-A section that fails is noted under "failures" and the others go on; a section that exceeds its share of the budget stops
-early, and says how many cases it left out.
+A section that fails is noted under "failures" and the others go on; a section that exceeds its share of the budget
+stops early, and says how many cases it left out.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ NAMES = {
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
-# ---- arguments as data -------------------------------------------------------------------------------------------------
+# ---- arguments as data -----------------------------------------------------------------------------------------------
 
 
 def tensor(dtype: str, *shape: int, strides: Sequence[int] | None = None) -> Row:
@@ -167,7 +169,7 @@ def overload(op: str) -> Callable[..., Any]:
     return found
 
 
-# ---- timing ------------------------------------------------------------------------------------------------------------
+# ---- timing ----------------------------------------------------------------------------------------------------------
 
 
 def events(call: Callable[[], object], times: int) -> list[float]:
@@ -242,7 +244,7 @@ def timed(calls: Sequence[Callable[[], object]], size: int) -> Row:
     return {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in row.items()}
 
 
-# ---- sections of the grid: each yields calls to be measured ---------------------------------------------------------------
+# ---- sections of the grid: each yields calls to be measured ----------------------------------------------------------
 
 Spec = tuple[str, list[Any], dict[str, Any]]  # operator, arguments, options of `measure`
 
@@ -494,7 +496,7 @@ GRID: dict[str, tuple[Callable[[], Iterator[Spec]], float]] = {
 }
 
 
-# ---- attention and the optimizer, which need more than arguments ------------------------------------------------------------
+# ---- attention and the optimizer, which need more than arguments -----------------------------------------------------
 
 
 def attention(deadline: float) -> tuple[list[Row], int]:
@@ -605,7 +607,7 @@ def optimizer_case(fused: bool, dtype: torch.dtype, count: int, size: int) -> Ro
     return {"op": "adamw", "fused": fused, "t": NAMES[dtype], "count": count, "size": size, **row}
 
 
-# ---- whole steps -----------------------------------------------------------------------------------------------------------
+# ---- whole steps -----------------------------------------------------------------------------------------------------
 
 
 class Recorder(TorchDispatchMode):
@@ -777,7 +779,7 @@ def replayed(steps: list[Row], known: list[Row], deadline: float) -> tuple[list[
     return rows, left_out, list(skipped)
 
 
-# ---- the whole ---------------------------------------------------------------------------------------------------------
+# ---- the whole -------------------------------------------------------------------------------------------------------
 
 
 def grid_section(specs: Iterator[Spec], deadline: float) -> tuple[list[Row], int, list[str]]:

@@ -4,9 +4,11 @@
 
 For each block of blocks.py, beside peaks of a step that starts with an empty cache:
 
-- `trace`: every event of the allocator in order, [what, block, bytes]: "alloc" and "free" of a block, "map" and "unmap" of a segment that
+- `trace`: every event of the allocator in order, [what, block, bytes]: "alloc" and "free" of a block, "map" and "unmap"
+  of a segment that
   it took from or gave back to the driver. Replaying it checks a model of the allocator (accuracy.py --only allocator).
-- `temporary`: by operator with its arguments, the bytes that it needs while it runs beyond what is there before and after: workspaces
+- `temporary`: by operator with its arguments, the bytes that it needs while it runs beyond what is there before and
+  after: workspaces
   of kernels, copies in another memory format. Nothing but a GPU tells these.
 """
 

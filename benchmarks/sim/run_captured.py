@@ -2,9 +2,10 @@
 
     python benchmarks/sim/run_captured.py --out captured.json [--device cuda] [--seconds 150] [NAME ...]
 
-Each block of blocks.py is captured, planned on one device and lowered; its emitted source then runs on the device. So what is
-measured here and what is simulated are the same operators, in the same order, with the same frees: attention in its mathematical
-form, where the blocks themselves call a fused kernel. Time is that of a step replayed from a CUDA graph, and eager.
+Each block of blocks.py is captured, planned on one device and lowered; its emitted source then runs on the device. So
+what is measured here and what is simulated are the same operators, in the same order, with the same frees: attention in
+its mathematical form, where the blocks themselves call a fused kernel. Time is that of a step replayed from a CUDA
+graph, and eager.
 """
 
 from __future__ import annotations

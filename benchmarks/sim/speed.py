@@ -2,9 +2,9 @@
 
     python benchmarks/sim/speed.py [--only events growth gpt3]
 
-**events**: a data- and tensor-parallel program of 16 and of 512 devices and a pipeline of four stages, each folded (one device
-stands for its lane, where exact) and unfolded (every device for itself). **growth**: the first on 8 to 16384 devices.
-**gpt3**: a step of GPT-3 175B on 512 devices, and on 8192. Times are CPU seconds of one process.
+**events**: a data- and tensor-parallel program of 16 and of 512 devices and a pipeline of four stages, each folded (one
+device stands for its lane, where exact) and unfolded (every device for itself). **growth**: the first on 8 to 16384
+devices. **gpt3**: a step of GPT-3 175B on 512 devices, and on 8192. Times are CPU seconds of one process.
 """
 
 from __future__ import annotations

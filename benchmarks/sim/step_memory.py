@@ -1,7 +1,7 @@
 """What a step of a block allocates and frees, traced on torch's meta device: no GPU, no values, the real autograd.
 
-`Recorder` sees every operator, as in profile_h200.py, and which storages were gone before it. `peak` replays that with the
-rounding of a caching allocator.
+`Recorder` sees every operator, as in profile_h200.py, and which storages were gone before it. `peak` replays that with
+the rounding of a caching allocator.
 """
 
 from __future__ import annotations

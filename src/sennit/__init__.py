@@ -82,7 +82,8 @@ _HOME = {
     "stream_weights": "sennit.reshard.weights_torch",
 }
 
-# What runs on `current_executor`. It takes the shared memory of one host from a folder above its own: this is where the two meet.
+# What runs on `current_executor`. It takes the shared memory of one host from a folder above its own: this is where the
+# two meet.
 _ON_CURRENT_EXECUTOR = (
     "calibrate_redistribution",
     "load_checkpoint",

@@ -1,7 +1,7 @@
 """`dist.init_process_group("sennit")`: makes the name known to torch.distributed.
 
-Where sennit is installed, torch calls `register` by itself at the end of `import torch` (entry point group `torch.backends`; TORCH_DEVICE_BACKEND_AUTOLOAD=0
-turns this off). Elsewhere call it once:
+Where sennit is installed, torch calls `register` by itself at the end of `import torch` (entry point group
+`torch.backends`; TORCH_DEVICE_BACKEND_AUTOLOAD=0 turns this off). Elsewhere call it once:
 
     import sennit.backend
     sennit.backend.register()
@@ -33,7 +33,9 @@ def register() -> None:
 
 
 def calls(group: Any = None) -> PlainCalls:
-    """Collectives of a group of this backend, of the default one if none is given, that are called without torch.distributed."""
+    """Collectives of a group of this backend, of the default one if none is given, that are called without
+    torch.distributed.
+    """
     from sennit.collective.runtime.plain_calls_torch import PlainCalls
 
     return PlainCalls(group)

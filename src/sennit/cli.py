@@ -1,4 +1,6 @@
-"""The command line: `sennit demo | plan | explain | diff | simulate | fuse | profile | reshard | collective | cluster | probe | doctor`.
+"""The command line:
+
+`sennit demo | plan | explain | diff | simulate | fuse | profile | reshard | collective | cluster | probe | doctor`.
 
 A command is a frozen dataclass of its options, which tyro reads from the arguments, and a function that runs it. The
 functions import what they need when they run: `sennit --help` loads neither torch nor numpy.

@@ -1,7 +1,7 @@
 """The commands about machines: `sennit probe` and `sennit cluster`.
 
-They follow the rules of `cli.py`: a frozen dataclass of options each, which tyro reads, and a function that runs it and imports
-what it needs when it runs.
+They follow the rules of `cli.py`: a frozen dataclass of options each, which tyro reads, and a function that runs it and
+imports what it needs when it runs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Measure the links of a running cluster (under torchrun, as torchrun --nproc-per-node 8 --no-python sennit probe), or read
-    nvidia-smi's matrix, and write the cluster as TOML.
+    """Measure the links of a running cluster (under torchrun, as torchrun --nproc-per-node 8 --no-python sennit probe),
+    or read nvidia-smi's matrix, and write the cluster as TOML.
 
     Example: sennit probe --topology topo.txt --like h200x8 --out mine.toml
     """
@@ -107,7 +107,9 @@ class PairSummary:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """`all_reduce_seconds` was measured over all ranks, `simulated_all_reduce_seconds` is what the written cluster says."""
+    """`all_reduce_seconds` was measured over all ranks, `simulated_all_reduce_seconds` is what the written cluster
+    says.
+    """
 
     schema: str
     out: str

@@ -2,7 +2,8 @@
 
 They follow the rules of `cli.py`: a frozen dataclass each, read by tyro.
 
-A SCHEDULE argument is a name of the library, or a file: the text of a schedule, or MSCCL XML. Both are verified on reading.
+A SCHEDULE argument is a name of the library, or a file: the text of a schedule, or MSCCL XML. Both are verified on
+reading.
 """
 
 from __future__ import annotations

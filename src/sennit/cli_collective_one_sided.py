@@ -1,4 +1,6 @@
-"""`sennit collective compile --one-sided`, and `verify` and `export` of such a file: one-sided programs (`ir/one_sided.py`)."""
+"""`sennit collective compile --one-sided`, and `verify` and `export` of such a file: one-sided programs
+(`ir/one_sided.py`).
+"""
 
 from __future__ import annotations
 

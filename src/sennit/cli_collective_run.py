@@ -72,7 +72,7 @@ def _run(action: Action, tell: Progress) -> tuple[object, str | Table]:
             return _list()
 
 
-# ---- compile, verify ---------------------------------------------------------------------------------------------------
+# ---- compile, verify -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def _summary(
     )
 
 
-# ---- synthesize --------------------------------------------------------------------------------------------------------
+# ---- synthesize ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def _synthesize(action: Synthesize, tell: Progress) -> tuple[SynthesizeResult, s
     return result, f"{certificate}\n{proof}{written}"
 
 
-# ---- simulate ----------------------------------------------------------------------------------------------------------
+# ---- simulate --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +320,7 @@ def _describe_simulation(result: CollectiveSimulation) -> str:
     return "\n".join(lines)
 
 
-# ---- export, list ------------------------------------------------------------------------------------------------------
+# ---- export, list ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +401,7 @@ def _list() -> tuple[ListResult, Table]:
     return ListResult("sennit.collective.list/1", found), table
 
 
-# ---- files and sizes ---------------------------------------------------------------------------------------------------
+# ---- files and sizes -------------------------------------------------------------------------------------------------
 
 
 def _named_or_read(name: str, cluster: Cluster) -> Schedule:

@@ -1,6 +1,7 @@
 """`sennit collective run` and `sennit collective tune`: schedules run on this machine, checked and timed.
 
-Options and result types of both commands, as `cli.py` asks. What is run, and how it is timed, stands in `collective/runtime/measure.py`.
+Options and result types of both commands, as `cli.py` asks. What is run, and how it is timed, stands in
+`collective/runtime/measure.py`.
 """
 
 from __future__ import annotations
@@ -44,13 +45,17 @@ class Run:
     """
 
     subject: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME|FILE")]
-    """A name of the library, or a file: an algorithm, a schedule or a one-sided program as text, or MSCCL XML; - reads stdin."""
+    """A name of the library, or a file: an algorithm, a schedule or a one-sided program as text, or MSCCL XML; - reads
+    stdin.
+    """
     ranks: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """How many ranks; a file says it itself."""
     bytes: Sizes = ("1M",)
     """Of the larger of a rank's input and output, as nccl-tests counts: 64K, 1M, 1G, or numbers. One or several."""
     runtime: RuntimeName = "shm"
-    """shm: processes in shared memory. p2p: processes and messages over gloo. gpu: virtual ranks on one GPU. numpy: the oracle."""
+    """shm: processes in shared memory. p2p: processes and messages over gloo. gpu: virtual ranks on one GPU. numpy: the
+    oracle.
+    """
     channels: Number = 1
     """Rings or trees side by side, where the algorithm has them."""
     instances: Number = 1
@@ -97,7 +102,10 @@ class Tune:
 
 @dataclass(frozen=True, slots=True)
 class RunSize:
-    """Seconds: the median and the least of the repetitions, on the slowest rank. Bandwidths in bytes a second, of the median."""
+    """Seconds: the median and the least of the repetitions, on the slowest rank.
+
+    Bandwidths in bytes a second, of the median.
+    """
 
     bytes: int
     seconds: float
@@ -259,7 +267,8 @@ def tune(action: Tune, tell: Tell) -> tuple[TuneResult, str]:
         raise CollectiveError(f"{action.ranks} ranks", fix="use 2 or more")
     names = [CollectiveName(name) for name in dict.fromkeys(action.collectives)]
     total = sum(1 for name in names for _ in candidates(name, 1))
-    # an algorithm is timed at all sizes at once, when its first size is asked for; `fill` keeps them alive, so an id is a name
+    # an algorithm is timed at all sizes at once, when its first size is asked for; `fill` keeps them alive, so an id is
+    # a name
     known: dict[int, tuple[Algorithm, dict[int, float]]] = {}
     tell(f"starting {action.ranks} ranks on {action.runtime}")
     with _bench(runtime, action.ranks) as bench:

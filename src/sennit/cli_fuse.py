@@ -1,7 +1,8 @@
-"""The command `sennit fuse`: kernels and buckets for data-parallel training of a model on a cluster, simulated, beside what people run today.
+"""The command `sennit fuse`: kernels and buckets for data-parallel training of a model on a cluster, simulated, beside
+what people run today.
 
-It follows the rules of `cli.py`: a frozen dataclass of options, which tyro reads, and a function that runs it and imports what it needs when it runs. Ctrl-C ends the search, not the
-command: the best strategy so far is reported.
+It follows the rules of `cli.py`: a frozen dataclass of options, which tyro reads, and a function that runs it and
+imports what it needs when it runs. Ctrl-C ends the search, not the command: the best strategy so far is reported.
 """
 
 from __future__ import annotations
@@ -37,13 +38,16 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Fuse:
-    """Choose kernels and gradient buckets for data-parallel training, and compare them with DDP, compiled DDP and the bounds.
+    """Choose kernels and gradient buckets for data-parallel training, and compare them with DDP, compiled DDP and the
+    bounds.
 
     Example: sennit fuse gpt2:layers=4,batch=8 --cluster h200x8 --out fused
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A name (gpt, gpt2, bert-base, vgg19, ...), with sizes as gpt2:layers=2,batch=8; module:function or file.py:function."""
+    """A name (gpt, gpt2, bert-base, vgg19, ...), with sizes as gpt2:layers=2,batch=8; module:function or
+    file.py:function.
+    """
     cluster: Annotated[str, tyro.conf.arg(metavar="NAME")]
     """A preset, as dgx-h100 or dgx-h100:4 for four nodes, or a TOML file."""
     devices: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
@@ -59,11 +63,15 @@ class Fuse:
     profile: File = None
     """Measured times, as `sennit profile` writes them."""
     measure: bool = False
-    """Measure the kernels whose estimate is unsure on this machine, which must be one of the cluster's; into the profile too, if one is named."""
+    """Measure the kernels whose estimate is unsure on this machine, which must be one of the cluster's; into the
+    profile too, if one is named.
+    """
     measured_channel: bool = False
     """Take the all-reduce that the profile has for so many ranks, in place of the cluster's network."""
     fused_attention: bool = True
-    """Take attention as one kernel that stores no scores, as `DataParallel` runs it; --no-fused-attention has the mathematical form that was captured."""
+    """Take attention as one kernel that stores no scores, as `DataParallel` runs it; --no-fused-attention has the
+    mathematical form that was captured.
+    """
     strategy: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FILE")] = ()
     """A saved strategy to time beside the others and to start from; may be given several times."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
@@ -74,7 +82,9 @@ class Fuse:
 
 @dataclass(frozen=True, slots=True)
 class VariantSummary:
-    """`exposed_seconds` is how long the compute stream waits in a step; `settled` is false where steps did not come to one length."""
+    """`exposed_seconds` is how long the compute stream waits in a step; `settled` is false where steps did not come to
+    one length.
+    """
 
     name: str
     step_seconds: float
@@ -86,8 +96,11 @@ class VariantSummary:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of the kernels of the best strategy: `full_overlap` is the greater of compute and communication; `tight` holds where all waits are in the same step; `structural`
-    holds whatever the buckets."""
+    """Of the kernels of the best strategy:
+
+    `full_overlap` is the greater of compute and communication; `tight` holds where all waits are in the same step;
+    `structural` holds whatever the buckets.
+    """
 
     full_overlap_seconds: float
     tight_seconds: float
@@ -96,7 +109,9 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class FuseResult:
-    """`gap` is the step of the last search over the structural bound of its kernels; `over_ddp` the fastest DDP of the sweep over the best step."""
+    """`gap` is the step of the last search over the structural bound of its kernels; `over_ddp` the fastest DDP of the
+    sweep over the best step.
+    """
 
     schema: str
     origin: str
@@ -203,7 +218,8 @@ def _step_model(command: Fuse, graph: Graph, cluster: Cluster, count: int) -> tu
     from sennit.fuse.model import StepModel
 
     device = cluster.device
-    # an update reads and writes the parameter and reads the gradient; momentum and the like are for the optimizer to add
+    # an update reads and writes the parameter and reads the gradient; momentum and the like are for the optimizer to
+    # add
     update = 3.0 / (device.bandwidth.value * device.bandwidth_efficiency.value)
     channel = of_cluster(cluster, range(count), update_per_byte=update)
     chosen = choose_cost(graph, device)
@@ -228,7 +244,9 @@ def _step_model(command: Fuse, graph: Graph, cluster: Cluster, count: int) -> tu
 
 
 def _measure(command: Fuse, model: StepModel, cluster: Cluster, say: Progress) -> tuple[StepModel, int]:
-    """The model with what is unsure measured here, and how many kernels that were: of a GPU, those that a short search leans on; of a CPU, where a group is its operators one by one, the operators."""
+    """The model with what is unsure measured here, and how many kernels that were: of a GPU, those that a short search
+    leans on; of a CPU, where a group is its operators one by one, the operators.
+    """
     from sennit.cost.database import load_database
     from sennit.fuse.costs_torch import with_operators_measured
     from sennit.fuse.known_cost import KnownCost

@@ -7,8 +7,10 @@
               | MODULE ":" FUNCTION         or FILE.py ":" FUNCTION, which returns the model and what it is called with
     option   := ("layers" | "batch" | "tokens") "=" NUMBER | "dtype" "=" ("f32" | "bf16" | "f16" | "f64")
 
-`layers`, `batch` and `tokens` change the sizes of catalogue models, the first two also those of families. A function returns `(model, args)` with a tuple, or `(model, kwargs)` with a dict; the model's call returns its
-loss. With `memory=False` a catalogue or family model is made on the meta device: its shapes are there and its weights are not, which is all that planning and simulating look at.
+`layers`, `batch` and `tokens` change the sizes of catalogue models, the first two also those of families. A function
+returns `(model, args)` with a tuple, or `(model, kwargs)` with a dict; the model's call returns its loss. With
+`memory=False` a catalogue or family model is made on the meta device: its shapes are there and its weights are not,
+which is all that planning and simulating look at.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The commands `sennit plan`, `sennit explain` and `sennit diff`: search for a plan, say why it is as it is, compare two.
+"""The commands `sennit plan`, `sennit explain` and `sennit diff`: search for a plan, say why it is as it is, compare
+two.
 
-`plan` writes the choice as text (its grammar stands in plan/search/choice.py); `explain` and `diff` read such files. All times and bytes that
-they print are simulated.
+`plan` writes the choice as text (its grammar stands in plan/search/choice.py); `explain` and `diff` read such files.
+All times and bytes that they print are simulated.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class PlanModel:
     """
 
     model: Model
-    """A model: a name, family.NAME, hf.FOLDER or module:function, with :batch=N,layers=N,dtype=bf16 behind it (docs/commands.md)."""
+    """A model: a name, family.NAME, hf.FOLDER or module:function, with :batch=N,layers=N,dtype=bf16 behind it
+    (docs/commands.md).
+    """
     cluster: ClusterName
     """A preset, as dgx-h100 or dgx-h100:4 for four nodes, or a TOML file."""
     pin: Pin = ()
@@ -103,7 +106,9 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """`shares` are the parts of the step, by what they go to; `bound_seconds` is below every plan of the space; `search_seconds` are measured."""
+    """`shares` are the parts of the step, by what they go to; `bound_seconds` is below every plan of the space;
+    `search_seconds` are measured.
+    """
 
     schema: str
     origin: str
@@ -198,7 +203,7 @@ def parse_pins(pins: tuple[str, ...]) -> dict[str, dict[str, object]]:
     return found
 
 
-# ---- plan --------------------------------------------------------------------------------------------------------------
+# ---- plan ------------------------------------------------------------------------------------------------------------
 
 
 def _captured(model: str) -> Graph:
@@ -322,7 +327,7 @@ def _print_plan(result: PlanResult, found: Found, out: Path | None) -> None:
         print(f"written to {out}")
 
 
-# ---- explain -----------------------------------------------------------------------------------------------------------
+# ---- explain ---------------------------------------------------------------------------------------------------------
 
 
 def _explain(
@@ -394,7 +399,7 @@ def _print_explained(result: ExplainResult) -> None:
     print("simulated, for one unit and one micro-batch on one device")
 
 
-# ---- diff --------------------------------------------------------------------------------------------------------------
+# ---- diff ------------------------------------------------------------------------------------------------------------
 
 
 def _diff(command: DiffPlans, print_json: Callable[[object], None]) -> int:

@@ -1,6 +1,8 @@
-"""The command `sennit profile`: what a model's kernels and the process group's collectives take on the device at hand, into a database on disk.
+"""The command `sennit profile`: what a model's kernels and the process group's collectives take on the device at hand,
+into a database on disk.
 
-It follows the rules of `cli.py`. Under torchrun every rank measures collectives together, and the first one kernels too, prints and writes.
+It follows the rules of `cli.py`. Under torchrun every rank measures collectives together, and the first one kernels
+too, prints and writes.
 """
 
 from __future__ import annotations
@@ -28,13 +30,16 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Measure a model's operators, fused groups and collectives on this machine, into a database that `sennit fuse` reads.
+    """Measure a model's operators, fused groups and collectives on this machine, into a database that `sennit fuse`
+    reads.
 
     Example: sennit profile gpt:layers=2 --out profile.json; torchrun --nproc-per-node 2 --no-python sennit profile gpt
     """
 
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    """A name (gpt, gpt2, bert-base, vgg19, ...), with sizes as gpt2:layers=2,batch=8; module:function or file.py:function."""
+    """A name (gpt, gpt2, bert-base, vgg19, ...), with sizes as gpt2:layers=2,batch=8; module:function or
+    file.py:function.
+    """
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("sennit-profile.json")
     """The database. What it holds already stays; what is measured again is replaced."""
     device: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None

@@ -31,7 +31,9 @@ class Reshard:
     """
 
     source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")] = None
-    """Element type and layout, the axes of a dim major to minor: f32[1024{x},4096{y}]; {sum:x} behind it for partial sums."""
+    """Element type and layout, the axes of a dim major to minor: f32[1024{x},4096{y}]; {sum:x} behind it for partial
+    sums.
+    """
     target: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")] = None
     """The layout to reach, written the same way."""
     mesh: Annotated[str | None, tyro.conf.arg(metavar="AXES")] = None
@@ -108,7 +110,9 @@ class ReshardResult:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """On gloo ranks of this machine; `seconds` is the median of the slowest rank's, `wrong` the ranks with a wrong piece."""
+    """On gloo ranks of this machine; `seconds` is the median of the slowest rank's, `wrong` the ranks with a wrong
+    piece.
+    """
 
     ranks: int
     seconds: float

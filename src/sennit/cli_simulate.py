@@ -1,7 +1,7 @@
 """The command `sennit simulate`: a program on a cluster, with what-ifs, and where every cost comes from.
 
-It follows the rules of `cli.py`: a frozen dataclass of options, which tyro reads, and a function that runs it and imports what it
-needs when it runs.
+It follows the rules of `cli.py`: a frozen dataclass of options, which tyro reads, and a function that runs it and
+imports what it needs when it runs.
 """
 
 from __future__ import annotations
@@ -51,9 +51,14 @@ class Simulate:
     iterations: Annotated[int, tyro.conf.arg(metavar="N")] = 1
     """Play so many steps in a row, and say how long a further one takes."""
     as_written: bool = False
-    """Each collective by itself. Otherwise as ranks send them: sums of gradients in buckets, parameters in pieces a run ahead."""
+    """Each collective by itself.
+
+    Otherwise as ranks send them: sums of gradients in buckets, parameters in pieces a run ahead.
+    """
     fused_attention: bool = False
-    """Take attention that was captured in its mathematical form as one kernel that stores no scores, as eager torch on a GPU."""
+    """Take attention that was captured in its mathematical form as one kernel that stores no scores, as eager torch on
+    a GPU.
+    """
     reserved: bool = False
     """Also say what torch's caching allocator takes from a GPU for the step, fragmentation included."""
     profile_here: bool = False

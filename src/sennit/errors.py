@@ -82,8 +82,10 @@ class RunError(SennitError):
 
 
 class PeerError(RunError, RuntimeError):
-    """A collective or message that cannot end: a rank is gone, late, or calls something else. It is a `RuntimeError` too, which is what programs catch from
-    torch.distributed."""
+    """A collective or message that cannot end: a rank is gone, late, or calls something else.
+
+    It is a `RuntimeError` too, which is what programs catch from torch.distributed.
+    """
 
 
 class EnvironmentVariableError(SennitError):

@@ -4,7 +4,8 @@
                                                                                        │
                                                                                       run (threads, or gloo processes)
 
-Data flows one way. Each arrow is a pure function of frozen values, and every value is kept: to look at, to save, to compare.
+Data flows one way. Each arrow is a pure function of frozen values, and every value is kept: to look at, to save, to
+compare.
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ def compile_model(
 def compile_graph(
     graph: Graph, planner: Planner, mesh: Mesh, cluster: Cluster, certifier: Certifier | None = None
 ) -> Compilation:
-    """The same, from a captured graph: several plans of one model share it. A `certifier` executes every rule that the proof
-    relies on, once."""
+    """The same, from a captured graph: several plans of one model share it.
+
+    A `certifier` executes every rule that the proof relies on, once.
+    """
     cluster.require(len(mesh.devices), f"mesh {mesh}")
     plan = planner(graph, mesh)
     decisions = propagate(plan)

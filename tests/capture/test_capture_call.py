@@ -1,4 +1,6 @@
-"""A call with its surroundings: nested arguments, several results, buffers, ties, constants, dropout; training and inference."""
+"""A call with its surroundings: nested arguments, several results, buffers, ties, constants, dropout; training and
+inference.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Folding: the graph that is unrolled from a few layers is the graph of the whole model; where layers differ, it is not tried."""
+"""Folding: the graph that is unrolled from a few layers is the graph of the whole model; where layers differ, it is not
+tried.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,7 @@ def test_copies_are_equal_but_for_names() -> None:
     assert numbers == list(range(7))
 
 
-# ---- layers that are no copies -----------------------------------------------------------------------------------------
+# ---- layers that are no copies ---------------------------------------------------------------------------------------
 
 
 class Variant(Stack):

@@ -1,4 +1,6 @@
-"""The verifier of one-sided programs accepts what the compiler makes, and refuses it with any signal, wait or move taken out."""
+"""The verifier of one-sided programs accepts what the compiler makes, and refuses it with any signal, wait or move
+taken out.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """An mscclpp plan, interpreted: all ranks in one process, one operation of a random thread block at a time.
 
-It follows the executor's kernel: `put` writes the peer's buffer, `signal` and `wait` count on a channel, semaphores count, a wait that
-cannot go on lets others run. Channel number i of rank a to peer b is paired with the same occurrence of a among b's channels.
+It follows the executor's kernel: `put` writes the peer's buffer, `signal` and `wait` count on a channel, semaphores
+count, a wait that cannot go on lets others run. Channel number i of rank a to peer b is paired with the same occurrence
+of a among b's channels.
 """
 
 from __future__ import annotations

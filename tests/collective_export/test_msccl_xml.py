@@ -1,4 +1,6 @@
-"""MSCCL XML: what is written is read back, what the executor cannot hold or would run wrongly is refused with its place."""
+"""MSCCL XML: what is written is read back, what the executor cannot hold or would run wrongly is refused with its
+place.
+"""
 
 from __future__ import annotations
 
@@ -163,7 +165,7 @@ def test_sizes_that_are_no_range_are_refused() -> None:
         XmlOptions(min_bytes=4096, max_bytes=1024)
 
 
-# ---- files that no one here wrote --------------------------------------------------------------------------------------
+# ---- files that no one here wrote ------------------------------------------------------------------------------------
 
 
 def edited(pattern: str, replacement: str) -> str:
@@ -259,8 +261,9 @@ def test_a_reduction_from_elsewhere_becomes_a_copy_and_a_reduction() -> None:
 
 
 def foreign_all_pairs(ranks: int) -> str:
-    """In the manner of msccl-tools: everything in the input buffer, `o_chunks` 0, a thread block a message, waits in chains,
-    unused operands as the sender saw them."""
+    """In the manner of msccl-tools: everything in the input buffer, `o_chunks` 0, a thread block a message, waits in
+    chains, unused operands as the sender saw them.
+    """
     lines = [f'<algo name="pairs" proto="Simple" nchannels="{2 * ranks}" nchunksperloop="{ranks}" ngpus="{ranks}"']
     lines[0] += ' coll="allreduce" inplace="1" outofplace="0" minBytes="1024" maxBytes="65536">'
     step = '<step s="0" type="{}" srcbuf="i" srcoff="{}" dstbuf="i" dstoff="{}" cnt="1" depid="{}" deps="{}" hasdep="{}"/></tb>'

@@ -1,4 +1,6 @@
-"""Multicast and reductions in the switch: the language, the algorithms of the library, and what the simulator makes of them."""
+"""Multicast and reductions in the switch: the language, the algorithms of the library, and what the simulator makes of
+them.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,10 @@ def test_a_multicast_goes_up_once() -> None:
 
 
 def test_the_simulated_all_reduce_nears_the_calibrated_closed_form() -> None:
-    """480 GB/s bus bandwidth on 8 H100 (nccl-tests#212). The pieces that fill and empty the pipeline are what is lost."""
+    """480 GB/s bus bandwidth on 8 H100 (nccl-tests#212).
+
+    The pieces that fill and empty the pipeline are what is lost.
+    """
     cluster, size = load("dgx-h100"), 8 << 30
     closed = nccl_all_reduce(cluster, size)
     assert closed.algorithm == "NVLS"

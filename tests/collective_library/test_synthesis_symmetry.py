@@ -1,4 +1,6 @@
-"""The quotient by symmetry: what it finds are symmetries, and the trees made with them are as fast as those made without."""
+"""The quotient by symmetry: what it finds are symmetries, and the trees made with them are as fast as those made
+without.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def network(name: str, *links: str) -> Network:
 
 @st.composite
 def regular_networks(draw: st.DrawFn) -> Network:
-    """Nodes that are alike, on a spine: each a circulant graph of its devices, a switch, or both; uplinks by some of the devices."""
+    """Nodes that are alike, on a spine: each a circulant graph of its devices, a switch, or both; uplinks by some of
+    the devices.
+    """
     nodes, size = draw(st.integers(1, 3)), draw(st.sampled_from([2, 3, 4, 6]))
     capacity = st.integers(1, 6)
     links: dict[tuple[str, str], int] = {}

@@ -1,9 +1,10 @@
-"""One round of the fuzz: a random program compiled, verified, run and compared with its sequential meaning; then its mutants.
+"""One round of the fuzz: a random program compiled, verified, run and compared with its sequential meaning; then its
+mutants.
 
-A program fails if the compiler raises, the verifier refuses the schedule, a run deadlocks, or a run under any seed differs from the
-sequential meaning in a chunk that the collective asks for. A mutant is *caught* if the verifier refuses it; *equivalent* if the
-verifier proves it and many runs agree with the sequential meaning; else it is *missed*, and the verifier is wrong. The same is done
-with the one-sided lowering and mutants of it.
+A program fails if the compiler raises, the verifier refuses the schedule, a run deadlocks, or a run under any seed
+differs from the sequential meaning in a chunk that the collective asks for. A mutant is *caught* if the verifier
+refuses it; *equivalent* if the verifier proves it and many runs agree with the sequential meaning; else it is *missed*,
+and the verifier is wrong. The same is done with the one-sided lowering and mutants of it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ def program_of(seed: int) -> Algorithm:
 
 
 def fuzz_round(seed: int, mutants: int = 1) -> Findings:
-    """The program of this seed, and some mutants of its schedule. Every fourth program is compiled without fusion too."""
+    """The program of this seed, and some mutants of its schedule.
+
+    Every fourth program is compiled without fusion too.
+    """
     algorithm = program_of(seed)
     found = Findings(1, len(algorithm.moves))
     if fault := fault_of(algorithm, (True, False) if seed % 4 == 0 else (True,)):

@@ -1,8 +1,8 @@
 """Every interleaving of a small schedule, one by one: the oracle for what the verifier says about deadlock and races.
 
-A state is how far each block is. A block is able to go on if its waits are done, a message is there and a slot is free. No idea of
-happens-before enters: a deadlock is a state in which no block is able and one is not at its end; a race is a state in which two blocks
-are able to run steps that touch the same memory, one of them to write.
+A state is how far each block is. A block is able to go on if its waits are done, a message is there and a slot is free.
+No idea of happens-before enters: a deadlock is a state in which no block is able and one is not at its end; a race is a
+state in which two blocks are able to run steps that touch the same memory, one of them to write.
 """
 
 from __future__ import annotations

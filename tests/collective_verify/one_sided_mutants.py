@@ -1,4 +1,5 @@
-"""Small faults put into a one-sided program: each one must be refused by the verifier, or change nothing that can be seen.
+"""Small faults put into a one-sided program: each one must be refused by the verifier, or change nothing that can be
+seen.
 
 | kind | fault |
 |---|---|

@@ -1,9 +1,10 @@
 """Random legal programs: algorithms whose every move reads what is defined and counts nothing twice.
 
-2 to 8 ranks, buffers of random sizes, scratch, in place or not, up to 60 moves of random ranges. The collective is whatever the program
-computes; some output chunks are left open ("any"), so that a compiler may drop what only they need. To make programs that a
-compiler can fuse, a move often goes on from where the last one ended, and few pairs of ranks talk in one program. Sometimes a reduce is
-followed by others into the same chunks, so that it can be joined with them.
+2 to 8 ranks, buffers of random sizes, scratch, in place or not, up to 60 moves of random ranges. The collective is
+whatever the program computes; some output chunks are left open ("any"), so that a compiler may drop what only they
+need. To make programs that a compiler can fuse, a move often goes on from where the last one ended, and few pairs of
+ranks talk in one program. Sometimes a reduce is followed by others into the same chunks, so that it can be joined with
+them.
 """
 
 from __future__ import annotations

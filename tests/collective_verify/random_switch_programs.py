@@ -1,5 +1,6 @@
-"""Random legal programs for a topology with a multicast switch: moves as in `random_programs.py`, and between them multicasts and reductions in
-the switch, over random groups of ranks and places, in place or not, the own rank in the group or not.
+"""Random legal programs for a topology with a multicast switch: moves as in `random_programs.py`, and between them
+multicasts and reductions in the switch, over random groups of ranks and places, in place or not, the own rank in the
+group or not.
 """
 
 from __future__ import annotations

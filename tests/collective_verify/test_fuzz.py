@@ -1,4 +1,5 @@
-"""Random legal programs, compiled, verified, run and mutated; and programs that compilers have failed on, here or elsewhere.
+"""Random legal programs, compiled, verified, run and mutated; and programs that compilers have failed on, here or
+elsewhere.
 
 `make fuzz` runs 100,000 through `benchmarks/collective/fuzz.py`; here are as many as take some seconds.
 """

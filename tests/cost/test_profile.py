@@ -45,7 +45,7 @@ def product(m: int, n: int, k: int) -> tuple[Compute, dict[str, TensorType]]:
     return call("aten.mm.default", [m, k], [k, n], results=[(m, n)])
 
 
-# ---- works -------------------------------------------------------------------------------------------------------------
+# ---- works -----------------------------------------------------------------------------------------------------------
 
 
 def test_families_and_features() -> None:
@@ -106,7 +106,7 @@ def test_causal_attention_counts_half() -> None:
     assert half.family == "flash attention forward causal bf16"  # type: ignore[attr-defined]
 
 
-# ---- orders of views -----------------------------------------------------------------------------------------------------
+# ---- orders of views -------------------------------------------------------------------------------------------------
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
@@ -150,7 +150,7 @@ def test_orders_agree_with_numpy(order: list[int], data: st.DataObject) -> None:
         assert extent == result.size
 
 
-# ---- interpolation -------------------------------------------------------------------------------------------------------
+# ---- interpolation ---------------------------------------------------------------------------------------------------
 
 
 def test_a_smooth_curve_is_found_between_its_points() -> None:
@@ -184,7 +184,7 @@ def test_no_interpolation_leaves_the_measured_range(points: list[tuple[float, fl
         assert low * 0.8 <= found <= high * 1.25
 
 
-# ---- the shipped profile, and other devices ----------------------------------------------------------------------------------
+# ---- the shipped profile, and other devices --------------------------------------------------------------------------
 
 
 def test_the_h200_profile_says_measured_and_the_h100_estimated() -> None:

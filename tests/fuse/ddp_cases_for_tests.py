@@ -1,4 +1,6 @@
-"""Training loops that are run under DDP and under `DataParallel` on the ranks at hand, and whether both end in the same bits. An importable module, since ranks are processes."""
+"""Training loops that are run under DDP and under `DataParallel` on the ranks at hand, and whether both end in the same
+bits. An importable module, since ranks are processes.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +138,9 @@ def cut(model: nn.Module) -> Strategy:
 
 
 def by_rows(model: nn.Module) -> Strategy:
-    """Every matrix in blocks of rows, the last of them first, each in a bucket with a piece of the gradient before it; what else there is at the end."""
+    """Every matrix in blocks of rows, the last of them first, each in a bucket with a piece of the gradient before it;
+    what else there is at the end.
+    """
     parts: list[Part] = []
     rest = [path for path, parameter in model.named_parameters() if parameter.ndim != 2 or len(parameter) < 3]
     for path, parameter in reversed(list(model.named_parameters())):
@@ -149,7 +153,9 @@ def by_rows(model: nn.Module) -> Strategy:
 
 
 def head_in_blocks(wait: WaitAt, cuts: tuple[int, ...]) -> Strategy:
-    """The table of `Tied` cut at these elements, the last part first and one beside another gradient; then the rest and the rows that are looked up."""
+    """The table of `Tied` cut at these elements, the last part first and one beside another gradient; then the rest and
+    the rows that are looked up.
+    """
     spans = [Part("table.weight", span) for span in itertools.pairwise((0, *cuts, 256))]
     first, second, *others = spans[::-1]
     parts = [(first,), (Part("hidden.bias"), second), *((other,) for other in others)]
@@ -161,7 +167,7 @@ def snapshot(model: Any) -> State:
     return {key: value.clone() for key, value in model.state_dict().items()}
 
 
-# ---- loops: what a user writes after wrapping -------------------------------------------------------------------------------
+# ---- loops: what a user writes after wrapping ------------------------------------------------------------------------
 
 
 def plain(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> list[State]:
@@ -281,7 +287,10 @@ def same(first: list[State], second: list[State]) -> list[str]:
 
 
 def as_ddp(rank: int, backend: str | None = None) -> dict[str, list[str]]:
-    """By loop and kind of wait, what is not DDP's to the last bit. Without cuDNN: eager torch has it compute batch norm, which a graph calls torch's own kernel for."""
+    """By loop and kind of wait, what is not DDP's to the last bit.
+
+    Without cuDNN: eager torch has it compute batch norm, which a graph calls torch's own kernel for.
+    """
     torch.set_num_threads(1)
     with torch.backends.cudnn.flags(enabled=False):
         return _as_ddp(rank, backend)
@@ -405,7 +414,9 @@ def marked(rank: int) -> list[tuple[list[tuple[int, int]], int, set[int]]]:
 
 
 def partly(rank: int) -> tuple[str, list[str], bool, bool]:
-    """A model with frozen and unused layers: what is said of it, what differs from DDP, whether its other results are there, whether the frozen layer stayed."""
+    """A model with frozen and unused layers: what is said of it, what differs from DDP, whether its other results are
+    there, whether the frozen layer stayed.
+    """
     said = ""
     try:
         DataParallel(build(Partly), None, sample=batches(rank)[0], tuning=Tuning(turns=0))
@@ -435,7 +446,9 @@ def partly(rank: int) -> tuple[str, list[str], bool, bool]:
 
 
 def refused(rank: int) -> list[str]:
-    """What is said of a mode that changed, of late buckets without an optimizer, of an algorithm, and of a strategy that mixes element types."""
+    """What is said of a mode that changed, of late buckets without an optimizer, of an algorithm, and of a strategy
+    that mixes element types.
+    """
     said: list[str] = []
 
     def attempt(action: Callable[[], Any]) -> None:
@@ -480,7 +493,9 @@ class Crossed(nn.Module):
 
 
 def compiled(rank: int) -> tuple[int, float]:
-    """How many groups were compiled, and the largest difference from DDP after three steps: of a strategy that is given, and of one that is found."""
+    """How many groups were compiled, and the largest difference from DDP after three steps: of a strategy that is
+    given, and of one that is found.
+    """
     torch.set_num_threads(1)
     theirs, ours = build(Crossed), build(Crossed)
     expected = plain(DistributedDataParallel(theirs), adam(theirs), rank)[-1]

@@ -95,7 +95,10 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: list[tuple[T
 
 
 def compare(rank: int, seeds: list[int]) -> dict[int, tuple[bool, float]]:
-    """Whether losses and parameters are DDP's to the last bit, and the largest difference, for random strategies. Every third has attention in its mathematical form."""
+    """Whether losses and parameters are DDP's to the last bit, and the largest difference, for random strategies.
+
+    Every third has attention in its mathematical form.
+    """
     torch.set_num_threads(1)
     found: dict[int, tuple[bool, float]] = {}
     for seed in seeds:

@@ -1,4 +1,6 @@
-"""Buckets: the clock on events against the clock on kernels, the bounds, the changes, and what a channel of a described cluster costs."""
+"""Buckets: the clock on events against the clock on kernels, the bounds, the changes, and what a channel of a described
+cluster costs.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,10 @@ def test_what_is_traced_adds_up(model, kernels) -> None:
 
 
 def test_shares_let_what_is_needed_sooner_go_first() -> None:
-    """A large bucket that nobody needs soon holds up a small one. Reduced to shares, it leaves the channel earlier and is gathered later: a gain where that is the cheaper half."""
+    """A large bucket that nobody needs soon holds up a small one.
+
+    Reduced to shares, it leaves the channel earlier and is gathered later: a gain where that is the cheaper half.
+    """
     kernels = (1.0, 1.0, 8.0, 1.0)
     small = BucketTime(ready=3, seconds=1.0, needed=0)
     large = BucketTime(ready=2, seconds=6.0, needed=2)

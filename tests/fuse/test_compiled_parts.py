@@ -266,7 +266,9 @@ def model(small_gpt) -> StepModel:
 @settings(derandomize=True, deadline=None, max_examples=25)
 @given(seed=st.integers(0, 10_000))
 def test_parts_hold_every_operator_once_and_write_what_others_read(model, seed: int) -> None:
-    """On the groups of random strategies: parts are a partition, with an order, and nothing that is wanted stays inside."""
+    """On the groups of random strategies: parts are a partition, with an order, and nothing that is wanted stays
+    inside.
+    """
     draw = random.Random(seed)
     kernels = KernelSet(model, fused_greedily(model, Limits(size=8)) if seed % 2 else Grouping(), Limits(size=20))
     for _ in range(60):

@@ -232,7 +232,10 @@ def test_a_step_is_measured_by_structure_and_its_times_are_used(small_gpt) -> No
 
 
 def test_the_weights_that_ship_are_close_on_groups_that_were_measured() -> None:
-    """Not a test of what was not seen: that is benchmarks/fuse/train_estimator.py. This catches features that changed after training."""
+    """Not a test of what was not seen: that is benchmarks/fuse/train_estimator.py.
+
+    This catches features that changed after training.
+    """
     import gzip
     import json
 

@@ -70,7 +70,9 @@ def test_random_moves_give_strategies_that_the_checker_accepts(model, seed: int)
 
 
 def test_a_detour_behind_both_kernels_is_found() -> None:
-    """%a and %b may not be one kernel: %between waits for it, the kernel of %late waits for %between, and %b for that kernel."""
+    """%a and %b may not be one kernel: %between waits for it, the kernel of %late waits for %between, and %b for that
+    kernel.
+    """
     text = """graph "detour" {
       input %x : f32[4] "x"
       forward %early : f32[4] = aten.neg.default(%x)

@@ -1,4 +1,6 @@
-"""A backward pass with gradients first: the same operators, each after what it reads, and no gradient of a captured model later than before."""
+"""A backward pass with gradients first: the same operators, each after what it reads, and no gradient of a captured
+model later than before.
+"""
 
 from __future__ import annotations
 

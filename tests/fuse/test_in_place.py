@@ -1,4 +1,6 @@
-"""Operators that write over an operand: the pass says which may, and a program that does gives the bits of one that does not."""
+"""Operators that write over an operand: the pass says which may, and a program that does gives the bits of one that
+does not.
+"""
 
 from __future__ import annotations
 

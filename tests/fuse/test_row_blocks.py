@@ -1,4 +1,6 @@
-"""Products in blocks of rows: the blocks tile the rows, and what is found in a graph is a product whose rows are the gradient's."""
+"""Products in blocks of rows: the blocks tile the rows, and what is found in a graph is a product whose rows are the
+gradient's.
+"""
 
 from __future__ import annotations
 

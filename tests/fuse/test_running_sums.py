@@ -1,4 +1,6 @@
-"""Sums whose terms are not written first: what is found in a program, and that the bits are those of the sum written out, signs of zeros included."""
+"""Sums whose terms are not written first: what is found in a program, and that the bits are those of the sum written
+out, signs of zeros included.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,9 @@ def test_many_steps_overrule_the_clock() -> None:
 
 
 def test_the_choice_of_few_noisy_steps_is_better_than_the_least_median() -> None:
-    """Eight strategies 2 % apart, steps that scatter by 6 %, a clock that is off by 2 %: how much slower than the best the chosen ones are."""
+    """Eight strategies 2 % apart, steps that scatter by 6 %, a clock that is off by 2 %: how much slower than the best
+    the chosen ones are.
+    """
     draw, lost = random.Random(0), {"median": 0.0, "weighed": 0.0}
     for _ in range(200):
         true = [0.300 * (1 + 0.02 * place) for place in range(8)]

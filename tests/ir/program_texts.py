@@ -1,4 +1,7 @@
-"""Golden programs that the checker accepts, as text. The mutants of `test_program_check.py` each break one line of one."""
+"""Golden programs that the checker accepts, as text.
+
+The mutants of `test_program_check.py` each break one line of one.
+"""
 
 from __future__ import annotations
 

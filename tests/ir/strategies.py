@@ -1,7 +1,7 @@
 """Hypothesis strategies for the values of `ir/`: small, valid by construction, with every form their text can take.
 
-Programs are valid in structure only: buffers are defined before they are read and lie on meshes of their lane's devices.
-Their layouts and communications need not make sense, as no more than their text is tested with them.
+Programs are valid in structure only: buffers are defined before they are read and lie on meshes of their lane's
+devices. Their layouts and communications need not make sense, as no more than their text is tested with them.
 """
 
 from __future__ import annotations

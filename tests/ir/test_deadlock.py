@@ -151,7 +151,10 @@ def test_the_shortest_cycle_is_reported() -> None:
 
 
 def runs_to_the_end(program: Program, seed: int) -> bool:
-    """Execute the rules at random until nothing can happen. Shares nothing with the checker but `reads` and `stream_of`."""
+    """Execute the rules at random until nothing can happen.
+
+    Shares nothing with the checker but `reads` and `stream_of`.
+    """
     chance = random.Random(seed)
     counts: Counter[tuple[object, ...]] = Counter()
     key_of: dict[tuple[str, int], tuple[object, ...]] = {}  # a step -> its communication

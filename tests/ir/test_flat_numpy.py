@@ -1,4 +1,6 @@
-"""Several tensors in one flat one: rows of pieces are what a rank sends and gathers, and `join` is the inverse of `pack`."""
+"""Several tensors in one flat one: rows of pieces are what a rank sends and gathers, and `join` is the inverse of
+`pack`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Exchanges and `sennit.take`: hand-written programs against whole arrays, refusals in the user's words, and the table of
-transfers against the meaning, on random layouts with a time axis."""
+"""Exchanges and `sennit.take`: hand-written programs against whole arrays, refusals in the user's words, and the table
+of transfers against the meaning, on random layouts with a time axis.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A property of the reference collective: over all axes, it is assemble-then-distribute; over some, it is so in each group."""
+"""A property of the reference collective: over all axes, it is assemble-then-distribute; over some, it is so in each
+group.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The written form and the kernel form of one program compute the same; and so does eager torch, bit for bit where it runs the same kernel."""
+"""The written form and the kernel form of one program compute the same; and so does eager torch, bit for bit where it
+runs the same kernel.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The attention kernels of CUDA on a GPU: against torch's own call with its gradients, and a whole program against eager."""
+"""The attention kernels of CUDA on a GPU: against torch's own call with its gradients, and a whole program against
+eager.
+"""
 
 from __future__ import annotations
 

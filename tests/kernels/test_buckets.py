@@ -1,4 +1,6 @@
-"""Reductions in buckets: the program for the clock carries the same bytes in fewer calls, in an order that can run, and the search counts as many."""
+"""Reductions in buckets: the program for the clock carries the same bytes in fewer calls, in an order that can run, and
+the search counts as many.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ def test_the_command_simulates_what_ranks_send(
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(st.integers(1, 500), st.integers(1, 64 << 20))
 def test_the_search_counts_what_is_cut(tensors: int, size: int) -> None:
-    """Tensors of one size, one after another into a bucket until it is full, or the next would make it half as large again."""
+    """Tensors of one size, one after another into a bucket until it is full, or the next would make it half as large
+    again.
+    """
     cap, count, full = bucket_bytes(tensors * size), 1, 0
     for _ in range(tensors):
         if full >= cap or (full and full + size > 1.5 * cap):

@@ -57,7 +57,7 @@ def is_causal(step: Compute) -> bool:
     return found
 
 
-# ---- a library's GPT-2 -----------------------------------------------------------------------------------------------------
+# ---- a library's GPT-2 -----------------------------------------------------------------------------------------------
 
 
 def gpt2(dtype: torch.dtype) -> tuple[Any, Tensor]:
@@ -109,7 +109,7 @@ def test_the_library_s_gpt2_computes_the_same(plan: str) -> None:
         torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-7)
 
 
-# ---- masks written by hand ---------------------------------------------------------------------------------------------------
+# ---- masks written by hand -------------------------------------------------------------------------------------------
 
 
 def rows() -> Tensor:

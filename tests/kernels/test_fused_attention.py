@@ -86,7 +86,7 @@ def kernels(program: Program) -> list[Compute]:
     return [step for step in steps if "scaled_dot_product" in step.kind]
 
 
-# ---- the oracle: both programs computed, with the kernels by their mathematics --------------------------------------------
+# ---- the oracle: both programs computed, with the kernels by their mathematics ---------------------------------------
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, bias: Tensor | None = None) -> Tensor:

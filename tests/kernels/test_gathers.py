@@ -1,4 +1,6 @@
-"""Gathers of parameters in runs and ahead of their use: the same gathers in the same order, before those who read them, in fewer messages."""
+"""Gathers of parameters in runs and ahead of their use: the same gathers in the same order, before those who read them,
+in fewer messages.
+"""
 
 from __future__ import annotations
 

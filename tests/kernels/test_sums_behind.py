@@ -1,4 +1,6 @@
-"""Gradients that are scattered at each micro-batch (ZeRO-2 and 3): in buckets, added up a bucket behind, to the same bits."""
+"""Gradients that are scattered at each micro-batch (ZeRO-2 and 3): in buckets, added up a bucket behind, to the same
+bits.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +180,9 @@ def test_terms_travel_together_and_are_added_later(graph: Graph, name: str, monk
 
 @st.composite
 def programs(draw: st.DrawFn) -> str:
-    """Lanes of micro-batches that scatter what they made of one parameter, add it up, and now and then read a sum early."""
+    """Lanes of micro-batches that scatter what they made of one parameter, add it up, and now and then read a sum
+    early.
+    """
     batches, count = draw(st.integers(2, 3)), draw(st.integers(1, 5))
     axis = draw(st.sampled_from([2, 4]))
     sizes = [4 * draw(st.sampled_from([1, 2, 700, 3000])) for _ in range(count)]

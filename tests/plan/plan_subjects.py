@@ -1,4 +1,7 @@
-"""Families as captured training steps, each with its values and what the unsplit graph makes of them. Captured once in a process."""
+"""Families as captured training steps, each with its values and what the unsplit graph makes of them.
+
+Captured once in a process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Attention with a table of position biases, as in a Swin: what data parallelism and co-shard send of it, and what co-shard keeps of it."""
+"""Attention with a table of position biases, as in a Swin: what data parallelism and co-shard send of it, and what
+co-shard keeps of it.
+"""
 
 from __future__ import annotations
 
@@ -67,8 +69,10 @@ def reduced_bytes(program: Program) -> int:
 
 @pytest.mark.parametrize("mesh", ["dp=2", "dp=4"])
 def test_what_is_sent_are_the_gradients_of_the_parameters_once(mesh: str, model) -> None:
-    """Not the gradients of the biases of all pairs of positions, of which there are many more than distances: an all-reduce of the parameters' bytes, which a ring sends
-    2 (p - 1) / p times, and of two numbers: the loss, and how many samples it is the mean of."""
+    """Not the gradients of the biases of all pairs of positions, of which there are many more than distances: an
+    all-reduce of the parameters' bytes, which a ring sends 2 (p - 1) / p times, and of two numbers: the loss, and how
+    many samples it is the mean of.
+    """
     _, graph, _ = model
     parameters = sum(item.value.type.bytes for item in graph.inputs if item.role is Role.PARAM)
     for plan in (zoo.data_parallel(graph, Mesh.parse(mesh)), zoo.co_shard(graph, Mesh.parse(mesh), pieces=2)):
@@ -108,7 +112,10 @@ def test_a_branch_keeps_the_stream_alone(model) -> None:
 
 
 def test_pieces_and_the_stream_take_less_than_whole_blocks_again(model) -> None:
-    """What activation checkpoints do: keep what enters a block, and compute all of it again. At the peak that holds the scores of all heads."""
+    """What activation checkpoints do: keep what enters a block, and compute all of it again.
+
+    At the peak that holds the scores of all heads.
+    """
     _, graph, _ = model
     plan = Plan("checkpoints", graph, Mesh.parse("@0"))
     for block in ("blocks.0", "blocks.1"):

@@ -1,4 +1,6 @@
-"""Whatever the search chooses is lowered: the plan verifies and equals the serial step, and its simulated step and peak are near the estimate."""
+"""Whatever the search chooses is lowered: the plan verifies and equals the serial step, and its simulated step and peak
+are near the estimate.
+"""
 
 from __future__ import annotations
 
@@ -84,8 +86,10 @@ def test_a_choice_equals_the_serial_step(case: str) -> None:
 
 
 def test_units_that_run_several_times() -> None:
-    """Three passes, of which the last is trained: a pipeline has the stages of each pass in turn. Passes of different micro-batches run
-    beside each other, or one after another."""
+    """Three passes, of which the last is trained: a pipeline has the stages of each pass in turn.
+
+    Passes of different micro-batches run beside each other, or one after another.
+    """
     graph, cluster = subject(TWO_BLOCKS).graph, load("laptop:2")
     choice = chosen(graph, {"*": {"pp": 2, "size": 1, "schedule": "several-forward"}}, 2)
     assert choice.kind is Kind.SEVERAL_FORWARD

@@ -1,4 +1,6 @@
-"""Co-shard: pieces one after another give the values of the whole, from less memory, with the collectives of the plan without it."""
+"""Co-shard: pieces one after another give the values of the whole, from less memory, with the collectives of the plan
+without it.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +111,9 @@ def test_pieces_go_with_the_stage_of_what_they_are_pieces_of(small_gpt) -> None:
 
 
 def test_less_is_live_the_more_pieces_there_are() -> None:
-    """Activations at the peak, predicted and simulated: with recomputation each piece's are gone before the next one's come."""
+    """Activations at the peak, predicted and simulated: with recomputation each piece's are gone before the next one's
+    come.
+    """
     config = GPTConfig(vocabulary=48, context=64, width=32, heads=8, layers=2, tie_embeddings=False)
     graph = capture(GPT(config), random_batch(config, 2), name="GPT")
     plans = [Plan("serial", graph, SERIAL)]

@@ -1,5 +1,6 @@
-"""Exchanges with one thing changed (left out, swapped, another label, side, mesh, region or lane) are refused before they run, or change
-nothing that matters."""
+"""Exchanges with one thing changed (left out, swapped, another label, side, mesh, region or lane) are refused before
+they run, or change nothing that matters.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Experts with a capacity: the same model where nothing is dropped, and an all-to-all of the dispatched tokens where experts are split."""
+"""Experts with a capacity: the same model where nothing is dropped, and an all-to-all of the dispatched tokens where
+experts are split.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is made once for all micro-batches and what with each (`plan/propagate_time.py`): the step is the serial one, and what stands is small."""
+"""What is made once for all micro-batches and what with each (`plan/propagate_time.py`): the step is the serial one,
+and what stands is small.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,10 @@ def checkpointed(plan: Plan) -> Plan:
 
 
 def steps_in_memory(lane: Lane, elements: int) -> int:
-    """The most buffers of so many elements, views left out, that are there at one time. A sum over samples has as many as a bias."""
+    """The most buffers of so many elements, views left out, that are there at one time.
+
+    A sum over samples has as many as a bias.
+    """
     live: dict[str, str] = {}  # buffer -> the buffer whose memory it is
     most = 0
     for step in lane.steps:
@@ -168,7 +173,9 @@ def test_what_it_saves_is_a_bias_and_its_gradient_a_block(subject, monkeypatch: 
 
 
 def test_a_derivative_as_a_kernel_makes_its_bias_again() -> None:
-    """The kernel of the derivative reads the bias: kept from F to B there would be one for each of four micro-batches in flight and block."""
+    """The kernel of the derivative reads the bias: kept from F to B there would be one for each of four micro-batches
+    in flight and block.
+    """
     batch = (torch.randn(BATCH, POSITIONS, WIDTH), torch.randint(3, (BATCH,)))
     graph = capture(Model(by_hand=False), batch)
     mesh, planner = "pp=2;mb=4", partial(zoo.pipeline, layers=LAYERS, schedule="GPipe")

@@ -1,4 +1,6 @@
-"""Splits of operators by linear program: as good as trying all, never dearer than the zoo's, bounded below, and lowered to the serial step."""
+"""Splits of operators by linear program: as good as trying all, never dearer than the zoo's, bounded below, and lowered
+to the serial step.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,15 @@ from sennit.testing.random_plans import trained
 MESH = Mesh.parse("tp=2")
 
 
-# ---- the program -------------------------------------------------------------------------------------------------------
+# ---- the program -----------------------------------------------------------------------------------------------------
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(st.data())
 def test_choices_cost_what_trying_all_finds(data):
-    """Nodes in a row of random length, each of whose values some later nodes read; prices of options and of changes at random."""
+    """Nodes in a row of random length, each of whose values some later nodes read; prices of options and of changes at
+    random.
+    """
     sizes = data.draw(st.lists(st.integers(1, 3), min_size=2, max_size=5))
     price = st.integers(0, 9)
     own = [[float(data.draw(price)) for _ in range(size)] for size in sizes]
@@ -101,7 +105,7 @@ def test_a_small_graph_is_split_as_trying_all_says(inner: int) -> None:
     assert found.bound <= found.seconds * (1 + 1e-6)
 
 
-# ---- units of models ---------------------------------------------------------------------------------------------------
+# ---- units of models -------------------------------------------------------------------------------------------------
 
 
 def unit(name: str) -> Graph:
@@ -129,7 +133,9 @@ def test_never_dearer_than_the_zoo(name: str) -> None:
 
 
 def test_megatron_is_found_by_its_costs_alone() -> None:
-    """Nothing is known but the rules: columns, rows, the chunks of a fused weight, and the stream on the sequence come out."""
+    """Nothing is known but the rules: columns, rows, the chunks of a fused weight, and the stream on the sequence come
+    out.
+    """
     graph = unit("gpt")
     cost = AxisCost(graph, load("dgx-h100"), 2)
     plan, chosen = choose_ops(Plan("chosen", graph, MESH), "tp", cost)

@@ -36,7 +36,9 @@ def program_of(plan: Plan) -> Program:
 
 
 def counted(program: Program, graph: Graph, *, smallest: int = 0) -> Counter[tuple[str, str]]:
-    """Collectives by kind and phase; those of tensors with fewer than `smallest` elements (weights of norms, biases) are left out."""
+    """Collectives by kind and phase; those of tensors with fewer than `smallest` elements (weights of norms, biases)
+    are left out.
+    """
     producers = graph.producers()
     return Counter(
         (step.kind.value, producers[step.result.tensor].phase.value)

@@ -1,4 +1,6 @@
-"""What is made in pieces although its operands are whole: biases of positions, spread over samples; gradients of tables that are split."""
+"""What is made in pieces although its operands are whole: biases of positions, spread over samples; gradients of tables
+that are split.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The figures of the table in plan/schedules.py, against the recurrence; and that every pattern prints, parses and runs."""
+"""The figures of the table in plan/schedules.py, against the recurrence; and that every pattern prints, parses and
+runs.
+"""
 
 import pytest
 from hypothesis import given, settings

@@ -82,7 +82,7 @@ def _fields(struct):
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
-# ---- shallow graphs and probes -----------------------------------------------------------------------------------------
+# ---- shallow graphs and probes ---------------------------------------------------------------------------------------
 
 
 def test_a_shallow_graph_is_the_graph_of_three_layers(graph):
@@ -158,7 +158,9 @@ def test_lists_beside_a_run_are_units_too() -> None:
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("way", ["plain", "tp=4", "tp=4,sp", "tp=2,keep=none"])
 def test_a_probe_adds_up_to_the_simulated_step(graph, cluster, way, fused):
-    """One micro-batch, no replicas: the sum over items is what the simulator says of the deep graph, with either form of attention."""
+    """One micro-batch, no replicas: the sum over items is what the simulator says of the deep graph, with either form
+    of attention.
+    """
     chosen, model = Way.parse(way), shallow(graph)
     mesh, wires = chosen.mesh(1), Wires(cluster)
     costs = probe(model, plan_of(chosen, model), mesh, wires, optimizer("sgd"), fused_attention=fused)
@@ -194,7 +196,7 @@ def test_pieces_take_less_working_memory(graph, cluster):
     assert pieces.seconds > whole.seconds
 
 
-# ---- choices under memory ----------------------------------------------------------------------------------------------
+# ---- choices under memory --------------------------------------------------------------------------------------------
 
 options = st.builds(
     Option, st.sampled_from([1.0, 1.5, 2.0, 3.0]), st.sampled_from([1, 2, 5, 9]), st.sampled_from([0, 3, 6])
@@ -350,7 +352,7 @@ def test_a_bound_counts_the_bubble_of_equal_stages():
         assert found == pytest.approx(times(pattern, [Durations(1.0, 1.5, 0.5)] * (4 * chunks)).span, rel=2e-4)
 
 
-# ---- search ------------------------------------------------------------------------------------------------------------
+# ---- search ----------------------------------------------------------------------------------------------------------
 
 SMALL = Space(tps=(1, 2), sequence=(False,), sizes=(1, 4), zeros=(0, 1), chunks=(2,), fused_attention=False)
 
@@ -490,7 +492,7 @@ def test_ways_print_and_parse():
     assert str(Part("h.1", 3, Keep.NONE, 2)) == '"h.1" * 3 as "co=2,keep=none"'
 
 
-# ---- what a choice means -----------------------------------------------------------------------------------------------
+# ---- what a choice means ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

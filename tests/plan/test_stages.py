@@ -1,5 +1,6 @@
-"""Stages that share devices, lie on all of them, or have unequal meshes: every gradient equals the serial step's, in the reference
-interpreter and on threads."""
+"""Stages that share devices, lie on all of them, or have unequal meshes: every gradient equals the serial step's, in
+the reference interpreter and on threads.
+"""
 
 from __future__ import annotations
 

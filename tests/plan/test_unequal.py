@@ -1,4 +1,6 @@
-"""Stages with different numbers of replicas: the cut is the best of all, the plan equals the serial step, the estimate is near the simulation, the search finds one."""
+"""Stages with different numbers of replicas: the cut is the best of all, the plan equals the serial step, the estimate
+is near the simulation, the search finds one.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +140,9 @@ def crowded(memory: float) -> Cluster:
 
 
 def test_a_search_gives_the_heavy_layer_more_devices() -> None:
-    """One layer with three times the work of all others, which do not fit beside it: two stages, with as many replicas as their work asks for."""
+    """One layer with three times the work of all others, which do not fit beside it: two stages, with as many replicas
+    as their work asks for.
+    """
     with torch.device("meta"):
         batch = (torch.zeros(49152, 1024), torch.zeros(49152, dtype=torch.int64))
         graph = capture(Uneven(1024, 24576, 4096, 2), batch)

@@ -1,4 +1,6 @@
-"""ZeRO: parameters live in pieces, gradients come in them; what is gathered and scattered, and when; equal to the serial step."""
+"""ZeRO: parameters live in pieces, gradients come in them; what is gathered and scattered, and when; equal to the
+serial step.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def program_of(plan: Plan) -> Program:
 
 
 def of_parameters(program: Program, graph: Graph) -> Counter[str]:
-    """Collectives over dp by kind, of parameters (gathers) and gradients (the rest). Losses and counts of targets have no dims."""
+    """Collectives over dp by kind, of parameters (gathers) and gradients (the rest).
+
+    Losses and counts of targets have no dims.
+    """
     found = [
         step
         for lane in program.lanes
@@ -45,7 +50,8 @@ def test_gathers_and_scatters(level: int, mesh: str, untied_gpt) -> None:
     parameters = sum(item.role is Role.PARAM for item in graph.inputs)
     found = of_parameters(program, graph)
     assert set(found) == {"all_gather", "reduce_scatter"}
-    # position embeddings are looked up once for all samples: their gradient is a sum over micro-batches before it is looked up
+    # position embeddings are looked up once for all samples: their gradient is a sum over micro-batches before it is
+    # looked up
     once = 1 if level > 1 and batches > 1 else 0
     assert found["reduce_scatter"] == parameters * (batches if level > 1 else 1) - once
     if level < 3:

@@ -1,4 +1,6 @@
-"""Plans of the zoo that split sequences and experts: what they find in a graph, the collectives that follow, equal to the serial step."""
+"""Plans of the zoo that split sequences and experts: what they find in a graph, the collectives that follow, equal to
+the serial step.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +163,9 @@ def test_context_parallel_gathers_keys_and_values() -> None:
 
 @pytest.mark.filterwarnings("default")
 def test_gradients_of_keys_return_to_their_positions() -> None:
-    """Rotations of positions stand between the gradient and the product: the factor is whole, and the gradient is scattered all the same."""
+    """Rotations of positions stand between the gradient and the product: the factor is whole, and the gradient is
+    scattered all the same.
+    """
     graph, state = family("llama")
     program = program_of(zoo.context_parallel(graph, Mesh.parse("cp=2")))
     keys = 4 * 2 * 8 * 8  # samples, heads of keys, positions, width of a head

@@ -1,7 +1,8 @@
-"""Three small plans with their programs and timelines, made the way a simulator makes them: for the tests of the report.
+"""Three small plans with their programs and timelines, made the way a simulator makes them: for the tests of the
+report.
 
-A stack of layers is trained data parallel, tensor parallel and as a two-stage 1F1B pipeline on 16 devices. `play` runs a
-program's steps in order, compute on one stream and communication on the others, with a fixed cost per step.
+A stack of layers is trained data parallel, tensor parallel and as a two-stage 1F1B pipeline on 16 devices. `play` runs
+a program's steps in order, compute on one stream and communication on the others, with a fixed cost per step.
 """
 
 from __future__ import annotations

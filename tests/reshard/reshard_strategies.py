@@ -1,4 +1,6 @@
-"""Hypothesis strategies for pairs of layouts of one array: even (any strides), uneven, with pending sums, on two meshes."""
+"""Hypothesis strategies for pairs of layouts of one array: even (any strides), uneven, with pending sums, on two
+meshes.
+"""
 
 from __future__ import annotations
 

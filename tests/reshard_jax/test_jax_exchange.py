@@ -1,4 +1,7 @@
-"""Exchanges between CPU devices, as part of compiled programs. A cost of no starts makes them the choice for small arrays too."""
+"""Exchanges between CPU devices, as part of compiled programs.
+
+A cost of no starts makes them the choice for small arrays too.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,8 @@ def test_dtypes(dtype: str) -> None:
 def test_the_same_array_many_times() -> None:
     x, there, back = exchanged()
     for _ in range(100):
-        # one at a time: with many programs in its queue and few cores XLA's own collectives wait for each other without end
+        # one at a time: with many programs in its queue and few cores XLA's own collectives wait for each other without
+        # end
         x = jax.block_until_ready(back(there(x)))
     np.testing.assert_array_equal(np.asarray(x), CASE.values())
 

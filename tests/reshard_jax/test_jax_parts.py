@@ -1,4 +1,6 @@
-"""All-to-alls and gathers as permutes of single parts: every sequence gives the values of `jax.device_put`, in groups of any size."""
+"""All-to-alls and gathers as permutes of single parts: every sequence gives the values of `jax.device_put`, in groups
+of any size.
+"""
 
 from __future__ import annotations
 

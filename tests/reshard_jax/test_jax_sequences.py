@@ -113,7 +113,8 @@ def kinds_of(case: Problem) -> list[str] | None:
         (problem("x=4,y=2", (1024, 4096), "xy -", "yx -"), ["permute"]),
         # blocks of 2 and of 3 have no common digits
         (problem("x=2,y=3", (36, 5), "x -", "y -"), ["slice", "permute", "all_gather"]),
-        # the same with no axis that is free: blocks of one dim go to the other, and whole blocks are put in order between
+        # the same with no axis that is free: blocks of one dim go to the other, and whole blocks are put in order
+        # between
         (problem("x=2,y=3", (36, 36), "x y", "y x"), ["all_to_all", "permute", "all_to_all"]),
     ],
 )

@@ -23,7 +23,9 @@ def device_mesh(ranks: Sequence[int], shape: tuple[int, ...]) -> DeviceMesh:
 
 
 def dtensor(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """A DTensor of `whole`, built from DTensor's own definition of its pieces; pending values are whole on coordinate 0."""
+    """A DTensor of `whole`, built from DTensor's own definition of its pieces; pending values are whole on coordinate
+    0.
+    """
     rank = dist.get_rank()
     if mesh.get_coordinate() is None:
         local = torch.empty(0, dtype=whole.dtype)

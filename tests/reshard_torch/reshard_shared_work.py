@@ -37,8 +37,9 @@ def shared_executor(*, staging: int = 8 << 20, timeout: float = 20.0, check: boo
 
 
 def same_bits(rank: int, world: int, kind: str, seeds: range, mode: Mode, staging: int) -> list[str]:
-    """Problems whose result through shared memory is wrong, or other than through messages: sums of fractions included, whose
-    bits depend on their order."""
+    """Problems whose result through shared memory is wrong, or other than through messages: sums of fractions included,
+    whose bits depend on their order.
+    """
     shared, messages = shared_executor(staging=staging), Executor(staging=staging, timeout=20.0, check=False)
     wrong: list[str] = []
     for seed in seeds:
@@ -148,8 +149,9 @@ def falls_back(rank: int, world: int) -> tuple[list[str], int]:
 
 
 def staged_at_most(rank: int, world: int) -> list[str]:
-    """A redistribution of 24 times its staging: what lies in the own area is never more than the staging, a lower budget included; and
-    nothing is left open or mapped when the executor has gone."""
+    """A redistribution of 24 times its staging: what lies in the own area is never more than the staging, a lower
+    budget included; and nothing is left open or mapped when the executor has gone.
+    """
     mesh = Mesh.make({"x": world})
     rows = 64 * world
     source, target = Layout.parse(f"[{rows}{{x}},192]", mesh), Layout.parse(f"[{rows},192{{x}}]", mesh)

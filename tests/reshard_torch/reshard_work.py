@@ -83,7 +83,8 @@ def second_derivative(rank: int) -> bool:
     y = redistribute(local, source, target)
     (gradient,) = torch.autograd.grad((y**3).sum(), local, create_graph=True)
     (again,) = torch.autograd.grad(gradient.sum(), local)
-    # every rank has the whole y, and its part enters all of them: 6 losses, each 3 y^2, then 6 y summed over 3 parts and 6 losses
+    # every rank has the whole y, and its part enters all of them: 6 losses, each 3 y^2, then 6 y summed over 3 parts
+    # and 6 losses
     mine = target.region((0, 0)).intersect(source.region(mesh.coordinate(rank))).indices()[0]
     part = y.detach()[torch.from_numpy(mine)]
     return torch.allclose(gradient, 18 * part**2) and torch.allclose(again, 6 * 18 * part)

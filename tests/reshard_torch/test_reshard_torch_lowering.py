@@ -1,4 +1,6 @@
-"""What ranks run, without processes: selections against numpy, messages that match, staging that stays within its bound."""
+"""What ranks run, without processes: selections against numpy, messages that match, staging that stays within its
+bound.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Redistributions through shared memory on real processes: the bits of messages, every failure named, nothing left behind."""
+"""Redistributions through shared memory on real processes: the bits of messages, every failure named, nothing left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,8 @@ def test_in_shared_memory_small_runs_cost_more_and_a_part_for_all_is_packed_once
         name: plan(a, b, itemsize=1, mode=Mode.COLLECTIVE, timing=cost).certificate.seconds
         for name, a, b in (("gather", rows, whole), ("exchange", rows, columns), ("slice", whole, rows))
     }
-    # a quarter is packed and the whole placed; three quarters of a quarter packed and a quarter placed; a quarter placed
+    # a quarter is packed and the whole placed; three quarters of a quarter packed and a quarter placed; a quarter
+    # placed
     assert seconds == {"gather": 1024 + 4096, "exchange": 768 + 1024, "slice": 1024}
     runs = SharedCost(alpha=0.0, gamma=0.0, delta=1.0)
     by_rows, by_columns = (plan(whole, to, itemsize=1, timing=runs).certificate.seconds for to in (rows, columns))

@@ -1,4 +1,7 @@
-"""Certificates: what is executed, what is remembered, and what a wrong rule's error says. And the other sources of rules."""
+"""Certificates: what is executed, what is remembered, and what a wrong rule's error says.
+
+And the other sources of rules.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Local forms in torch equal their numpy definitions, on every device, for any digits; and pieces put together are the whole."""
+"""Local forms in torch equal their numpy definitions, on every device, for any digits; and pieces put together are the
+whole.
+"""
 
 from __future__ import annotations
 

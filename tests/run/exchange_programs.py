@@ -1,4 +1,6 @@
-"""Programs with exchanges, for four devices: chains of random layouts on random meshes, and an interlaced pipeline by hand."""
+"""Programs with exchanges, for four devices: chains of random layouts on random meshes, and an interlaced pipeline by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,9 @@ MESHES = [
 
 
 def chain(seed: int, *, links: int = 6, shape: tuple[int, ...] = (7, 5), devices: int = 4) -> Program:
-    """A tensor that goes from mesh to mesh by exchanges, doubled on each; every device is a lane of its own, or all that are
-    always together share one. It ends whole on all devices."""
+    """A tensor that goes from mesh to mesh by exchanges, doubled on each; every device is a lane of its own, or all
+    that are always together share one. It ends whole on all devices.
+    """
     rng = random.Random(seed)
     layouts = [_layout(rng, Mesh.parse(rng.choice(MESHES)), shape) for _ in range(links)]
     layouts.append(Layout(Mesh.parse(f"all={devices}"), shape))
@@ -98,8 +101,9 @@ _LANE = """
 
 
 def interlaced() -> Program:
-    """An embedding split over all four devices, a layer on each pair, and the result split over all by columns: two lanes, two
-    micro-batches, collectives over both lanes, exchanges within and between them."""
+    """An embedding split over all four devices, a layer on each pair, and the result split over all by columns: two
+    lanes, two micro-batches, collectives over both lanes, exchanges within and between them.
+    """
     bodies = {"first": "", "second": ""}
     for mb in (0, 1):
         at = f"at mb={mb}"
@@ -131,7 +135,9 @@ def interlaced_state() -> dict[str, Tensor]:
 
 
 def run_on_our_backend(rank: int, folder: str, seeds: list[int]) -> list[bool]:
-    """What a rank does in the test of the `sennit` backend: whether each chain gives it the whole, doubled at each link."""
+    """What a rank does in the test of the `sennit` backend: whether each chain gives it the whole, doubled at each
+    link.
+    """
     dist.barrier()  # all have joined the group that is left here
     dist.destroy_process_group()
     store = dist.FileStore(f"{folder}/store", 4)

@@ -1,4 +1,6 @@
-"""Small models for the tests of `parallelize`, and what ranks do with them: nested arguments, several losses, other types."""
+"""Small models for the tests of `parallelize`, and what ranks do with them: nested arguments, several losses, other
+types.
+"""
 
 from __future__ import annotations
 

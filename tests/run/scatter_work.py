@@ -57,7 +57,9 @@ class World:
 
 
 def scattered(rank: int, sizes: list[int], dtype: torch.dtype, op: Reduction) -> tuple[list[bool], list[bool]]:
-    """Of each tensor: whether it has the same bits in a flat one, and whether they are those of a sum in the order of the group."""
+    """Of each tensor: whether it has the same bits in a flat one, and whether they are those of a sum in the order of
+    the group.
+    """
     members = dist.get_world_size()
     group, communicator = tuple(range(members)), ProcessCommunicator(World())  # type: ignore[arg-type]
     made = [torch.Generator().manual_seed(member) for member in group]

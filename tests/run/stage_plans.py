@@ -1,5 +1,6 @@
-"""Plans whose stages share devices, lie on all of them, or have other meshes than their neighbours: for a GPT of two blocks on four
-devices. They plan training and evaluation alike."""
+"""Plans whose stages share devices, lie on all of them, or have other meshes than their neighbours: for a GPT of two
+blocks on four devices. They plan training and evaluation alike.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def interlaced(graph: Graph, mesh: Mesh) -> Plan:
 
 
 def unequal(graph: Graph, mesh: Mesh) -> Plan:
-    """The first block data parallel on one device more than the second has, which is tensor parallel, and shares two of them."""
+    """The first block data parallel on one device more than the second has, which is tensor parallel, and shares two of
+    them.
+    """
     plan = Plan("unequal", graph, mesh)
     plan = place(plan, _forward(graph, "blocks.0|blocks.0.*"), _on(mesh, (0, 1, 2, 3), dp=4))
     plan = place(plan, _forward(graph, "blocks.1|blocks.1.*"), _on(mesh, (3, 1), tp=2))

@@ -65,7 +65,9 @@ def test_the_source_is_readable() -> None:
 
 
 def test_exchanges_between_other_devices_may_overtake_each_other() -> None:
-    """One lane comes to `a` first and the other to `b`: they go between different devices, so nothing waits and nothing is mixed up."""
+    """One lane comes to `a` first and the other to `b`: they go between different devices, so nothing waits and nothing
+    is mixed up.
+    """
     text = """
     program "overtaking" {
       mesh one = @0
@@ -96,8 +98,9 @@ def test_exchanges_between_other_devices_may_overtake_each_other() -> None:
 
 
 def test_a_lane_may_hold_two_pieces_of_one_input() -> None:
-    """Two stages on the same devices in opposite order, as in Chimera: device 0 has the first half of the batch of one and the
-    second half of that of the other."""
+    """Two stages on the same devices in opposite order, as in Chimera: device 0 has the first half of the batch of one
+    and the second half of that of the other.
+    """
     text = """
     program "both ways" {
       mesh s0 = dp=2@0-1

@@ -1,4 +1,6 @@
-"""What the source does in one call: which reductions share a bucket, which sums are taken in place, and that both compute the same."""
+"""What the source does in one call: which reductions share a bucket, which sums are taken in place, and that both
+compute the same.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ def test_gradients_of_replicas_share_buckets(small_gpt) -> None:
     reductions = [step for step in lane.steps if isinstance(step, Collective)]
     found = joined(lane)
     alone = [step for step in reductions if step.result.name not in found.buckets]
-    # alone: the number of targets and the sum over the batch that the table of positions gets, which are read; what fills a bucket by itself
+    # alone: the number of targets and the sum over the batch that the table of positions gets, which are read; what
+    # fills a bucket by itself
     assert 2 <= len(alone) < len(found.buckets)
     assert found.onto  # gradients of weights are added to those of the micro-batch before
     assert all(isinstance(step, Compute) and step.kind == "sennit.accumulate" for step in found.onto.values())

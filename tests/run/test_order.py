@@ -1,4 +1,6 @@
-"""The order of a lane's source: counts of the batch travel under the forward pass, and nothing waits for a gradient before the end."""
+"""The order of a lane's source: counts of the batch travel under the forward pass, and nothing waits for a gradient
+before the end.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ PLANS = {
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_reordered_program_is_a_right_one(plan: str, small_gpt) -> None:
-    """It has the steps of the program, frees what it frees, passes the program's own check (no step before what it reads, nothing can deadlock), and
-    talks to other lanes in the same order."""
+    """It has the steps of the program, frees what it frees, passes the program's own check (no step before what it
+    reads, nothing can deadlock), and talks to other lanes in the same order.
+    """
     planner, mesh = PLANS[plan]
     program = lower(propagate(planner(small_gpt.graph, Mesh.parse(mesh))))
     after = replace(program, lanes=tuple(ordered(lane, ahead=False).lane for lane in program.lanes))

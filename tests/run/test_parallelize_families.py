@@ -1,4 +1,6 @@
-"""Real families on real ranks, a small part of `benchmarks/plan/families.py`: three steps equal the unsplit model, dropout on."""
+"""Real families on real ranks, a small part of `benchmarks/plan/families.py`: three steps equal the unsplit model,
+dropout on.
+"""
 
 from __future__ import annotations
 

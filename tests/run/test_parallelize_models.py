@@ -1,4 +1,6 @@
-"""`sennit.parallelize` on models of other kinds: nested arguments, several losses, master weights, loss scaling, moved parameters."""
+"""`sennit.parallelize` on models of other kinds: nested arguments, several losses, master weights, loss scaling, moved
+parameters.
+"""
 
 from __future__ import annotations
 

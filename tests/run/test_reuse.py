@@ -1,4 +1,6 @@
-"""Results in the memory of an operand: only where nobody looks at it any more, with the values that fresh memory gives, and less of it at the peak."""
+"""Results in the memory of an operand: only where nobody looks at it any more, with the values that fresh memory gives,
+and less of it at the peak.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Stages that share devices, on gloo processes: an unchanged training loop, evaluation, state, checkpoints under other plans."""
+"""Stages that share devices, on gloo processes: an unchanged training loop, evaluation, state, checkpoints under other
+plans.
+"""
 
 from __future__ import annotations
 

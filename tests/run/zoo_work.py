@@ -43,7 +43,9 @@ def train(rank: int, plan: str) -> Record:
 
 
 def memory(rank: int, plan: str) -> tuple[int, int, int]:
-    """Bytes of a step at its peak, predicted and measured, and of parameters and optimizer state; of a GPT whose activations count."""
+    """Bytes of a step at its peak, predicted and measured, and of parameters and optimizer state; of a GPT whose
+    activations count.
+    """
     planner, mesh = PLANS[plan]
     config = GPTConfig(vocabulary=48, context=16, width=64, heads=4, layers=2, tie_embeddings=False)
     torch.manual_seed(0)

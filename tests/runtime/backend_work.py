@@ -32,7 +32,9 @@ def sennit_group(ranks: list[int] | None = None, timeout: float = 30.0) -> Any:
 
 
 def pretend_hosts(rank: int, hosts: list[str] | None) -> None:
-    """Let ranks believe that they are on different hosts, so that they use sockets between them; None: on the one that they are on."""
+    """Let ranks believe that they are on different hosts, so that they use sockets between them; None: on the one that
+    they are on.
+    """
     group_torch.host_identity = host_identity if hosts is None else lambda: hosts[rank]
 
 
@@ -74,7 +76,7 @@ def large_all_reduces(rank: int, hosts: list[str] | None) -> list[str]:
     return wrong
 
 
-# ---- forms that gloo has not, or that the sequences do not draw ----------------------------------------------------------
+# ---- forms that gloo has not, or that the sequences do not draw ------------------------------------------------------
 
 
 def special_forms(rank: int) -> list[str]:
@@ -170,7 +172,9 @@ def special_forms(rank: int) -> list[str]:
 
 
 def short_ways(rank: int) -> list[str]:
-    """Calls that were made before take the short way; ranks of one call may take different ones; what does not fit it takes the long one."""
+    """Calls that were made before take the short way; ranks of one call may take different ones; what does not fit it
+    takes the long one.
+    """
     pretend_hosts(rank, None)
     group = sennit_group()
     size = dist.get_world_size()
@@ -234,7 +238,10 @@ def short_ways(rank: int) -> list[str]:
 
 
 def plain_round(calls: Any, me: int, count: int, strided: bool) -> list[str]:
-    """Each of `sennit.backend.calls` once; the names of those with a wrong result. `strided`: what they are given does not fit the short way."""
+    """Each of `sennit.backend.calls` once; the names of those with a wrong result.
+
+    `strided`: what they are given does not fit the short way.
+    """
     everyone = [torch.arange(5.0 * count).view(count, 5) + 100 * rank for rank in range(count)]
     mine, total = everyone[me], torch.stack(everyone).sum(0)
     whole, part = torch.empty(count, 5, 2)[..., 0] if strided else torch.empty(count, 5), torch.empty(5)
@@ -321,7 +328,7 @@ def alone(rank: int) -> list[float]:
     return [float(value) for value in out]
 
 
-# ---- programs of others --------------------------------------------------------------------------------------------------
+# ---- programs of others ----------------------------------------------------------------------------------------------
 
 
 def make_model() -> nn.Sequential:

@@ -1,4 +1,5 @@
-// A host that stands in for a GPU, so that the walk of gpu_kernel.cu is tested where there is none: a thread block is one thread of the host.
+// A host that stands in for a GPU, so that the walk of gpu_kernel.cu is tested where there is none: a thread block is
+// one thread of the host.
 
 #pragma once
 

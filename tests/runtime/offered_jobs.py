@@ -103,7 +103,9 @@ def killed(rank: int, size: int, exchange: Exchange, victim: int) -> None:
 
 
 def told_by_the_kernel(pages: str) -> int:
-    """Of an array in such pages: 1 in huge ones, 0 in others, -1 if the kernel does not say. -2: it gave none that are huge."""
+    """Of an array in such pages: 1 in huge ones, 0 in others, -1 if the kernel does not say. -2: it gave none that are
+    huge.
+    """
     library, nbytes = load_core(), 16 * MIB
     assert library is not None
     memory = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -201,7 +201,11 @@ def changed_at_once(rank: int, size: int, exchange: Exchange, turns: int) -> boo
 
 
 def unreadable_for_a_while(rank: int, size: int, exchange: Exchange) -> int | None:
-    """The third quarter of a peer's input cannot be read at first. The root's output is its input, of which the first half has its sums by then: nothing may be added twice. The bytes that were reduced when the root first waited."""
+    """The third quarter of a peer's input cannot be read at first.
+
+    The root's output is its input, of which the first half has its sums by then: nothing may be added twice. The bytes
+    that were reduced when the root first waited.
+    """
     n = 16 * mmap.PAGESIZE
     memory = mmap.mmap(-1, 4 * n)
     array = np.frombuffer(memory, np.int32)
@@ -230,7 +234,9 @@ def unreadable_for_a_while(rank: int, size: int, exchange: Exchange) -> int | No
 
 
 def closed_to_others(rank: int, size: int, exchange: Exchange) -> bool:
-    """Inputs that this process may read and the kernel does not read for others: pages that may only be written, which x86 lets their owner read."""
+    """Inputs that this process may read and the kernel does not read for others: pages that may only be written, which
+    x86 lets their owner read.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype, libc.mmap.argtypes = (
         ctypes.c_void_p,

@@ -1,13 +1,16 @@
-"""Random sequences of collective calls, made from a seed alike on all ranks, run on two backends, three times on the one under test, and what differs.
+"""Random sequences of collective calls, made from a seed alike on all ranks, run on two backends, three times on the
+one under test, and what differs.
 
-A sequence has 2 to 8 calls on the world or a sub-group of it. All that a call passes (type, shape, strides, reduction, root, sizes, whether it is asynchronous) is
-drawn from the seed; values also from the rank. Asynchronous calls are waited for at the end, in an order that each rank draws for itself.
+A sequence has 2 to 8 calls on the world or a sub-group of it. All that a call passes (type, shape, strides, reduction,
+root, sizes, whether it is asynchronous) is drawn from the seed; values also from the rank. Asynchronous calls are
+waited for at the end, in an order that each rank draws for itself.
 
-Gloo takes the memory of a tensor as it lies, from its first element on, whatever its strides: of a view with gaps it moves the wrong bytes, or refuses it. So it gets
-contiguous copies, and the other backend the views.
+Gloo takes the memory of a tensor as it lies, from its first element on, whatever its strides: of a view with gaps it
+moves the wrong bytes, or refuses it. So it gets contiguous copies, and the other backend the views.
 
-**Equal** means equal bits, but for sums, averages and products of floating numbers by three ranks or more: there the order of the terms is a matter of the
-algorithm. With p ranks, terms x_r and unit roundoff u of the type, two orders differ by at most 2 p u sum |x_r| (a product: 2 p u |product|).
+**Equal** means equal bits, but for sums, averages and products of floating numbers by three ranks or more: there the
+order of the terms is a matter of the algorithm. With p ranks, terms x_r and unit roundoff u of the type, two orders
+differ by at most 2 p u sum |x_r| (a product: 2 p u |product|).
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ class Group:
 
 @dataclass(slots=True)
 class Call:
-    """One call. `run(handle, me, plain)` issues it and gives what it will have written; `me` is the rank in the group, `plain` allows contiguous tensors only."""
+    """One call. `run(handle, me, plain)` issues it and gives what it will have written; `me` is the rank in the group,
+    `plain` allows contiguous tensors only.
+    """
 
     name: str
     group: Group
@@ -164,7 +169,7 @@ class _Maker:
         works = work if isinstance(work, list) else [work]
         return outputs, [item for item in works if item is not None]
 
-    # ---- tensors ---------------------------------------------------------------------------------------------------------
+    # ---- tensors -----------------------------------------------------------------------------------------------------
 
     def kind(self) -> torch.dtype:
         return self.draw.choice((*FLOATS, *WHOLE, torch.bool))
@@ -202,7 +207,7 @@ class _Maker:
         unit = torch.finfo(kind).eps / 2
         return 2 * self.size * unit * magnitude + torch.finfo(kind).tiny
 
-    # ---- calls -----------------------------------------------------------------------------------------------------------
+    # ---- calls -------------------------------------------------------------------------------------------------------
 
     def reductions(self) -> Call:
         kind, numel, place = self.kind(), self.numel(), self.strides()

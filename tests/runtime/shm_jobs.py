@@ -1,4 +1,7 @@
-"""What the ranks of the tests do. Inputs follow from seeds, so each rank knows those of all and checks its own result."""
+"""What the ranks of the tests do.
+
+Inputs follow from seeds, so each rank knows those of all and checks its own result.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +134,9 @@ def matrix(rank: int, size: int, exchange: Exchange, compiled: bool, sizes: list
 
 
 def library_codes(rank: int, size: int, exchange: Exchange, compiled: bool) -> int:
-    """Algorithms of the library in all three lowerings, in place and out of place, in memory of the group and of the user."""
+    """Algorithms of the library in all three lowerings, in place and out of place, in memory of the group and of the
+    user.
+    """
     made: list[Algorithm] = [
         ring_all_reduce(size, channels=2),
         ring_all_reduce(size, in_place=True),
@@ -172,7 +177,10 @@ def library_codes(rank: int, size: int, exchange: Exchange, compiled: bool) -> i
 
 
 def direct(rank: int, size: int, exchange: Exchange, counts: list[int], cache: int) -> bool:
-    """Calls in which ranks read each other's own memory, mixed with others. False where the kernel does not let them. With a small cache what they read goes through staging."""
+    """Calls in which ranks read each other's own memory, mixed with others.
+
+    False where the kernel does not let them. With a small cache what they read goes through staging.
+    """
     with ShmGroup.create(rank, size, exchange, timeout=60, capacity=SMALL) as group:
         if not group.may_read:
             return False
@@ -216,7 +224,9 @@ def random_calls(
     ring_from: int | None,
     compiled: bool,
 ) -> int:
-    """Any collective after any other, with any sizes, with pauses of some ranks between them: no call may see what another left."""
+    """Any collective after any other, with any sizes, with pauses of some ranks between them: no call may see what
+    another left.
+    """
     choice, pause = np.random.default_rng(seed), np.random.default_rng([seed, rank])
     made = [ring_all_reduce(size), all_pairs_all_reduce(size), ring_all_reduce(size, channels=2)]
     codes = [encode(compile_one_sided(algorithm)) for algorithm in made]

@@ -1,4 +1,6 @@
-"""Real processes for tests: started once, they run functions that are named by module, and gather small bytes through the parent."""
+"""Real processes for tests: started once, they run functions that are named by module, and gather small bytes through
+the parent.
+"""
 
 from __future__ import annotations
 

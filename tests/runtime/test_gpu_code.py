@@ -121,7 +121,9 @@ def test_phases_compute_the_collective(name: str, ranks: int, elements: int, joi
 
 
 def _by_chunks(program: OneSided, code: Code, inputs: list[Array], elements: int) -> list[Array]:
-    """What the collective asks for, by the interpreter of one-sided programs: parts padded to whole chunks, and cut again."""
+    """What the collective asks for, by the interpreter of one-sided programs: parts padded to whole chunks, and cut
+    again.
+    """
     geometry = Geometry.of(code, elements)
     room = geometry.chunks * geometry.stride
     padded = [

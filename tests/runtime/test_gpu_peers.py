@@ -1,4 +1,6 @@
-"""`GpuRank`: a launch for each rank, all at once, as on several GPUs; on a host that stands in for them, with a thread for each rank."""
+"""`GpuRank`: a launch for each rank, all at once, as on several GPUs; on a host that stands in for them, with a thread
+for each rank.
+"""
 
 from __future__ import annotations
 

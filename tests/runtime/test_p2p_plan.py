@@ -1,4 +1,6 @@
-"""Rounds of messages: they are matched, keep to the slots, and do what the schedule does; on one process first, then on gloo ranks."""
+"""Rounds of messages: they are matched, keep to the slots, and do what the schedule does; on one process first, then on
+gloo ranks.
+"""
 
 from __future__ import annotations
 

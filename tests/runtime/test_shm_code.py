@@ -213,7 +213,10 @@ def test_a_value_may_not_pass_a_shorter_place() -> None:
 
 
 def test_code_that_lacks_a_wait_is_caught_or_right() -> None:
-    """Some waits are implied by others. Where the verifier accepts code without one, every order of execution gives the right result."""
+    """Some waits are implied by others.
+
+    Where the verifier accepts code without one, every order of execution gives the right result.
+    """
     algorithm = ring_all_reduce(3)
     code = encode_pull(algorithm)
     rows = [Instruction(Op(row[0]), *row[1:]) for row in code.instructions.tolist()]

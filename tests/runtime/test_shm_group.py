@@ -1,4 +1,6 @@
-"""Collectives between real processes give what numpy gives, bit for bit: every type, reduction and size, in both machines."""
+"""Collectives between real processes give what numpy gives, bit for bit: every type, reduction and size, in both
+machines.
+"""
 
 from __future__ import annotations
 

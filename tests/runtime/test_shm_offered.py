@@ -1,4 +1,6 @@
-"""Exchanges in which each rank says where its input is read, by the pages that it lies in: the same results whoever offers, whatever overlaps."""
+"""Exchanges in which each rank says where its input is read, by the pages that it lies in: the same results whoever
+offers, whatever overlaps.
+"""
 
 from __future__ import annotations
 

@@ -116,7 +116,9 @@ def test_direct_calls() -> None:
 
 
 def test_a_near_cache_keeps_what_fits() -> None:
-    """Nothing goes directly, but where a group is told so, and outputs go past the cache only where the arrays of all ranks do not fit."""
+    """Nothing goes directly, but where a group is told so, and outputs go past the cache only where the arrays of all
+    ranks do not fit.
+    """
     near, far = SharedCache(32 * MIB, keeps=24 * MIB), SharedCache(32 * MIB)
     exchange, gather, spread = loaded("all_to_all", 4, 0), loaded("all_gather", 4, 0), loaded("broadcast", 4, 0, root=1)
     assert exchange.inputs(MIB // 2, far) is Inputs.DIRECT

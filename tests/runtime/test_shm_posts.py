@@ -1,4 +1,6 @@
-"""Memory that ranks own and others read, with all ranks in this process: what is taken is what was posted, whatever the order."""
+"""Memory that ranks own and others read, with all ranks in this process: what is taken is what was posted, whatever the
+order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reductions of what peers have in their own memory give the bits of numpy, whatever lies where; and what is proved of a code before it may."""
+"""Reductions of what peers have in their own memory give the bits of numpy, whatever lies where; and what is proved of
+a code before it may.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,9 @@ def rewritten(code: Code, change: Callable[[int, list[Instruction]], list[Instru
 
 
 def test_a_write_before_peers_have_read_is_found() -> None:
-    """The same sums and waits, but rank 0 writes to its output before it waits for the others: right as it stands, and not in place."""
+    """The same sums and waits, but rank 0 writes to its output before it waits for the others: right as it stands, and
+    not in place.
+    """
     code = encode_pull(build("reduce_scatter", 3))
 
     def early(rank: int, steps: list[Instruction]) -> list[Instruction]:
@@ -170,7 +174,10 @@ def test_two_blocks_that_reduce_may_not_be_direct() -> None:
 
 
 def test_plans_of_sums() -> None:
-    """A reduce_scatter is one tile; an all_reduce has tiles of as many sums as stay in the cache. Many ranks would have short pieces, and are staged."""
+    """A reduce_scatter is one tile; an all_reduce has tiles of as many sums as stay in the cache.
+
+    Many ranks would have short pieces, and are staged.
+    """
     scatter = LoadedCode.load(encode_pull(build("reduce_scatter", 8)), 3, 0)
     plan = make_plan(scatter, 8 * MIB, DType.U8, Reduction.BXOR, MIB, inputs=Inputs.DIRECT)
     assert (plan.record.tile, plan.record.piece, plan.staged, plan.one_array) == (8 * MIB, 72 * KIB, 0, False)

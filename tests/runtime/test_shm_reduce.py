@@ -51,7 +51,10 @@ def every_half(dtype: DType) -> Array:
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16])
 @pytest.mark.parametrize("reduction", [Reduction.SUM, Reduction.PROD, Reduction.MIN, Reduction.MAX])
 def test_every_half_with_some_others(dtype: DType, reduction: Reduction) -> None:
-    """All bit patterns: without a leading one, infinite, not a number. Of the latter only that they are none is compared."""
+    """All bit patterns: without a leading one, infinite, not a number.
+
+    Of the latter only that they are none is compared.
+    """
     for other in (0x0000, 0x8000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x3C01, 0x7BFF, 0x7C00, 0x7E01, 0x3F80, 0x7F7F):
         operands = [every_half(dtype), np.full(1 << 16, other, dtype=np.uint16).view(held_dtype(dtype))]
         mine, theirs = (f(dtype, reduction, operands).view(np.uint16) for f in (by_core, reduce_all))

@@ -1,7 +1,10 @@
-"""The short way into the core: what it runs is what was learned, with the right addresses; whatever is unusual it leaves to the long way.
+"""The short way into the core: what it runs is what was learned, with the right addresses; whatever is unusual it
+leaves to the long way.
 
-The core is a function of this file here, which writes down how it was called. That the two ways give the same results is what `test_shm_group.py` and
-`test_backend_collectives.py` see between real processes, where every call is made often enough to go both."""
+The core is a function of this file here, which writes down how it was called. That the two ways give the same results
+is what `test_shm_group.py` and `test_backend_collectives.py` see between real processes, where every call is made often
+enough to go both.
+"""
 
 from __future__ import annotations
 
@@ -247,7 +250,7 @@ def test_plans_are_held_as_long_as_they_are_known() -> None:
     assert sys.getrefcount(plan) == before
 
 
-# ---- through c10d --------------------------------------------------------------------------------------------------------
+# ---- through c10d ----------------------------------------------------------------------------------------------------
 
 
 def options(kind: Any, **fields: Any) -> Any:

@@ -2,22 +2,25 @@
 
 Tasks with dependencies, wires shared by max-min fairness, cores shared evenly.
 
-A *task* starts at the moment its last dependency ends. It waits out its `latency`, then does its work, which takes `drain`
-seconds where nothing disturbs it. A task without load or workers is undisturbed: it ends at start + latency + drain. The
-others are *flows*, and the engine gives each a rate between 0 and 1 (of its undisturbed speed) that changes only when a flow
-joins or leaves:
+A *task* starts at the moment its last dependency ends. It waits out its `latency`, then does its work, which takes
+`drain` seconds where nothing disturbs it. A task without load or workers is undisturbed: it ends at start + latency +
+drain. The others are *flows*, and the engine gives each a rate between 0 and 1 (of its undisturbed speed) that changes
+only when a flow joins or leaves:
 
-- **wires.** While a flow of unit u (its bytes on its busiest wire) runs at r bytes a second, it fills wire w by r * load_w / u.
+- **wires.** While a flow of unit u (its bytes on its busiest wire) runs at r bytes a second, it fills wire w by r *
+  load_w / u.
   Rates are max-min fair: all rise together until a wire is full, the flows on it keep their rate, the others rise on
   (progressive filling). A flow never exceeds its undisturbed speed.
-- **bursts.** A flow that comes to a wire with a bucket, idle for t seconds, is ahead by min(t, burst / bandwidth); the least over such
+- **bursts.** A flow that comes to a wire with a bucket, idle for t seconds, is ahead by min(t, burst / bandwidth); the
+  least over such
   wires, shared by those who come together, and no more than what its other wires allow.
 - **cores.** Flows that keep a cores of a node busy, of its c, run at min(1, c / a): a processor shared evenly.
-- **turns.** A flow is held up by those of the other direction that had begun and not ended when its receive was posted; it starts, with
+- **turns.** A flow is held up by those of the other direction that had begun and not ended when its receive was posted;
+  it starts, with
   its latency, when the last of them has ended.
 
-Only flows that share a wire or an overfull node with one that joined or left are looked at again. Events at the same time
-are taken together, in the order of task numbers: the outcome does not depend on the order of insertion.
+Only flows that share a wire or an overfull node with one that joined or left are looked at again. Events at the same
+time are taken together, in the order of task numbers: the outcome does not depend on the order of insertion.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Exchanges on the clock: as long as a send where they are one, sharing wires where they are more, folded as exactly as the rest."""
+"""Exchanges on the clock: as long as a send where they are one, sharing wires where they are more, folded as exactly as
+the rest.
+"""
 
 from __future__ import annotations
 
@@ -167,8 +169,9 @@ program "interlaced" {{
 
 
 def interlaced(dp: int) -> Program:
-    """An embedding split over two stages of `dp` devices, a layer on each stage, the result split over all devices again:
-    collectives over both lanes, and exchanges that a lane takes part in with both sides."""
+    """An embedding split over two stages of `dp` devices, a layer on each stage, the result split over all devices
+    again: collectives over both lanes, and exchanges that a lane takes part in with both sides.
+    """
     rows, first, second = 64 * dp, "", ""
     for mb in (0, 1):
         piece, at = f"f32[{rows}{{mb,dp}},256]", f"at mb={mb}"

@@ -24,7 +24,7 @@ def key(event: Event) -> tuple[object, ...]:
     return (event.device, event.stream, event.name, event.bytes)
 
 
-# ---- what a person sees ------------------------------------------------------------------------------------------------
+# ---- what a person sees ----------------------------------------------------------------------------------------------
 
 
 def test_a_product_and_its_all_reduce(tensor_parallel: Maker) -> None:
@@ -211,7 +211,7 @@ def test_uneven_pieces_are_timed_by_their_own_size() -> None:
     assert {event.start for event in gathers} == {seconds[0]}
 
 
-# ---- errors ------------------------------------------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_program_that_is_larger_than_the_cluster(tensor_parallel: Maker) -> None:
@@ -318,7 +318,7 @@ def test_a_buffer_that_is_read_before_it_is_there() -> None:
         simulate(Program.parse(text), load("dgx-a100"))
 
 
-# ---- invariants --------------------------------------------------------------------------------------------------------
+# ---- invariants ------------------------------------------------------------------------------------------------------
 
 CLUSTERS = ("dgx-a100", "laptop:8", "mi300x")
 

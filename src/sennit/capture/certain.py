@@ -1,8 +1,8 @@
 """Branches on chance whose outcome is certain.
 
-Some models skip a layer by chance in training: `if torch.rand([]) < self.layerdrop`. A branch on a value cannot be traced. But a
-number in [0, 1) is never below 0 and always below 1, so with `layerdrop = 0`, which is the usual setting, there is nothing to
-branch on. `Certain` gives Python's answer there, and leaves every other comparison to torch.
+Some models skip a layer by chance in training: `if torch.rand([]) < self.layerdrop`. A branch on a value cannot be
+traced. But a number in [0, 1) is never below 0 and always below 1, so with `layerdrop = 0`, which is the usual setting,
+there is nothing to branch on. `Certain` gives Python's answer there, and leaves every other comparison to torch.
 """
 
 from __future__ import annotations

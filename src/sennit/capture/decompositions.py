@@ -1,8 +1,9 @@
 """What torch takes apart while it traces, before anything is planned.
 
-An operator is taken apart where its parts have rules and it has none (or a worse one), or where a part must be a tensor of
-its own: the loss, so that its count of targets can be had before the first micro-batch. Everything else stays whole: one kernel
-is faster than its parts, and what a plan needs in parts only where it splits it is rewritten later (`capture/rewrite.py`).
+An operator is taken apart where its parts have rules and it has none (or a worse one), or where a part must be a tensor
+of its own: the loss, so that its count of targets can be had before the first micro-batch. Everything else stays whole:
+one kernel is faster than its parts, and what a plan needs in parts only where it splits it is rewritten later
+(`capture/rewrite.py`).
 
 | operator | becomes | because |
 |---|---|---|

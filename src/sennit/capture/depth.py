@@ -1,9 +1,9 @@
 """Whether a model does the same at full depth as with four units of each run.
 
-A shortened model (`runs.py`) shows what four layers do. Code may look at the position of a layer, or at how many there are:
-`if i in self.taps`, `x / len(self.layers)`. Its attributes do not tell. So before a graph is unrolled, the forward pass of the
-whole model runs once on fake tensors, which takes a fraction of a trace, and every operator is noted, with a mark where a unit
-begins. Then the notes of the whole model must be
+A shortened model (`runs.py`) shows what four layers do. Code may look at the position of a layer, or at how many there
+are: `if i in self.taps`, `x / len(self.layers)`. Its attributes do not tell. So before a graph is unrolled, the forward
+pass of the whole model runs once on fake tensors, which takes a fraction of a trace, and every operator is noted, with
+a mark where a unit begins. Then the notes of the whole model must be
 
     before, A, B, C, C, ..., C, Z, after
 

@@ -4,20 +4,23 @@ With tokens x[t], experts e, and weights p[t, e] that are zero but for the chose
 
     y[t] = sum over e of p[t, e] * f(x[t]; e)        f: up, gate, down
 
-All tokens go through all experts of a device, and p drops what was not chosen: with E experts on d devices, k of them chosen, that is E / (d k)
-times the products that are needed. No token is dropped, no shape depends on data. Kernels that sort tokens by expert do less work
-on one device; capture refuses them, because how many tokens an expert gets is a branch on data.
+All tokens go through all experts of a device, and p drops what was not chosen: with E experts on d devices, k of them
+chosen, that is E / (d k) times the products that are needed. No token is dropped, no shape depends on data. Kernels
+that sort tokens by expert do less work on one device; capture refuses them, because how many tokens an expert gets is a
+branch on data.
 
-**With a capacity.** `experts_by_capacity(groups=G, factor=f)` is the other form with static shapes (GShard, arXiv 2006.16668). The tokens lie in G groups of T; of each
-group an expert takes at most C = min(T, ceil(f k T / E)) tokens, those that come first, each into a slot of its own:
+**With a capacity.** `experts_by_capacity(groups=G, factor=f)` is the other form with static shapes (GShard, arXiv
+2006.16668). The tokens lie in G groups of T; of each group an expert takes at most C = min(T, ceil(f k T / E)) tokens,
+those that come first, each into a slot of its own:
 
     d[g, t, e, c] = 1 where token t of group g is the c-th that chose expert e        c < C
     z[e, g, c]    = sum over t of d[g, t, e, c] x[g, t]                                dispatch
     y[g, t]       = sum over e, c of d[g, t, e, c] p[g, t, e] f(z[e, g, c]; e)         combine
 
-The products of experts are on f k tokens for each token, not on E. Where groups lie on devices and experts too, z goes from one to the other by an all-to-all of the
-dispatched tokens, and the results come back by another. A token that finds no slot is dropped by that expert, as in the paper; with f >= E / k none is. This is a property of the model, not of
-the plan: the unsplit model drops the same ones.
+The products of experts are on f k tokens for each token, not on E. Where groups lie on devices and experts too, z goes
+from one to the other by an all-to-all of the dispatched tokens, and the results come back by another. A token that
+finds no slot is dropped by that expert, as in the paper; with f >= E / k none is. This is a property of the model, not
+of the plan: the unsplit model drops the same ones.
 
 Both are implementations for Hugging Face models, which let one be registered:
 
@@ -51,8 +54,9 @@ def experts_as_batch(module: Any, hidden_states: Tensor, top_k_index: Tensor, to
 
 
 def experts_by_capacity(*, groups: int, factor: float) -> Experts:
-    """The same with at most `factor` times the mean number of tokens for each expert, of each of `groups` equal groups of tokens (the samples of a batch,
-    or parts of them)."""
+    """The same with at most `factor` times the mean number of tokens for each expert, of each of `groups` equal groups
+    of tokens (the samples of a batch, or parts of them).
+    """
     if groups < 1 or factor <= 0:
         raise CaptureError(
             f"{groups} groups of tokens, a capacity factor of {factor}",

@@ -1,8 +1,8 @@
 """Why a model was not captured: the cause, the module, the user's line, and what to change.
 
-Two moments tell. Torch may fail while it traces: then the traceback has the line, and the innermost module whose `forward` is on
-the stack is the one (`explain`). Or it traces an operator that has no fixed shape, or reads a value back into Python: that stands in
-the forward graph, and would fail later with nothing to point at (`refuse_dynamic`).
+Two moments tell. Torch may fail while it traces: then the traceback has the line, and the innermost module whose
+`forward` is on the stack is the one (`explain`). Or it traces an operator that has no fixed shape, or reads a value
+back into Python: that stands in the forward graph, and would fail later with nothing to point at (`refuse_dynamic`).
 
 | cause | what to do |
 |---|---|

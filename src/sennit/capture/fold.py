@@ -1,12 +1,13 @@
 """A graph of a shortened model to the graph of the whole one.
 
-The graph was captured with four units of a run (`runs.py`): A, B, C and Z, the first, the second, a middle one and the last.
-Its operators lie like this, where each letter is a *segment*, one interval of operators:
+The graph was captured with four units of a run (`runs.py`): A, B, C and Z, the first, the second, a middle one and the
+last. Its operators lie like this, where each letter is a *segment*, one interval of operators:
 
     forward:  ... A B C Z ...        backward:  ... Z C B A ...
 
-(and once more for each time that the model runs through its layers). What follows a unit before the next one begins counts to its
-segment. **If the segments B and C are equal up to names, so are those of all units between them**, and C stands for each:
+(and once more for each time that the model runs through its layers). What follows a unit before the next one begins
+counts to its segment. **If the segments B and C are equal up to names, so are those of all units between them**, and C
+stands for each:
 
     forward:  ... A B C_2 C_3 ... C_(n-2) Z ...
 
@@ -19,9 +20,9 @@ What a reference in C_k names follows from what B and C name at that place:
 | x in C | y outside | of the unit after (in the backward pass) | partner of x in C_(k+1), at the end y |
 | x outside | the same x | of the model | x |
 
-Anything else is not periodic, and neither is an operator outside the segments that reads B or C, except from a neighbour: then
-`unroll` raises `NotPeriodic`, and the caller captures the whole model. Numbers that count (draws, sequence numbers) go up by
-the same step from unit to unit.
+Anything else is not periodic, and neither is an operator outside the segments that reads B or C, except from a
+neighbour: then `unroll` raises `NotPeriodic`, and the caller captures the whole model. Numbers that count (draws,
+sequence numbers) go up by the same step from unit to unit.
 """
 
 from __future__ import annotations
@@ -136,7 +137,9 @@ class _Unroller:
             self.passes.append(one)
 
     def _with_tail(self, one: _Pass) -> _Pass:
-        """What follows the last unit as it follows the others, such as a sum that the container's owner makes, is its own."""
+        """What follows the last unit as it follows the others, such as a sum that the container's owner makes, is its
+        own.
+        """
         ops, (last, other) = self.source.ops, ((0, 1) if one.is_backward else (3, 2))
         ends, model = one.ends, one.segment(other)
         while (
@@ -281,7 +284,9 @@ class _Unroller:
         )
 
     def _counted(self, op: Op, unit: int | None = None) -> Op:
-        """An operator with its counts moved up by the copies before it; `unit` is the copy that it is in, if it is in one."""
+        """An operator with its counts moved up by the copies before it; `unit` is the copy that it is in, if it is in
+        one.
+        """
         args, seq = op.args, op.seq
         if op.kind == "sennit.uniform":
             args = (args[0], self._moved_up(_number(args[1]), self.draws, self.draw_ranges, unit), *args[2:])
@@ -290,8 +295,11 @@ class _Unroller:
         return replace(op, args=args, seq=seq)
 
     def _moved_up(self, number: int, step: int, ranges: list[tuple[int, int]], unit: int | None) -> int:
-        """A count behind C goes up by all the copies, one inside by the copies before its own; in every pass. An operator without a
-        gradient has the sequence number of the one before it, so C's last number may stand behind C too."""
+        """A count behind C goes up by all the copies, one inside by the copies before its own; in every pass.
+
+        An operator without a gradient has the sequence number of the one before it, so C's last number may stand behind
+        C too.
+        """
         more = 0
         for low, high in ranges:
             if number > high or (unit is None and number == high):

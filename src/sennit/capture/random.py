@@ -10,9 +10,9 @@
 | randint(low, high) | floor(u * (high - low) + low), as integers |
 | randn, randn_like, normal(x, mean, std) | sqrt(-2 log(1 - u)) * cos(2 pi u'), times std plus mean; u' has the next number |
 
-`number` counts draws in the order of the model, those included that nothing needs in the end; so it depends on the model
-alone. Masks are drawn in float32 whatever the model computes in: eight bits of a bfloat16 would round a probability, and the
-same seed drops the same elements in every precision.
+`number` counts draws in the order of the model, those included that nothing needs in the end; so it depends on the
+model alone. Masks are drawn in float32 whatever the model computes in: eight bits of a bfloat16 would round a
+probability, and the same seed drops the same elements in every precision.
 """
 
 from __future__ import annotations

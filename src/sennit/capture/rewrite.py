@@ -1,7 +1,7 @@
 """Graph to graph: operators taken apart where a plan splits a dim that they need whole.
 
-One kernel is faster than its parts, so models are captured with these whole; a plan that splits the vocabulary, the hidden dim of a
-norm, or the batch of a batch norm takes them apart first:
+One kernel is faster than its parts, so models are captured with these whole; a plan that splits the vocabulary, the
+hidden dim of a norm, or the batch of a batch norm takes them apart first:
 
     graph = take_apart(graph, graph.select(kind="aten._log_softmax*"))      # both directions
 
@@ -17,7 +17,8 @@ norm, or the batch of a batch norm takes them apart first:
 | batch norm in training and its backward | as layer norm, over samples and positions | two sums per channel each way |
 
 n is the size of the whole, a number in the graph; so a mean over pieces is the mean over the whole (batch norm becomes
-synchronised). The parts take the place of the operator: same results, same names, same module, phase and sequence number.
+synchronised). The parts take the place of the operator: same results, same names, same module, phase and sequence
+number.
 """
 
 from __future__ import annotations
@@ -272,7 +273,10 @@ def _norm_gradients(
     *,
     centred: bool,
 ) -> list[Value | None]:
-    """The gradients of input, weight and bias: `dims` are those that weights are summed over, and those that were normalised."""
+    """The gradients of input, weight and bias:
+
+    `dims` are those that weights are summed over, and those that were normalised.
+    """
     rows, normalised = dims
     image = weights = bias = None
     if mask[0]:

@@ -1,12 +1,16 @@
-"""The rules of torch's DTensor, as a source for operators that our own table lacks. The one file that touches DTensor's privates.
+"""The rules of torch's DTensor, as a source for operators that our own table lacks.
 
-DTensor states an operator's sharding in two ways. *Single-dim* strategies list, for one mesh dim, placements of every result and input:
-taken as they are. *Legacy* functions take a schema and return strategies for a given placement of the inputs: asked once for each way to
-shard one input of a mesh of two. Both work without a process group, on a mesh that is only described.
+The one file that touches DTensor's privates.
 
-What is not taken over: averages (`Partial(avg)`: a mean over uneven parts is no rule), placements with strides or padding, and rows
-that shard a dim unevenly. Every row is certified by execution before a program relies on it, like all rules.
-Tried with torch 2.11, 2.13 and 2.15. A release that has moved these names gives no rules here, and says so in the log.
+DTensor states an operator's sharding in two ways. *Single-dim* strategies list, for one mesh dim, placements of every
+result and input: taken as they are. *Legacy* functions take a schema and return strategies for a given placement of the
+inputs: asked once for each way to shard one input of a mesh of two. Both work without a process group, on a mesh that
+is only described.
+
+What is not taken over: averages (`Partial(avg)`: a mean over uneven parts is no rule), placements with strides or
+padding, and rows that shard a dim unevenly. Every row is certified by execution before a program relies on it, like all
+rules. Tried with torch 2.11, 2.13 and 2.15. A release that has moved these names gives no rules here, and says so in
+the log.
 """
 
 from __future__ import annotations

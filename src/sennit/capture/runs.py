@@ -1,16 +1,16 @@
 """Equal layers of a model: where they are, and the model with fewer of them.
 
-A *run* is a stretch of consecutive children of one container (`ModuleList`, `Sequential`) whose structure repeats: child i looks
-like child i + period. `period` children are one *unit*: one layer, or two where windows shift in every second one. Two modules
-look alike if they have the same class, parameters and buffers of the same types, the same mode, children that look alike, and
-equal plain attributes (numbers, strings, flags). One attribute may differ: an integer that is the child's own position, because
-many libraries number their layers.
+A *run* is a stretch of consecutive children of one container (`ModuleList`, `Sequential`) whose structure repeats:
+child i looks like child i + period. `period` children are one *unit*: one layer, or two where windows shift in every
+second one. Two modules look alike if they have the same class, parameters and buffers of the same types, the same mode,
+children that look alike, and equal plain attributes (numbers, strings, flags). One attribute may differ: an integer
+that is the child's own position, because many libraries number their layers.
 
 Units must own their memory: a parameter that two units share, or that something outside shares, makes them no copies.
 
-`shortened(model, runs)` is a context in which each run has four of its units, with their own names: the first, the second, one
-from the middle, the last. A graph captured there is unrolled to full depth by `fold.py`, which also checks that the second unit and
-the middle one came out equal.
+`shortened(model, runs)` is a context in which each run has four of its units, with their own names: the first, the
+second, one from the middle, the last. A graph captured there is unrolled to full depth by `fold.py`, which also checks
+that the second unit and the middle one came out equal.
 """
 
 from __future__ import annotations

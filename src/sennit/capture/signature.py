@@ -1,8 +1,8 @@
 """What a captured model is called with and what it returns: between Python's structures and tensors by path.
 
-A call `model(*args, **kwargs)` holds tensors at *leaves*, inside tuples, lists, dicts and data classes. A leaf goes by its
-path: the parameter's name in `forward`, then keys and positions, joined by dots (`input_ids`, `batch.labels`, `args.0`). All other
-leaves (None, numbers, strings) were built into the graph, so a later call must have the same.
+A call `model(*args, **kwargs)` holds tensors at *leaves*, inside tuples, lists, dicts and data classes. A leaf goes by
+its path: the parameter's name in `forward`, then keys and positions, joined by dots (`input_ids`, `batch.labels`,
+`args.0`). All other leaves (None, numbers, strings) were built into the graph, so a later call must have the same.
 
 - `Signature.flatten(args, kwargs)`: the tensors of a call by path, checked against the capture;
 - `Signature.rebuild(values)`: what the model returns, from tensors by path.

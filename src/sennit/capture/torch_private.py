@@ -1,9 +1,9 @@
 """The one file that touches private parts of torch to capture a model.
 
 `torch.export` gives the forward graph of an unmodified module; `aot_export_joint_with_descriptors` traces forward and
-backward of it together, and describes every input and output. Both run on fake tensors: no weights are read, so a model on
-the meta device is captured like any other. Under `no_grad` the same call gives the forward graph alone.
-Tried with torch 2.11, 2.13 and 2.15; the names used here are private to torch and may move between releases.
+backward of it together, and describes every input and output. Both run on fake tensors: no weights are read, so a model
+on the meta device is captured like any other. Under `no_grad` the same call gives the forward graph alone. Tried with
+torch 2.11, 2.13 and 2.15; the names used here are private to torch and may move between releases.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class JointGraph:
 
 @dataclass(frozen=True, slots=True)
 class _Assembly:
-    """Leaves to the result, by a result that has their numbers: it can be pickled, which torch's own description of one warns of."""
+    """Leaves to the result, by a result that has their numbers: it can be pickled, which torch's own description of one
+    warns of.
+    """
 
     numbered: object
 
@@ -110,8 +112,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _inline_grad_regions(module: fx.GraphModule) -> None:
-    """`with torch.no_grad()` becomes an operator on a submodule, behind which the modules and lines of its operators are lost.
-    Put the operators in its place: what it returns is detached, which is all that can be seen of it outside."""
+    """`with torch.no_grad()` becomes an operator on a submodule, behind which the modules and lines of its operators
+    are lost. Put the operators in its place: what it returns is detached, which is all that can be seen of it outside.
+    """
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.wrap_with_set_grad_enabled):
         enabled, region, *operands = node.args
         assert isinstance(region, fx.Node)
@@ -134,8 +137,10 @@ def _inline_grad_regions(module: fx.GraphModule) -> None:
 def joint_graph(
     forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any], *, losses: Collection[int], training: bool
 ) -> JointGraph:
-    """Trace forward and backward together. Only the leaves `losses` of the result are differentiated; without `training`
-    none is, and there is no backward."""
+    """Trace forward and backward together.
+
+    Only the leaves `losses` of the result are differentiated; without `training` none is, and there is no backward.
+    """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -156,8 +161,9 @@ def flat_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[obj
 
 
 def distinct_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same call with a tensor object of its own at each leaf: what is one tensor in the sample (tokens that are also
-    their labels) may be two in the next call."""
+    """The same call with a tensor object of its own at each leaf: what is one tensor in the sample (tokens that are
+    also their labels) may be two in the next call.
+    """
     from torch.utils._pytree import tree_map
 
     fresh: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(
@@ -170,9 +176,11 @@ def distinct_leaves(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tupl
 def without_memory(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, everything: bool = False
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """A model on the meta device, and a call of it, as fake tensors that say they are on the CPU. On the meta device itself some
-    operators have no derivative. Weights with memory are left as they are, unless `everything` is asked for: then what the model
-    makes inside has no memory either."""
+    """A model on the meta device, and a call of it, as fake tensors that say they are on the CPU.
+
+    On the meta device itself some operators have no derivative. Weights with memory are left as they are, unless
+    `everything` is asked for: then what the model makes inside has no memory either.
+    """
     from torch._subclasses import FakeTensorMode
     from torch.utils._pytree import tree_map
 

@@ -1,19 +1,19 @@
 """An unmodified torch model to a `Graph`: operators on logical tensors, forward and backward.
 
 The joint graph of torch comes with what planning needs: the module and source line of each operator, which phase it is
-in, and for a backward operator the sequence number of the forward one. Here that is brought into the value type: tuples of
-results become named values, aliases vanish, tied parameters become one, random operators are taken apart (`random.py`),
-and nothing that the outputs do not need is kept.
+in, and for a backward operator the sequence number of the forward one. Here that is brought into the value type: tuples
+of results become named values, aliases vanish, tied parameters become one, random operators are taken apart
+(`random.py`), and nothing that the outputs do not need is kept.
 
-`capture(model, args, kwargs)` is the simple face; `capture_call` also gives the signature, which turns calls into tensors by
-path and back (`signature.py`), and the constants that the model's code made.
+`capture(model, args, kwargs)` is the simple face; `capture_call` also gives the signature, which turns calls into
+tensors by path and back (`signature.py`), and the constants that the model's code made.
 
-**Losses.** What is differentiated is the result called `loss`, if there is one; else every floating scalar that depends on a
-parameter. A model that returns one scalar and nothing else has a loss without a path.
+**Losses.** What is differentiated is the result called `loss`, if there is one; else every floating scalar that depends
+on a parameter. A model that returns one scalar and nothing else has a loss without a path.
 
-**Modes.** `training=True` captures forward and backward, in training mode; `training=False` the forward alone, in evaluation mode.
-A model that is in the mode already is taken as it is, frozen parts included; else `model.train(training)` holds while it is
-captured.
+**Modes.** `training=True` captures forward and backward, in training mode; `training=False` the forward alone, in
+evaluation mode. A model that is in the mode already is taken as it is, frozen parts included; else
+`model.train(training)` holds while it is captured.
 """
 
 from __future__ import annotations
@@ -54,8 +54,11 @@ Model = nn.Module
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A graph and what surrounds it. `constants` are the tensors that the model's code made from numbers, by the path of the
-    `buffer` inputs that stand for them: they are in no state dict."""
+    """A graph and what surrounds it.
+
+    `constants` are the tensors that the model's code made from numbers, by the path of the `buffer` inputs that stand
+    for them: they are in no state dict.
+    """
 
     graph: Graph
     signature: Signature
@@ -83,7 +86,10 @@ def capture_call(
     name: str | None = None,
     fold: bool = True,
 ) -> Captured:
-    """The graph of one call with its signature. With `fold`, equal layers are captured a few times and copied: see `fold.py`."""
+    """The graph of one call with its signature.
+
+    With `fold`, equal layers are captured a few times and copied: see `fold.py`.
+    """
     args, kwargs = distinct_leaves(args, dict(kwargs or {}))
     name = name or type(model).__name__
     argument_paths(model, args, kwargs)  # raises where the arguments do not fit
@@ -258,7 +264,9 @@ class _Reader:
         return ops
 
     def _squeezed(self, args: tuple[Arg, ...]) -> tuple[Arg, ...]:
-        """`squeeze` drops the dims that have size 1, and a piece may have more of them than the whole: name those that are meant."""
+        """`squeeze` drops the dims that have size 1, and a piece may have more of them than the whole: name those that
+        are meant.
+        """
         source = args[0]
         assert isinstance(source, Ref)
         shape = self.types[source.name].shape

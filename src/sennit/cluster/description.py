@@ -12,26 +12,30 @@
     [host]          cores, transfers_use_cores, blocking, transfer_cores, take_turns
     [[variant]]     nodes, device, nic                   nodes that differ from the others
 
-A figure is `{ value = 450e9, basis = "data sheet", source = "..." }`, in bytes, seconds, bytes a second or operations a second.
+A figure is `{ value = 450e9, basis = "data sheet", source = "..." }`, in bytes, seconds, bytes a second or operations a
+second.
 
-**Nodes** are all alike, but for those that a `[[variant]]` lists: they have its device, its NICs, or both, in the same number.
-**Ends** of a link, in `between`: `"device"` (every device of the node), `"device 3"` (that one),
-`"nic"`, `"nic 0"`, or the name of a switch. Every device to a switch is a star; `["device", "device"]` joins each pair;
-`["device", "nic"]` joins device i to its nearest NIC, i * nics // devices. A link is two directed wires of `bandwidth`
-each; with `shared` all wires of the entry in a node, both ways, have that capacity together. `multicast` is the rate at
-which a switch reduces and broadcasts (NVLink SHARP). `protocols` are faster starts at a lower bandwidth.
+**Nodes** are all alike, but for those that a `[[variant]]` lists: they have its device, its NICs, or both, in the same
+number. **Ends** of a link, in `between`: `"device"` (every device of the node), `"device 3"` (that one), `"nic"`, `"nic
+0"`, or the name of a switch. Every device to a switch is a star; `["device", "device"]` joins each pair; `["device",
+"nic"]` joins device i to its nearest NIC, i * nics // devices. A link is two directed wires of `bandwidth` each; with
+`shared` all wires of the entry in a node, both ways, have that capacity together. `multicast` is the rate at which a
+switch reduces and broadcasts (NVLink SHARP). `protocols` are faster starts at a lower bandwidth.
 
-**Between nodes** each NIC has a wire each way to a leaf switch: leaf r serves NIC r of all nodes with `rails`, else a leaf
-serves one node. Leaves meet in a spine, by an uplink of what their NICs bring together over `oversubscription`. `burst` is the bytes
-that a NIC lets through at once when it was idle: networks of clouds and rate limits are token buckets.
+**Between nodes** each NIC has a wire each way to a leaf switch: leaf r serves NIC r of all nodes with `rails`, else a
+leaf serves one node. Leaves meet in a spine, by an uplink of what their NICs bring together over `oversubscription`.
+`burst` is the bytes that a NIC lets through at once when it was idle: networks of clouds and rate limits are token
+buckets.
 
-**Library.** `collective_start` and `send_start` are seconds before the first byte, on top of the links' latency. `reduction` is
-the bytes a second that a device adds to its own when that is not done while others arrive; without it, it is.
+**Library.** `collective_start` and `send_start` are seconds before the first byte, on top of the links' latency.
+`reduction` is the bytes a second that a device adds to its own when that is not done while others arrive; without it,
+it is.
 
-**Host.** With `[host]` the devices of a node are processes on its cores: work beyond `cores` slows all of it down evenly.
-With `transfers_use_cores` a transfer keeps a core at each of its ends busy, or `transfer_cores` of one: a slow link leaves most of
-it free. With `blocking` a device issues a transfer only once the compute steps before it are done, as a CPU rank does; without,
-it issues ahead, as a GPU stream does. With `take_turns` two ranks send to each other one way at a time, as over gloo (`sim/turns.py`).
+**Host.** With `[host]` the devices of a node are processes on its cores: work beyond `cores` slows all of it down
+evenly. With `transfers_use_cores` a transfer keeps a core at each of its ends busy, or `transfer_cores` of one: a slow
+link leaves most of it free. With `blocking` a device issues a transfer only once the compute steps before it are done,
+as a CPU rank does; without, it issues ahead, as a GPU stream does. With `take_turns` two ranks send to each other one
+way at a time, as over gloo (`sim/turns.py`).
 """
 
 from __future__ import annotations
@@ -126,9 +130,11 @@ class Matmul(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`cache` bytes move at `cache_bandwidth`; `special` is elements a second of operators that evaluate special functions
-    or normalise. Where these are absent, memory bandwidth alone decides. `profile` names measured operator times
-    of this device, `carried_profile` those of another (`cost/profile.py`); `allocation` is what the sizes of allocated memory are rounded up to."""
+    """`cache` bytes move at `cache_bandwidth`; `special` is elements a second of operators that evaluate special
+    functions or normalise. Where these are absent, memory bandwidth alone decides. `profile` names measured operator
+    times of this device, `carried_profile` those of another (`cost/profile.py`); `allocation` is what the sizes of
+    allocated memory are rounded up to.
+    """
 
     kind: str
     per_node: int

@@ -3,12 +3,12 @@
     fault  := "link" link "down" | "bandwidth" link "x" FACTOR | "latency" link "x" FACTOR
     link   := ("node" INT)? NAME (":" INT)?
 
-NAME is a link of the description, `nic`, `spine` (leaves to spine), or `fabric`: the last two together. A number picks what
-belongs to that device (for `nic` that NIC, for `spine` that leaf), counted within the node where one is named, else over
-the whole cluster. Without node and number all of the name are meant. Both directions are.
+NAME is a link of the description, `nic`, `spine` (leaves to spine), or `fabric`: the last two together. A number picks
+what belongs to that device (for `nic` that NIC, for `spine` that leaf), counted within the node where one is named,
+else over the whole cluster. Without node and number all of the name are meant. Both directions are.
 
-A wire that is down carries nothing: routes go another way where there is one. A device whose NIC is down sends over the NIC of
-the nearest device of its node, to which it goes over the links between them, as NCCL does (PXN).
+A wire that is down carries nothing: routes go another way where there is one. A device whose NIC is down sends over the
+NIC of the nearest device of its node, to which it goes over the links between them, as NCCL does (PXN).
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
 """The `laptop` cluster with the figures of the machine at hand, measured in about a second.
 
-- **Compute, memory, dispatch**: threads, as many as ranks can run at once (the smaller of ranks and cores), each with one
+- **Compute, memory, dispatch**: threads, as many as ranks can run at once (the smaller of ranks and cores), each with
+  one
   torch thread, do the same work at the same time: f32 products, large copies, additions in the cache, gelu, tiny operators. The figure is the mean of what
   one of them reaches while the others are busy too. Ranks beyond the cores are not in it: the simulator shares `[host] cores`
   among them as they come.
-- **Link**: two gloo process groups in two threads of this process, over TCP on the loopback device: ping-pong for the latency,
+- **Link**: two gloo process groups in two threads of this process, over TCP on the loopback device: ping-pong for the
+  latency,
   large messages for the bandwidth; what all-reduces take beyond that is `collective_start` and `reduction`. Where gloo
   cannot be set up, the preset's figures stay, and their source says so.
-- **Collectives**: given the processes that will run, all-reduces of 256 KiB and of 4 MiB between all of them, which the two
+- **Collectives**: given the processes that will run, all-reduces of 256 KiB and of 4 MiB between all of them, which the
+  two
   threads cannot tell: ranks that share cores wait for each other's turn. What the links do not explain is `collective_start`
   and `reduction`.
 
@@ -38,7 +41,9 @@ __all__ = ["measure_laptop", "time_all_reduce"]
 
 
 def measure_laptop(ranks: int, processes: GlooRanks | None = None) -> Cluster:
-    """The laptop cluster with `ranks` devices and this machine's figures; with `processes`, collectives are timed on them."""
+    """The laptop cluster with `ranks` devices and this machine's figures; with `processes`, collectives are timed on
+    them.
+    """
     preset = load(f"laptop:{ranks}")
     # first of all: processes that are still starting would be in the way of what follows
     times = processes.call(time_all_reduce) if processes is not None and processes.count > 1 else None
@@ -78,7 +83,11 @@ def measure_laptop(ranks: int, processes: GlooRanks | None = None) -> Cluster:
 def _with_processes(
     cluster: Cluster, times: list[tuple[float, float]], measured: Callable[[float, str], Figure]
 ) -> Cluster:
-    """A ring of p ranks: 2 (p-1) hops, 2 (p-1)/p of the array over the wire, (p-1)/p of it added. The line goes through two sizes that steps have: gloo takes an array of a few bytes another way, in a fifth of the time where ranks share cores."""
+    """A ring of p ranks: 2 (p-1) hops, 2 (p-1)/p of the array over the wire, (p-1)/p of it added.
+
+    The line goes through two sizes that steps have: gloo takes an array of a few bytes another way, in a fifth of the
+    time where ranks share cores.
+    """
     middle, large = (max(seconds) for seconds in zip(*times, strict=True))
     link, count = cluster.link[0], len(times)
     share = (count - 1) / count
@@ -146,7 +155,7 @@ def _with_gloo(cluster: Cluster, measured: Callable[[float, str], Figure]) -> Cl
     )
 
 
-# ---- work, as amounts a second -------------------------------------------------------------------------------------------
+# ---- work, as amounts a second ---------------------------------------------------------------------------------------
 
 
 def _together(count: int, work: Callable[[threading.Barrier], float]) -> float:
@@ -213,7 +222,7 @@ def _dispatch(barrier: threading.Barrier) -> float:
     return _rate(lambda: tiny + tiny, 1.0, barrier, seconds=0.01)
 
 
-# ---- the link ------------------------------------------------------------------------------------------------------------
+# ---- the link --------------------------------------------------------------------------------------------------------
 
 _SIZE = 16 << 20  # of a large message
 

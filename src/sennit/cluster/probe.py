@@ -2,22 +2,23 @@
 
     seconds(size) = latency + max(0, size - burst) / bandwidth     for each class of pairs: within a node, between nodes
 
-**Estimates.** Latency is the lowest decile of the times of the smallest message, one way: other work on the machines only ever adds
-to it; with gloo no more than what an all-reduce of 8 bytes, a ring there, allows for its hops. Bandwidth is the slope between the two largest sizes. `burst` is what the largest message is faster than both say, between
-nodes: a token bucket lets through so many bytes at once after a pause. Each has a 95% interval, by resampling the measured
+**Estimates.** Latency is the lowest decile of the times of the smallest message, one way: other work on the machines
+only ever adds to it; with gloo no more than what an all-reduce of 8 bytes, a ring there, allows for its hops. Bandwidth
+is the slope between the two largest sizes. `burst` is what the largest message is faster than both say, between nodes:
+a token bucket lets through so many bytes at once after a pause. Each has a 95% interval, by resampling the measured
 times of all pairs of the class; a burst whose interval holds 0 is none.
 
-**All-reduces** of several sizes over all ranks. What they take beyond a ring's hops and bytes is `collective_start` (of 8 bytes) and, for
-gloo, `reduction`: the median over the sizes, in seconds a byte. One size alone may be an unlucky one: gloo cuts large arrays into
-segments, and ranks that fall out of step then wait for each other.
+**All-reduces** of several sizes over all ranks. What they take beyond a ring's hops and bytes is `collective_start` (of
+8 bytes) and, for gloo, `reduction`: the median over the sizes, in seconds a byte. One size alone may be an unlucky one:
+gloo cuts large arrays into segments, and ranks that fall out of step then wait for each other.
 
-**Gloo's ranks** also say what part of a core a transfer keeps busy (processor time over time of the large all-reduces), and whether two
-ranks send to each other one way at a time: a message, and a quarter of its time later one the other way; together they take 1.25
-times as long as one, or twice.
+**Gloo's ranks** also say what part of a core a transfer keeps busy (processor time over time of the large all-reduces),
+and whether two ranks send to each other one way at a time: a message, and a quarter of its time later one the other
+way; together they take 1.25 times as long as one, or twice.
 
-**Sharing.** All disjoint pairs of a class send at once. What they carry together, over what one carries alone, is the number of
-ways that there are: NICs between nodes; within a node as many as pairs where each device has a link of its own, fewer where
-they share one, which then is one shared link of the capacity that was seen.
+**Sharing.** All disjoint pairs of a class send at once. What they carry together, over what one carries alone, is the
+number of ways that there are: NICs between nodes; within a node as many as pairs where each device has a link of its
+own, fewer where they share one, which then is one shared link of the capacity that was seen.
 """
 
 from __future__ import annotations
@@ -71,9 +72,10 @@ class PairClass:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """`small_all_reduce` and `large_all_reduce` are seconds of all-reduces over all ranks, of 8 and of `large_bytes` bytes;
-    `all_reduces` has those of other sizes. `cores_busy` is the part of a core that a transfer takes, `opposite` the time of two
-    messages in opposite directions over that of one: see the module's text."""
+    """`small_all_reduce` and `large_all_reduce` are seconds of all-reduces over all ranks, of 8 and of `large_bytes`
+    bytes; `all_reduces` has those of other sizes. `cores_busy` is the part of a core that a transfer takes, `opposite`
+    the time of two messages in opposite directions over that of one: see the module's text.
+    """
 
     nodes: int
     per_node: int
@@ -221,8 +223,10 @@ def _start(probe: Probe) -> float:
 
 
 def _reduction(probe: Probe, links: Sequence[Link], nic: Nic | None) -> Figure | None:
-    """What gloo adds a second: its all-reduces less the small one and less a ring's bytes on the wires. Libraries of GPUs add
-    while others arrive."""
+    """What gloo adds a second: its all-reduces less the small one and less a ring's bytes on the wires.
+
+    Libraries of GPUs add while others arrive.
+    """
     if probe.backend != "gloo":
         return None
     count = probe.nodes * probe.per_node

@@ -1,11 +1,11 @@
 """Times messages between the ranks of a running process group: the measuring half of `sennit probe`.
 
-Every rank calls `probe_ranks`; rank 0 gets the `Probe`. With gloo, messages are tensors of the CPU; with NCCL, of each rank's
-GPU, and the device is synchronised around every time that is taken. A pair plays ping-pong while the other ranks wait at a
-barrier, so that nothing disturbs it; then all disjoint pairs of a class send at once.
+Every rank calls `probe_ranks`; rank 0 gets the `Probe`. With gloo, messages are tensors of the CPU; with NCCL, of each
+rank's GPU, and the device is synchronised around every time that is taken. A pair plays ping-pong while the other ranks
+wait at a barrier, so that nothing disturbs it; then all disjoint pairs of a class send at once.
 
-At most `most_pairs` pairs of a class are measured, spread over the ranks: the time grows with that and not with the cluster.
-Torch is imported here, so this file is imported by name and not by `sennit.cluster`.
+At most `most_pairs` pairs of a class are measured, spread over the ranks: the time grows with that and not with the
+cluster. Torch is imported here, so this file is imported by name and not by `sennit.cluster`.
 """
 
 from __future__ import annotations
@@ -173,8 +173,11 @@ class _Ranks:
         self.rank, self.device, self.sizes, self.repeats, self.buffer = rank, device, sizes, repeats, buffer
 
     def ping_pong(self, pair: Pair) -> list[list[float]]:
-        """By size, the seconds of a message one way; the same on all ranks. The smallest is timed beside each of the others: work
-        of others that comes and goes then meets a part of its times only."""
+        """By size, the seconds of a message one way; the same on all ranks.
+
+        The smallest is timed beside each of the others: work of others that comes and goes then meets a part of its
+        times only.
+        """
         rows: list[list[float]] = [[] for _ in self.sizes]
         for number, size in enumerate(self.sizes):
             dist.barrier()
@@ -228,8 +231,9 @@ class _Ranks:
         return sorted(taken)[len(taken) // 4], cores / sum(taken)
 
     def opposite(self, pair: Pair, size: int) -> float:
-        """A message from the first of the pair and, a quarter of its time later, one from the second: how many times as long as
-        one alone they take together. The least of some (other work only adds), the same on all ranks."""
+        """A message from the first of the pair and, a quarter of its time later, one from the second: how many times as
+        long as one alone they take together. The least of some (other work only adds), the same on all ranks.
+        """
         there, back = self.buffer[:size], torch.zeros_like(self.buffer[:size])
         ratios: list[float] = []
         for _ in range(max(3, self.repeats // 3)):

@@ -1,14 +1,17 @@
-"""Gloo processes on this machine that run functions: the `laptop` cluster for real. And the same on its GPUs, with NCCL.
+"""Gloo processes on this machine that run functions: the `laptop` cluster for real.
+
+And the same on its GPUs, with NCCL.
 
     with GlooRanks(4) as ranks:
         answers = ranks.call(work, 3)        # work(rank, 3) on every rank; the answers in the order of the ranks
 
-`work` is a function of an importable module. The processes are started at the first call, by a fork server that imports torch once,
-and serve any number of calls in one process group. A rank that raises or dies ends the call: the others get a few seconds to fail or
-answer, then all are stopped, and the error names each rank with its traceback. The next call starts new processes, since the old
-group is lost. Nothing is left behind: no process, no folder.
+`work` is a function of an importable module. The processes are started at the first call, by a fork server that imports
+torch once, and serve any number of calls in one process group. A rank that raises or dies ends the call: the others get
+a few seconds to fail or answer, then all are stopped, and the error names each rank with its traceback. The next call
+starts new processes, since the old group is lost. Nothing is left behind: no process, no folder.
 
-`NcclRanks` are dealt to the GPUs in turn. Where there are more ranks than GPUs, several share one: NCCL 2.30 allows it when asked (2.28 does not).
+`NcclRanks` are dealt to the GPUs in turn. Where there are more ranks than GPUs, several share one: NCCL 2.30 allows it
+when asked (2.28 does not).
 """
 
 from __future__ import annotations

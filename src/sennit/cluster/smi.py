@@ -13,8 +13,9 @@ The classes, from near to far, and what they become here:
 | `PHB`, `NODE` | through the host bridge, or between those of one NUMA node | a host `host N`, with a link to each PCIe switch |
 | `SYS` | over the link between sockets | a link between hosts |
 
-The matrix has no rates: those of the classes are data sheet figures, and NVLink's depends on the device's generation. What the
-devices are is taken from a preset or a file. NICs that no GPU is nearest to (storage, management) are left out.
+The matrix has no rates: those of the classes are data sheet figures, and NVLink's depends on the device's generation.
+What the devices are is taken from a preset or a file. NICs that no GPU is nearest to (storage, management) are left
+out.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """The wires of a cluster and the routes over them.
 
-A *wire* is one direction of a link, with one capacity. A *route* is the wires that a transfer from one device to another
-occupies, in order. Within a node it is the path of fewest wires, among those the one with the widest bottleneck, among
-those the first declared; devices and NICs do not forward. Between nodes it goes from the device to its nearest NIC, over
-that NIC's wire to its leaf, through the spine where the two NICs hang on different leaves, and down again.
+A *wire* is one direction of a link, with one capacity. A *route* is the wires that a transfer from one device to
+another occupies, in order. Within a node it is the path of fewest wires, among those the one with the widest
+bottleneck, among those the first declared; devices and NICs do not forward. Between nodes it goes from the device to
+its nearest NIC, over that NIC's wire to its leaf, through the spine where the two NICs hang on different leaves, and
+down again.
 
-Nodes are alike, so paths are found once, in a node, and moved by arithmetic: wire w of node n is `n * per_node + w`. Where
-faults (`cluster/faults.py`) leave a node with fewer wires than others, its paths are found for it alone.
+Nodes are alike, so paths are found once, in a node, and moved by arithmetic: wire w of node n is `n * per_node + w`.
+Where faults (`cluster/faults.py`) leave a node with fewer wires than others, its paths are found for it alone.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A wire from one end to another, by name: `device 3` (of the whole cluster), `node 0 nvswitch`, `leaf 2`, `spine`. The
-    wire of a shared link has many edges."""
+    """A wire from one end to another, by name:
+
+    `device 3` (of the whole cluster), `node 0 nvswitch`, `leaf 2`, `spine`. The wire of a shared link has many edges.
+    """
 
     tail: str
     head: str
@@ -139,7 +142,10 @@ class Topology:
         return tuple(dict.fromkeys(speed.name for wire in self.wires for speed in wire.speeds))
 
     def edges(self) -> tuple[Edge, ...]:
-        """The directed graph that the routes run over. A cluster of one node has no edges to its NICs: they lead nowhere."""
+        """The directed graph that the routes run over.
+
+        A cluster of one node has no edges to its NICs: they lead nowhere.
+        """
         found: list[Edge] = []
         cluster = self.cluster
         size = cluster.device.per_node
@@ -196,7 +202,7 @@ def _nearest(device: int, nics: int, devices: int) -> int:
     return device * nics // devices
 
 
-# ---- the wires of one node and of the network --------------------------------------------------------------------------
+# ---- the wires of one node and of the network ------------------------------------------------------------------------
 
 
 def _speeds(protocols: tuple[Protocol, ...]) -> tuple[Speed, ...]:
@@ -280,7 +286,7 @@ def _network(cluster: Cluster) -> list[Wire]:
     return wires
 
 
-# ---- paths -------------------------------------------------------------------------------------------------------------
+# ---- paths -----------------------------------------------------------------------------------------------------------
 
 
 def _paths(

@@ -7,8 +7,8 @@ Each move between ranks takes the latency of its route and bytes / bandwidth. Wi
     load    = the most, over wires, of all bytes on the wire / its bandwidth
     seconds = start + max(chain, depth + load) + messages between nodes of the busiest rank * `per_message`
 
-which is exact for a lone chain and for a full wire, and too low where chains wait for each other's wires: the chunk-level simulator
-knows that. Of the protocols of the links the fastest is taken. Moves inside a rank are free.
+which is exact for a lone chain and for a full wire, and too low where chains wait for each other's wires: the
+chunk-level simulator knows that. Of the protocols of the links the fastest is taken. Moves inside a rank are free.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@
 | all-to-all | grouped send and receive with every peer at once | a schedule |
 | all-to-next | send to the next rank, receive from the one before | a schedule |
 
-NCCL chooses algorithm, protocol and number of channels by its tuning model. Here the fastest of all choices is taken, so a baseline is
-never slower than NCCL would be on this machine for having chosen badly.
+NCCL chooses algorithm, protocol and number of channels by its tuning model. Here the fastest of all choices is taken,
+so a baseline is never slower than NCCL would be on this machine for having chosen badly.
 
-**Tree**, m nodes of g devices and N NICs, as NCCL's tuning has it: an array goes up and down, so twice (g - 1) hops in the node and twice
-log2 m between nodes, and every NIC carries 2 n / N bytes each way:
+**Tree**, m nodes of g devices and N NICs, as NCCL's tuning has it: an array goes up and down, so twice (g - 1) hops in
+the node and twice log2 m between nodes, and every NIC carries 2 n / N bytes each way:
 
     launch + 2 ((g - 1) alpha_in + ceil(log2 m) alpha_out) + max(2 n / device link, 2 n / N / NIC)
 
@@ -68,8 +68,10 @@ def fastest(
     protocols: Sequence[Protocol] = tuple(Protocol),
     fold: Fold | None = None,
 ) -> Baseline:
-    """The best protocol and number of instances for a size, of those whose thread blocks a device can hold at once: blocks wait
-    for each other, so all must run, one a multiprocessor. `fold` (`simulate_fold.py`) makes it quick on many ranks."""
+    """The best protocol and number of instances for a size, of those whose thread blocks a device can hold at once:
+    blocks wait for each other, so all must run, one a multiprocessor. `fold` (`simulate_fold.py`) makes it quick on
+    many ranks.
+    """
     blocks = max((len(rank.blocks) for rank in schedule.ranks), default=1)
     fitting = [count for count in channels if count * blocks <= cluster.device.matmul.units.value] or [1]
     found = [
@@ -87,8 +89,9 @@ def fastest(
 
 
 def simulated_cost(cluster: Cluster, channels: Sequence[int] = (1, 4), machine: Machine | None = None) -> AlgorithmCost:
-    """What an algorithm takes, compiled and simulated, for `selection.fill`: slower to ask than `alpha_beta`, and aware of
-    contention, slots and thread blocks. Schedules are kept while the function lives."""
+    """What an algorithm takes, compiled and simulated, for `selection.fill`: slower to ask than `alpha_beta`, and aware
+    of contention, slots and thread blocks. Schedules are kept while the function lives.
+    """
     schedules: dict[Algorithm, Schedule] = {}
 
     def cost(algorithm: Algorithm, size: int) -> float:
@@ -143,7 +146,7 @@ def _multicast(cluster: Cluster, size: int) -> Iterator[Baseline]:
         yield Baseline("NVLS", "Simple", 1, transfer.seconds(topology))
 
 
-# ---- schedules ---------------------------------------------------------------------------------------------------------
+# ---- schedules -------------------------------------------------------------------------------------------------------
 
 
 def _rings(cluster: Cluster) -> list[list[int]]:

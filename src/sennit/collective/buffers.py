@@ -1,7 +1,7 @@
 """Where a buffer really lies: in place, input and output of a rank are one memory.
 
-`Memories` numbers the memories of all ranks and says for each (rank, buffer) which memory it is, where it begins in it, and how
-many chunks it has. Two places are the same place if they agree there, whatever their names.
+`Memories` numbers the memories of all ranks and says for each (rank, buffer) which memory it is, where it begins in it,
+and how many chunks it has. Two places are the same place if they agree there, whatever their names.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@
 | 6 blocks | | thread blocks, instructions, waits | |
 | 7 slots | blocks | the least number of slots without deadlock | `compile_slots.py` |
 
-Each pass is near-linear in the number of moves. None looks at values: any algorithm is compiled to a schedule that does the same, be it right
-or not; `language.py` and the verifier look at values.
+Each pass is near-linear in the number of moves. None looks at values: any algorithm is compiled to a schedule that does
+the same, be it right or not; `language.py` and the verifier look at values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ __all__ = ["CompileOptions", "compile_algorithm"]
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """`fuse` joins receives with sends (pass 3). `share_blocks` lets one block receive and send where nothing is fused (pass 6)."""
+    """`fuse` joins receives with sends (pass 3).
+
+    `share_blocks` lets one block receive and send where nothing is fused (pass 6).
+    """
 
     fuse: bool = True
     share_blocks: bool = False

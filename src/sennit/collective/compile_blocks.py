@@ -1,19 +1,22 @@
 """Passes 5 and 6: channels, and thread blocks with their instructions and waits.
 
-**Channels** (`assign_channels`). The moves that fused operations join form a *chain*: a send, operations that receive and send on, a receive. A
-chain lies on one channel from end to end, so that the two ends of every connection agree. The channel is that of its lane, unless it
-would meet messages there that it overtakes, or that overtake it: a connection takes a message if as many of its sends stand before
-the new send as of its receives before the new receive. Then the chain goes to a further channel of its lane.
+**Channels** (`assign_channels`). The moves that fused operations join form a *chain*: a send, operations that receive
+and send on, a receive. A chain lies on one channel from end to end, so that the two ends of every connection agree. The
+channel is that of its lane, unless it would meet messages there that it overtakes, or that overtake it: a connection
+takes a message if as many of its sends stand before the new send as of its receives before the new receive. Then the
+chain goes to a further channel of its lane.
 
-**Blocks** (`assign_blocks`). The end of a connection belongs to one block of its rank. A block is the two ends that fused operations join, or one
-end alone; moves within a rank have a block for each channel. Each block runs its operations in the global order. So every wait, message
-and step of a block points backwards in that order: with connections that hold any number of messages nothing can deadlock.
-With `share` a block that would only receive and one that would only send become one: half the blocks, where executors limit them, but a send
-may have to wait for a receive that it does not need, and more slots may be needed.
+**Blocks** (`assign_blocks`). The end of a connection belongs to one block of its rank. A block is the two ends that
+fused operations join, or one end alone; moves within a rank have a block for each channel. Each block runs its
+operations in the global order. So every wait, message and step of a block points backwards in that order: with
+connections that hold any number of messages nothing can deadlock. With `share` a block that would only receive and one
+that would only send become one: half the blocks, where executors limit them, but a send may have to wait for a receive
+that it does not need, and more slots may be needed.
 
-**Waits.** A block *knows* how far the other blocks of its rank are: by its own waits, and by those that the operations that it waited for had behind
-them. A wait for what the block knows already is left out. Of several, the one for the latest operation comes first, since it may
-imply the others. (Knowledge is not handed on further: that would cost as much as there are blocks for every wait.)
+**Waits.** A block *knows* how far the other blocks of its rank are: by its own waits, and by those that the operations
+that it waited for had behind them. A wait for what the block knows already is left out. Of several, the one for the
+latest operation comes first, since it may imply the others. (Knowledge is not handed on further: that would cost as
+much as there are blocks for every wait.)
 """
 
 from __future__ import annotations
@@ -86,8 +89,11 @@ def _chains(dag: OperationDag, order: GlobalOrder) -> list[list[int]]:
 
 @dataclass(slots=True)
 class _Block:
-    """A block that is being filled. `waited` is the last step of each other block that it waited for; it is replaced, not changed,
-    since operations keep it. `known` has besides what the operations waited for had waited for."""
+    """A block that is being filled.
+
+    `waited` is the last step of each other block that it waited for; it is replaced, not changed, since operations keep
+    it. `known` has besides what the operations waited for had waited for.
+    """
 
     number: int  # among those of its rank
     send: int | None
@@ -224,7 +230,9 @@ def _homes(
 
 
 def _lonely_ends(dag: OperationDag, channels: Channels, joined: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Pairs of a received and a sent move whose ends no fused operation joins: of the same peer first, then as they come."""
+    """Pairs of a received and a sent move whose ends no fused operation joins: of the same peer first, then as they
+    come.
+    """
     channel, connection = channels.channel, channels.connection
     inward, outward = {connection[m] for m, _ in joined}, {connection[n] for _, n in joined}
     receives: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # rank, channel: peer -> a move

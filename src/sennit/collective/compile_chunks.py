@@ -1,17 +1,19 @@
 """Pass 1, the chunk DAG: which access to a chunk must come before which.
 
-A move m makes two *accesses*: 2m reads the source, 2m + 1 writes the target (and, in a reduce, reads it too). Accesses to the same
-chunk keep their order unless both only read:
+A move m makes two *accesses*: 2m reads the source, 2m + 1 writes the target (and, in a reduce, reads it too). Accesses
+to the same chunk keep their order unless both only read:
 
     read  after write     on the last write of the chunk
     write after read      on all reads since then
     write after write     on the last write, where nobody read it (else it follows from the two above)
 
-**Cells.** All memories lie one after another in one space of addresses, and every start and stop of an access cuts it. Between two
-cuts lies a *cell*: all its chunks have the same history, so a cell is treated as one thing and an access is a range of cells. This is the
-interval map of `language.py` with all cuts known beforehand: O(E log E) for E accesses and their cells, and no segment is split.
+**Cells.** All memories lie one after another in one space of addresses, and every start and stop of an access cuts it.
+Between two cuts lies a *cell*: all its chunks have the same history, so a cell is treated as one thing and an access is
+a range of cells. This is the interval map of `language.py` with all cuts known beforehand: O(E log E) for E accesses
+and their cells, and no segment is split.
 
-An access is dead (see `written_for_nothing`) if no read but those named meets what it wrote, and no output that is asked for holds it.
+An access is dead (see `written_for_nothing`) if no read but those named meets what it wrote, and no output that is
+asked for holds it.
 """
 
 from __future__ import annotations

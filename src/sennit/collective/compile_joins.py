@@ -1,18 +1,18 @@
 """Which moves are done at once: reduces in one pass over memory, and the moves of a switch.
 
-Reduces one after another into the same chunks must keep their order anyway, and each would read and write the target. Joined they
-read every source and the target once and write once. A reduce joins those before it if
+Reduces one after another into the same chunks must keep their order anyway, and each would read and write the target.
+Joined they read every source and the target once and write once. A reduce joins those before it if
 
 1. all write exactly the same chunks of the same rank, on the same lane;
 2. nothing has touched these chunks in between: its write waits for the write of the last one and for nothing else;
 3. no move outside waits for a part of them.
 
-By 3 they can all stand where the last one stands: nothing in between needed the earlier ones. So if what is joined is numbered by
-its last move, everything waits for smaller numbers only, and joining never makes a cycle. One pass over the moves decides it: a
-group is closed as soon as a move that does not join it waits for it.
+By 3 they can all stand where the last one stands: nothing in between needed the earlier ones. So if what is joined is
+numbered by its last move, everything waits for smaller numbers only, and joining never makes a cycle. One pass over the
+moves decides it: a group is closed as soon as a move that does not join it waits for it.
 
-The moves of one multicast or reduction of a switch (`ir/collective.py`) stand together in the program, so nothing lies between
-them.
+The moves of one multicast or reduction of a switch (`ir/collective.py`) stand together in the program, so nothing lies
+between them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ def moves_before(chunks: ChunkDag, move: int) -> set[int]:
 
 
 def joined_moves(chunks: ChunkDag, *, local_only: bool) -> list[list[int]]:
-    """All moves, in groups that are done at once, by the last move of each. `local_only`: a group stays within a rank, and
-    there is no switch."""
+    """All moves, in groups that are done at once, by the last move of each.
+
+    `local_only`: a group stays within a rank, and there is no switch.
+    """
     groups: list[list[int]] = []
     of: list[list[int]] = []  # by move
     open_groups: set[int] = set()  # by their first move

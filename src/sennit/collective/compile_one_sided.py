@@ -1,17 +1,22 @@
 """The second lowering: an `Algorithm` to a `OneSided` program on symmetric buffers.
 
-It starts from the chunk DAG (pass 1 of `compile.py`). There is no receive here to be joined with a send: each move is done by one
-rank that touches the memory of the other. A copy is *put* by the source, since writing to another's memory costs one way; a
-reduce is done by the target, which must read its own chunk anyway.
+It starts from the chunk DAG (pass 1 of `compile.py`). There is no receive here to be joined with a send: each move is
+done by one rank that touches the memory of the other. A copy is *put* by the source, since writing to another's memory
+costs one way; a reduce is done by the target, which must read its own chunk anyway.
 
-1. **Operations** (`compile_one_sided_operations.py`). A move is one; reduces one after another into the same chunks are one
+1. **Operations** (`compile_one_sided_operations.py`). A move is one; reduces one after another into the same chunks are
+   one
    together.
-2. **Order.** An operation waits for those whose accesses stand before its own. Operations are taken by depth, then by number.
-3. **Blocks.** The operations of a rank that touch the same peers on the same lane (see `compile_operations.py`) form a block;
+2. **Order.** An operation waits for those whose accesses stand before its own. Operations are taken by depth, then by
+   number.
+3. **Blocks.** The operations of a rank that touch the same peers on the same lane (see `compile_operations.py`) form a
+   block;
    those that stay in the rank form one for each lane. Each runs in the order of 2.
-4. **Gates.** See `ir/one_sided.py`. A rank's gate has two operations that move nothing, its *entry* and its *exit*. The first
+4. **Gates.** See `ir/one_sided.py`. A rank's gate has two operations that move nothing, its *entry* and its *exit*. The
+   first
    operation of a block waits for the entries of the peers that the block touches; their exits wait for its last.
-5. **Signals** (`compile_one_sided_signals.py`). Where an operation waits for one of another block, be it of the same rank or not,
+5. **Signals** (`compile_one_sided_signals.py`). Where an operation waits for one of another block, be it of the same
+   rank or not,
    the other block signals after it and this one waits before. A wait that others imply is left out, be it for a gate or not.
 
 Every wait points backwards in one order, and a put needs no slot; so nothing can deadlock.

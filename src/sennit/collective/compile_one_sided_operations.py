@@ -1,7 +1,7 @@
 """The operations of the one-sided lowering: each is one step of one rank.
 
-A copy between ranks is a put by its source, a reduce a read_reduce by its target. Reduces that `compile_joins.py` joins are one
-multi_reduce; the moves of a switch are one multicast by the source, or one switch_reduce by the target.
+A copy between ranks is a put by its source, a reduce a read_reduce by its target. Reduces that `compile_joins.py` joins
+are one multi_reduce; the moves of a switch are one multicast by the source, or one switch_reduce by the target.
 """
 
 from __future__ import annotations

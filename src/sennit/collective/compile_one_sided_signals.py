@@ -1,15 +1,15 @@
 """Signals of the one-sided lowering: which waits are needed, and which follow from others.
 
-An operation must come after the operations that it depends on. Those of its own block are done by the order of the block; of each
-other block the latest is enough. These, and the operation before it in its block, are its *predecessors*. A wait for a
-predecessor o is implied by the others, and left out, if o happens before one of them. What is left is the transitive reduction:
-the same operations are ordered, and with any one wait less they would not be.
+An operation must come after the operations that it depends on. Those of its own block are done by the order of the
+block; of each other block the latest is enough. These, and the operation before it in its block, are its
+*predecessors*. A wait for a predecessor o is implied by the others, and left out, if o happens before one of them. What
+is left is the transitive reduction: the same operations are ordered, and with any one wait less they would not be.
 
-**Which are implied** (`_implied`). An operation has a *level*, one more than the largest of its predecessors. Only a predecessor
-of a higher level than o can have o behind it, so most waits are seen to be needed at once. For the rest vector clocks decide: for
-each operation and block, how many operations of that block happen before it. Only the blocks in question get a column, in batches
-of bounded size; a batch is one sweep over all operations, a level at a time. So time and memory do not grow with the number of
-blocks where nothing is in question.
+**Which are implied** (`_implied`). An operation has a *level*, one more than the largest of its predecessors. Only a
+predecessor of a higher level than o can have o behind it, so most waits are seen to be needed at once. For the rest
+vector clocks decide: for each operation and block, how many operations of that block happen before it. Only the blocks
+in question get a column, in batches of bounded size; a batch is one sweep over all operations, a level at a time. So
+time and memory do not grow with the number of blocks where nothing is in question.
 
 A block's k-th signal to another is the one that a wait for k means.
 """
@@ -32,7 +32,10 @@ BATCH_ENTRIES = 1 << 24  # of a sweep's clocks: 64 MiB
 def place_signals(
     waits: tuple[tuple[int, ...], ...], order: list[int], home: list[Home]
 ) -> tuple[dict[int, list[Signal]], dict[int, list[Await]]]:
-    """By operation: the signals that follow it, and the waits that precede it. `order` has every operation behind those it waits for."""
+    """By operation: the signals that follow it, and the waits that precede it.
+
+    `order` has every operation behind those it waits for.
+    """
     place_in_block, before = _predecessors(waits, order, home)
     implied = _implied(order, home, place_in_block, before)
     signals: defaultdict[int, list[Signal]] = defaultdict(list)
@@ -110,8 +113,9 @@ def _levels(order: list[int], level: list[int], before: list[list[int]]) -> list
 
 
 def _sweep(levels: list[list[NDArray[np.int64]]], homes: list[tuple[int | None, int]]) -> NDArray[np.int32]:
-    """Vector clocks of all operations over some blocks: how many operations of the block happen before this one, or are it.
-    `homes` has the column of each operation's block, if it has one, and its number there."""
+    """Vector clocks of all operations over some blocks: how many operations of the block happen before this one, or are
+    it. `homes` has the column of each operation's block, if it has one, and its number there.
+    """
     width = 1 + max(column for column, _ in homes if column is not None)
     clocks = np.zeros((len(homes), width), dtype=np.int32)
     for numbers, *edges in levels:

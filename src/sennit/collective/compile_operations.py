@@ -1,23 +1,27 @@
 """Passes 2 and 3: the instruction DAG, and its fusion.
 
-**Instructions** (`instruction_dag`). An *operation* is named by the access that it begins with. A move m between ranks becomes two
-operations, a send (access 2m) and a receive or receive_reduce (access 2m + 1), joined by a message. A move within a rank becomes one,
-named 2m + 1, which also owns access 2m. An operation waits for the owners of the accesses that stand before its own.
+**Instructions** (`instruction_dag`). An *operation* is named by the access that it begins with. A move m between ranks
+becomes two operations, a send (access 2m) and a receive or receive_reduce (access 2m + 1), joined by a message. A move
+within a rank becomes one, named 2m + 1, which also owns access 2m. An operation waits for the owners of the accesses
+that stand before its own.
 
-**Joined reduces.** Reduces within a rank that `compile_joins.py` joins are one operation, named as the last of them, which owns the accesses of all.
+**Joined reduces.** Reduces within a rank that `compile_joins.py` joins are one operation, named as the last of them,
+which owns the accesses of all.
 
 **Fusion** (`fuse`). A receive r and a send s of the same rank become one operation, named as r, if
 
 1. both are of exactly the same chunks, and s waits for r alone: what it sends is what r received;
 2. neither is fused already;
 3. both are of the same *lane*, that is, of the same channel hint and instance;
-4. on this rank and lane, the peer of r is joined with no other send peer, nor the peer of s with another receive peer. A thread block has one
+4. on this rank and lane, the peer of r is joined with no other send peer, nor the peer of s with another receive peer.
+   A thread block has one
    peer on either side; so this rule, which takes the commonest pairs first, is what keeps a program on few channels.
 
-No fusion makes a cycle: contracting the edge from r to s would need a second path from r to s, and by 1 nothing else leads to s.
+No fusion makes a cycle: contracting the edge from r to s would need a second path from r to s, and by 1 nothing else
+leads to s.
 
-A receive_reduce that sends on is receive_reduce_copy_send. It becomes receive_reduce_send, which leaves its chunks alone, if all of
-them are dead: overwritten before anything else reads them, and not asked for at the end.
+A receive_reduce that sends on is receive_reduce_copy_send. It becomes receive_reduce_send, which leaves its chunks
+alone, if all of them are dead: overwritten before anything else reads them, and not asked for at the end.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Pass 4, the global order: one sequence of all operations that keeps every wait and message.
 
-Operations are taken in rounds. A round takes all that are ready, by number; so the order is by depth, and what can run at the same time
-stands together. An operation is ready if what it waits for is taken and its message is sent. Besides, messages between two ranks on a
-lane should arrive in the order of their sending, so that one connection carries them: a receive whose message is not the oldest is
-held back. If only such receives are left, the first of them *overtakes*: it is taken all the same, and pass 5 gives it another channel.
+Operations are taken in rounds. A round takes all that are ready, by number; so the order is by depth, and what can run
+at the same time stands together. An operation is ready if what it waits for is taken and its message is sent. Besides,
+messages between two ranks on a lane should arrive in the order of their sending, so that one connection carries them: a
+receive whose message is not the oldest is held back. If only such receives are left, the first of them *overtakes*: it
+is taken all the same, and pass 5 gives it another channel.
 
-The result is a linear extension of the DAG whatever overtakes: a receive is taken after its send, an operation after those it waits for.
+The result is a linear extension of the DAG whatever overtakes: a receive is taken after its send, an operation after
+those it waits for.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 """Pass 7, slots: the least number of messages that every connection must hold so that the schedule cannot deadlock.
 
-With s slots, the k-th receive of a connection must come before its (k + s)-th send. Together with steps of blocks, waits and messages this is
-a graph of what comes before what; the schedule runs to its end if and only if the graph has no cycle.
+With s slots, the k-th receive of a connection must come before its (k + s)-th send. Together with steps of blocks,
+waits and messages this is a graph of what comes before what; the schedule runs to its end if and only if the graph has
+no cycle.
 
-**One run decides.** An instruction that may run stays so until it has run: nothing that others do takes a message, a slot or a finished step
-away from it. So all orders of execution end in the same state, and one run tells whether the graph has a cycle. Where a run is stuck with
-s slots it goes on from there with s + 1: that state can be reached with s + 1 slots too. The first s with which the run reaches
-the end is the least, after one pass over the instructions.
+**One run decides.** An instruction that may run stays so until it has run: nothing that others do takes a message, a
+slot or a finished step away from it. So all orders of execution end in the same state, and one run tells whether the
+graph has a cycle. Where a run is stuck with s slots it goes on from there with s + 1: that state can be reached with s
++ 1 slots too. The first s with which the run reaches the end is the least, after one pass over the instructions.
 
-**Tiles.** A schedule for large data repeats all instructions for each tile, blocks going on to the next tile by themselves. No edge leads to
-an earlier tile: waits and messages stay in a tile, steps of a block and slots lead to the same tile or a later one. So a cycle
-would lie within one tile, where the edges are those of a run with one tile, slots included: what is free of deadlock for one tile is so
-for any number of tiles, with the same slots.
+**Tiles.** A schedule for large data repeats all instructions for each tile, blocks going on to the next tile by
+themselves. No edge leads to an earlier tile: waits and messages stay in a tile, steps of a block and slots lead to the
+same tile or a later one. So a cycle would lie within one tile, where the edges are those of a run with one tile, slots
+included: what is free of deadlock for one tile is so for any number of tiles, with the same slots.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A schedule as an mscclpp execution plan (JSON), the input of mscclpp's executor and of its NCCL interposition.
 
-mscclpp is one-sided: `put` writes into a peer's registered buffer, `signal` and `wait` count on a channel, which both ends of a
-pair of ranks share; nothing is a message. So a connection (sender, receiver, channel) becomes one channel and `slots` places in
-the receiver's scratch, each as long as the connection's longest message. `PlanOptions.slots` sets their number; None is one for
-every message, which needs the most scratch and the fewest operations. More slots than the schedule is proved with are always safe:
+mscclpp is one-sided: `put` writes into a peer's registered buffer, `signal` and `wait` count on a channel, which both
+ends of a pair of ranks share; nothing is a message. So a connection (sender, receiver, channel) becomes one channel and
+`slots` places in the receiver's scratch, each as long as the connection's longest message. `PlanOptions.slots` sets
+their number; None is one for every message, which needs the most scratch and the fewest operations. More slots than the
+schedule is proved with are always safe:
 
 | instruction | becomes |
 |---|---|
@@ -15,17 +16,21 @@ every message, which needs the most scratch and the fewest operations. More slot
 | receive_reduce_copy_send | wait; res target, and the next rank's place, = target + place; signal both |
 | copy, reduce | copy, re with all sources |
 
-- The receiver's first act is a signal, and the sender's a wait for it: the run before has ended, the places are free. After it every
+- The receiver's first act is a signal, and the sender's a wait for it: the run before has ended, the places are free.
+  After it every
   signal is waited for by the end of the run, so that channels start the next one balanced.
-- `after` becomes a device semaphore a pair of blocks: the awaited block releases it after each step that the other waits for, the
+- `after` becomes a device semaphore a pair of blocks: the awaited block releases it after each step that the other
+  waits for, the
   other acquires it in that order.
-- `nop` is the barrier of a thread block's threads. It stands before and after every operation that moves data; signals, waits and
+- `nop` is the barrier of a thread block's threads. It stands before and after every operation that moves data; signals,
+  waits and
   semaphores, which one thread does, need none between them.
-- Between nodes (`ranks_per_node`) channels are of type "port": the NIC reads from memory, so data is first stored and then put, and
+- Between nodes (`ranks_per_node`) channels are of type "port": the NIC reads from memory, so data is first stored and
+  then put, and
   `flush` keeps the source from being overwritten before it has been read.
 
-The fields are those of mscclpp's parser (src/core/executor/execution_plan.cc). Its plans have no tiles: a chunk of any size is put at
-once, the scratch grows with the data.
+The fields are those of mscclpp's parser (src/core/executor/execution_plan.cc). Its plans have no tiles: a chunk of any
+size is put at once, the scratch grows with the data.
 """
 
 from __future__ import annotations

@@ -9,16 +9,17 @@
 | signal, wait between ranks | signal, wait on a memory channel, one for each pair of blocks that signal each other |
 | signal, wait within a rank | sem_release, sem_acquire on a semaphore for each pair of blocks |
 
-The executor's wait takes one signal and knows no number, so the k-th wait of a block for another must be for k; the compiler's
-are. Every signal is waited for once, so that channels start the next run balanced; the gates keep two runs apart. A data
-operation names a channel to its peer too: one that the block has, or else one to the peer's gate.
+The executor's wait takes one signal and knows no number, so the k-th wait of a block for another must be for k; the
+compiler's are. Every signal is waited for once, so that channels start the next run balanced; the gates keep two runs
+apart. A data operation names a channel to its peer too: one that the block has, or else one to the peer's gate.
 
-**Switch channels.** A multicast object covers one buffer of some ranks, and a rank uses those that it belongs to: a multicast or
-reduction must name the rank that does it. The plan format has no reduction in the switch whose result stays with one rank: a lone
-switch_reduce is refused, and so `nvls_reduce_scatter` is. `nvls_all_reduce` with one piece becomes glres.
+**Switch channels.** A multicast object covers one buffer of some ranks, and a rank uses those that it belongs to: a
+multicast or reduction must name the rank that does it. The plan format has no reduction in the switch whose result
+stays with one rank: a lone switch_reduce is refused, and so `nvls_reduce_scatter` is. `nvls_all_reduce` with one piece
+becomes glres.
 
-Field names are those of mscclpp's parser (src/core/executor/execution_plan.cc). All ranks are within reach of each other's loads
-and stores (one node). Not run on the executor by us; the tests interpret its operations.
+Field names are those of mscclpp's parser (src/core/executor/execution_plan.cc). All ranks are within reach of each
+other's loads and stores (one node). Not run on the executor by us; the tests interpret its operations.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ MEMORY, SWITCH = "memory", "switch"
 
 
 def one_sided_mscclpp_json(program: OneSided, options: PlanOptions | None = None) -> str:
-    """The plan as JSON text. Raises CollectiveError where the executor has no operation for a step, or cannot hold it."""
+    """The plan as JSON text.
+
+    Raises CollectiveError where the executor has no operation for a step, or cannot hold it.
+    """
     options = options or PlanOptions()
     check_one_sided(program)
     channels = _channels(program)
@@ -66,7 +70,10 @@ def one_sided_mscclpp_json(program: OneSided, options: PlanOptions | None = None
 
 
 def _channels(program: OneSided) -> dict[int, list[tuple[End, End]]]:
-    """By rank: its channels in the order of their numbers, each a pair of blocks, the lower one first. Both ends count alike."""
+    """By rank: its channels in the order of their numbers, each a pair of blocks, the lower one first.
+
+    Both ends count alike.
+    """
     pairs: set[tuple[End, End]] = set()
     for ranked in program.ranks:
         for block, steps in enumerate(ranked.blocks):

@@ -14,15 +14,19 @@
 | nchunksperloop | the chunks that the executor cuts the user's count into |
 | maxBytes | 0 for no limit |
 
-`slots`, `root` and `condition` are ours: executors look attributes up by name and do not see them; the import reads them.
+`slots`, `root` and `condition` are ours: executors look attributes up by name and do not see them; the import reads
+them.
 
 What the executors do that the format does not say, from their parsers and interpreters:
 
 - rrc and rrcs add the message to what lies at *src* and store at *dst*: both are written as the target.
-- `s` counts nops; the interpreter's step counter does so too, if the step after a nop has a dependency of its own. It has.
-- consecutive `re` steps onto one target from one buffer are joined: all sources are read before the target is written, and the
+- `s` counts nops; the interpreter's step counter does so too, if the step after a nop has a dependency of its own. It
+  has.
+- consecutive `re` steps onto one target from one buffer are joined: all sources are read before the target is written,
+  and the
   last step's `cnt` is taken for all. Where that would change the result, `hasdep` on the earlier step keeps them apart.
-- a message of several chunks travels in several slots where they do not fit one, in the worst case one a chunk. So the deadlock
+- a message of several chunks travels in several slots where they do not fit one, in the worst case one a chunk. So the
+  deadlock
   check is made once more on the schedule cut like that (`cut_messages`), with the slots that the protocol has: 2 with Simple, 8 with
   LL and LL128. A ring that passes on three chunks at a time hangs with Simple once the data is large; `max_bytes` keeps it small.
 """
@@ -122,8 +126,10 @@ def _check_slots(schedule: Schedule, options: XmlOptions) -> None:
 
 
 def cut_messages(schedule: Schedule, most: int) -> Schedule:
-    """The same schedule with every instruction cut into some of at most this many chunks. A wait is for the last part of
-    what it names; the first part waits."""
+    """The same schedule with every instruction cut into some of at most this many chunks.
+
+    A wait is for the last part of what it names; the first part waits.
+    """
     return replace(schedule, ranks=tuple(_cut_rank(rank, most) for rank in schedule.ranks))
 
 
@@ -170,7 +176,7 @@ def _count(instruction: Instruction) -> int:
     return place.count
 
 
-# ---- the header --------------------------------------------------------------------------------------------------------
+# ---- the header ------------------------------------------------------------------------------------------------------
 
 
 def _collective(spec: CollectiveSpec | CustomCollective) -> str:
@@ -182,7 +188,9 @@ def _collective(spec: CollectiveSpec | CustomCollective) -> str:
 
 
 def _chunks_per_loop(spec: CollectiveSpec | CustomCollective) -> int:
-    """Executors cut `count` elements into this many chunks, after multiplying it by the ranks for all but the rooted ones."""
+    """Executors cut `count` elements into this many chunks, after multiplying it by the ranks for all but the rooted
+    ones.
+    """
     if isinstance(spec, CollectiveSpec) and spec.name in (CollectiveName.GATHER, CollectiveName.SCATTER):
         return spec.chunks
     return max(max(spec.input_chunks(rank), spec.output_chunks(rank)) for rank in range(spec.ranks))
@@ -226,7 +234,7 @@ def _check_limits(schedule: Schedule, options: XmlOptions) -> None:
                     )
 
 
-# ---- ranks, blocks, steps ----------------------------------------------------------------------------------------------
+# ---- ranks, blocks, steps --------------------------------------------------------------------------------------------
 
 
 def _rank(root: ElementTree.Element, rank: RankSchedule, schedule: Schedule, limits: MscclLimits) -> None:

@@ -3,16 +3,18 @@
 Files come from anywhere, so nothing is believed:
 
 1. the text is XML, and every attribute that the executor reads is there and of its kind;
-2. ranks, blocks and steps are numbered 0, 1, 2, ... without gaps; peers exist; a connection (sender, receiver, channel) has one
+2. ranks, blocks and steps are numbered 0, 1, 2, ... without gaps; peers exist; a connection (sender, receiver, channel)
+   has one
    block at each end; buffers hold what the steps name; waits name steps that exist and that tell their end (`hasdep`);
 3. on each connection the messages sent are those received, in number and in chunks;
 4. what the executor would do otherwise than the file says is refused (`re` steps that it joins, a wait that it loses);
-5. `verify_schedule`: right result, no race, no deadlock, in each way (in place, out of place) that the file says it serves.
+5. `verify_schedule`: right result, no race, no deadlock, in each way (in place, out of place) that the file says it
+   serves.
 
 A step that fails is named by rank, block and step. `rrc` and `rrcs` with different operands, which the executor runs as
-dst = src + message, become a copy and a receive_reduce. Files of msccl-tools have no `outofplace`, `minBytes` and `maxBytes`, which
-microsoft/msccl does not need: out of place is then what in place is not. Without `slots` a file is verified with the slots of its
-protocol.
+dst = src + message, become a copy and a receive_reduce. Files of msccl-tools have no `outofplace`, `minBytes` and
+`maxBytes`, which microsoft/msccl does not need: out of place is then what in place is not. Without `slots` a file is
+verified with the slots of its protocol.
 """
 
 from __future__ import annotations
@@ -38,8 +40,11 @@ Spec = CollectiveSpec | CustomCollective
 def read_msccl_xml(
     text: str, *, collective: Spec | None = None, root: int | None = None, verify: bool = True
 ) -> Schedule:
-    """The schedule of an MSCCL file. `collective` says what a file of a custom collective is to do; `root` is the root of one
-    that has one and does not name it."""
+    """The schedule of an MSCCL file.
+
+    `collective` says what a file of a custom collective is to do; `root` is the root of one that has one and does not
+    name it.
+    """
     algo = _parse(text)
     spec = collective or _spec(algo, root)
     where = f"algo {algo.get('name', '')!r}"
@@ -74,7 +79,7 @@ def _verify(schedule: Schedule, algo: ElementTree.Element, where: str) -> None:
             ) from None
 
 
-# ---- the header --------------------------------------------------------------------------------------------------------
+# ---- the header ------------------------------------------------------------------------------------------------------
 
 
 def _parse(text: str) -> ElementTree.Element:
@@ -129,7 +134,7 @@ def _name(algo: ElementTree.Element, where: str) -> CollectiveName:
     )
 
 
-# ---- attributes --------------------------------------------------------------------------------------------------------
+# ---- attributes ------------------------------------------------------------------------------------------------------
 
 
 def _string(element: ElementTree.Element, name: str, where: str) -> str:
@@ -170,7 +175,7 @@ def _numbered(parent: ElementTree.Element, tag: str, where: str) -> list[Element
     return [found[number] for number in range(len(found))]
 
 
-# ---- ranks, blocks, steps ----------------------------------------------------------------------------------------------
+# ---- ranks, blocks, steps --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +394,7 @@ def _instructions(step: _Step, waits: tuple[Wait, ...]) -> Iterator[tuple[Instru
     yield Instruction(opcode, source, step.target if _writes_target(opcode) else None), waits
 
 
-# ---- connections -------------------------------------------------------------------------------------------------------
+# ---- connections -----------------------------------------------------------------------------------------------------
 
 
 def _check_connections(schedule: Schedule, where: str) -> None:

@@ -3,7 +3,8 @@
     map      := segment+                adjacent, from 0 to size; neighbours differ
     segment  := START STOP value
 
-Writing cuts segments at its ends and joins those that hold an equal value, so the cost is that of the segments touched, plus a bisection.
+Writing cuts segments at its ends and joins those that hold an equal value, so the cost is that of the segments touched,
+plus a bisection.
 """
 
 from __future__ import annotations

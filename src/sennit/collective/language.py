@@ -10,22 +10,27 @@
 
     trace(program, CollectiveSpec(CollectiveName.ALL_GATHER, ranks=8, chunks=1, in_place=True), "ring")
 
-- `b.chunk(rank, buffer, index, count)` names chunks; `b.scratch(rank, name, chunks)` makes a buffer and names all of it.
-- `chunk.copy(to=rank)` and `chunk.reduce(into=chunk)` move data; both return what they wrote. `chunk.on(rank)` is the same place on
+- `b.chunk(rank, buffer, index, count)` names chunks; `b.scratch(rank, name, chunks)` makes a buffer and names all of
+  it.
+- `chunk.copy(to=rank)` and `chunk.reduce(into=chunk)` move data; both return what they wrote. `chunk.on(rank)` is the
+  same place on
   another rank, `chunk.split(n)` its n parts.
-- `chunk.multicast(group)` copies to the same place of all ranks of a group, `chunk.reduce_in_switch(group, into=chunk)` sums the same
+- `chunk.multicast(group)` copies to the same place of all ranks of a group, `chunk.reduce_in_switch(group, into=chunk)`
+  sums the same
   place of all of them: one step each where a switch joins the ranks, else the copies and reduces that they stand for.
-- `with b.channel(c):` asks for channel c. `with b.instances(k):` moves every chunk range of the part as k smaller ones, each on a channel
+- `with b.channel(c):` asks for channel c. `with b.instances(k):` moves every chunk range of the part as k smaller ones,
+  each on a channel
   of its own, so that k pipelines run side by side.
 
-The lines run in order and that order is the meaning, so a program has no races. While it runs, an interval map for each memory keeps
-the value of every chunk (`ir/collective.py`), and a fault is an error at the user's line: a chunk that nobody wrote is read, a
-contribution is added twice, a rank, buffer or index does not exist. At the end the outputs are compared with what the collective
-asks for.
+The lines run in order and that order is the meaning, so a program has no races. While it runs, an interval map for each
+memory keeps the value of every chunk (`ir/collective.py`), and a fault is an error at the user's line: a chunk that
+nobody wrote is read, a contribution is added twice, a rank, buffer or index does not exist. At the end the outputs are
+compared with what the collective asks for.
 
-**Relative values.** A segment of the interval map stands for many chunks: chunk i of it holds the sum of the contributions
-(i + d, ranks) over the pairs (d, ranks) of its value. A whole input is one segment with the pair (0, its rank); moving chunks by k
-places adds -k to each d. So a move of a thousand chunks costs as much as one of a single chunk.
+**Relative values.** A segment of the interval map stands for many chunks: chunk i of it holds the sum of the
+contributions (i + d, ranks) over the pairs (d, ranks) of its value. A whole input is one segment with the pair (0, its
+rank); moving chunks by k places adds -k to each d. So a move of a thousand chunks costs as much as one of a single
+chunk.
 """
 
 from __future__ import annotations
@@ -60,7 +65,10 @@ __all__ = ["Builder", "Chunk", "Group", "trace"]
 def trace(
     build: Callable[[Builder], None], collective: CollectiveSpec | CustomCollective, name: str, *, check: bool = True
 ) -> Algorithm:
-    """Run the user's program once and keep its moves. `check=False` leaves out the comparison of the outputs at the end."""
+    """Run the user's program once and keep its moves.
+
+    `check=False` leaves out the comparison of the outputs at the end.
+    """
     with collector_paused():
         builder = Builder(collective)
         build(builder)
@@ -247,7 +255,10 @@ class Builder:
         self._instances = before
 
     def move(self, kind: MoveKind, source: Chunk, target: Chunk) -> None:
-        """Record one move, as many as there are instances, and carry its values. `Chunk.copy` and `Chunk.reduce` call it."""
+        """Record one move, as many as there are instances, and carry its values.
+
+        `Chunk.copy` and `Chunk.reduce` call it.
+        """
         if not self._follow(kind, source, target):
             return
         if self._instances == 1:  # nearly always
@@ -257,7 +268,10 @@ class Builder:
             self._record([(kind, source, target)], switch=False)
 
     def in_switch(self, moves: Sequence[tuple[MoveKind, Chunk, Chunk]]) -> None:
-        """Record moves that a switch does at once. A copy onto itself is one of them: a multicast writes on its own rank too."""
+        """Record moves that a switch does at once.
+
+        A copy onto itself is one of them: a multicast writes on its own rank too.
+        """
         for kind, source, target in moves:
             self._follow(kind, source, target)
         self._record(moves, switch=len(moves) > 1 or moves[0][0] is MoveKind.REDUCE)

@@ -1,6 +1,7 @@
 """Do the outputs hold what the collective asks for? If not: which chunk of which rank lacks what.
 
-`held(rank)` gives segments (first, last, relative value) of the rank's output, as `collective/language.py` defines them.
+`held(rank)` gives segments (first, last, relative value) of the rank's output, as `collective/language.py` defines
+them.
 """
 
 from __future__ import annotations

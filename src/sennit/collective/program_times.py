@@ -1,11 +1,12 @@
 """Compiled schedules as the collectives of a simulated program: `simulate_fully(program, cluster, collectives=...)`.
 
-A schedule is simulated alone, chunk by chunk, on the devices that it was compiled for (rank r on device r). Its time becomes the transfer's:
-what a message of one byte takes is latency, the rest is the time that its bytes need; and what it sends lies on the wires of the
-routes, so that other transfers of the program share them with it. Sizes are asked for by class (`cost/size_class.py`).
+A schedule is simulated alone, chunk by chunk, on the devices that it was compiled for (rank r on device r). Its time
+becomes the transfer's: what a message of one byte takes is latency, the rest is the time that its bytes need; and what
+it sends lies on the wires of the routes, so that other transfers of the program share them with it. Sizes are asked for
+by class (`cost/size_class.py`).
 
-Groups that are not the first devices of the cluster, nor lie as those do some nodes further on (`sim/transfers.py` moves them), keep the
-closed forms of the cluster's library.
+Groups that are not the first devices of the cluster, nor lie as those do some nodes further on (`sim/transfers.py`
+moves them), keep the closed forms of the cluster's library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How messages cross a connection: the protocols of NCCL's device code, which MSCCL's executor runs on too.
 
-A connection is a ring of slots in the receiver's memory. A message is cut to fit a slot; each slot is passed on in `slices`, so that
-a slice crosses the wire while the one before it is already being read.
+A connection is a ring of slots in the receiver's memory. A message is cut to fit a slot; each slot is passed on in
+`slices`, so that a slice crosses the wire while the one before it is already being read.
 
 | | slot bytes | slots | slices | a thread block carries | seconds before the first message |
 |---|---|---|---|---|---|
@@ -9,9 +9,10 @@ a slice crosses the wire while the one before it is already being read.
 | LL: 4 bytes of data, 4 of flag | 32 KiB | 8 | 1 | 5 GB/s | 6.6 us |
 | LL128: 120 bytes of data, 8 of flag | 576000 | 8 | 2 | 16.7 GB/s | 14 us |
 
-Slots and slot bytes are NCCL's default buffers (src/include/device.h and the MSCCL interpreter's chunk steps); rates of LL128 and
-the base latencies are those of a ring in NCCL's tuning table (src/graph/tuning.cc); LL is a quarter of Simple there; the rate of
-Simple is what NCCL's search gives a channel on NVLink; rates are of an A100. `cluster/` gives each link's latency and efficiency by protocol.
+Slots and slot bytes are NCCL's default buffers (src/include/device.h and the MSCCL interpreter's chunk steps); rates of
+LL128 and the base latencies are those of a ring in NCCL's tuning table (src/graph/tuning.cc); LL is a quarter of Simple
+there; the rate of Simple is what NCCL's search gives a channel on NVLink; rates are of an A100. `cluster/` gives each
+link's latency and efficiency by protocol.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@
     cluster, basis
     [[row]]   collective, from_bytes, to_bytes, algorithm, options, seconds, why
 
-A row serves arrays of `from_bytes` and more, below `to_bytes` (without it: any larger). The rows of a collective follow one another without a gap,
-from 0 upwards. `seconds` is what the algorithm takes at the row's first size that was tried; `why` says it in words, with the next best.
-`basis` says how costs were come by, so that nobody takes a simulated table for a measured one.
+A row serves arrays of `from_bytes` and more, below `to_bytes` (without it: any larger). The rows of a collective follow
+one another without a gap, from 0 upwards. `seconds` is what the algorithm takes at the row's first size that was tried;
+`why` says it in words, with the next best. `basis` says how costs were come by, so that nobody takes a simulated table
+for a measured one.
 
 `fill` ranks with any cost function: the closed form of `alpha_beta.py`, the simulator, or measurements.
 """

@@ -4,27 +4,31 @@
 
     t = alpha(p, wires) + b / min(thread-block rate of p, fair share of each wire, at the part of it that p carries)
 
-The first term passes between the end of sending and the moment the receiver may read; the sender goes on meanwhile. The second
-occupies the sending thread block and the wires; shares are max-min fair among all that sends at the time (`sim/engine.py`).
+The first term passes between the end of sending and the moment the receiver may read; the sender goes on meanwhile. The
+second occupies the sending thread block and the wires; shares are max-min fair among all that sends at the time
+(`sim/engine.py`).
 
-**A thread block** does its instructions one after another, all of them for a tile, then all for the next. An instruction that receives
-waits for its message; one that sends waits for a free slot: message n of a connection for the end of the receive of n - slots, with
-the slots of the protocol, or those that the schedule was proved with where they are more; and all wait for the steps that they come
-`after`. A receive that does not send on takes b / rate to copy from the slot, and so does a local copy or reduction. A reduction of k
-sources at once moves k + 2 times b through memory where a single one moves 3, and takes (k + 2) / 3 as long. A fused instruction is one
-pass over the data: what it sends sets its time.
+**A thread block** does its instructions one after another, all of them for a tile, then all for the next. An
+instruction that receives waits for its message; one that sends waits for a free slot: message n of a connection for the
+end of the receive of n - slots, with the slots of the protocol, or those that the schedule was proved with where they
+are more; and all wait for the steps that they come `after`. A receive that does not send on takes b / rate to copy from
+the slot, and so does a local copy or reduction. A reduction of k sources at once moves k + 2 times b through memory
+where a single one moves 3, and takes (k + 2) / 3 as long. A fused instruction is one pass over the data: what it sends
+sets its time.
 
-**Tiles and slices.** Chunks are run in tiles so small that the longest message of the schedule fits a slot. (MSCCL's executor keeps the
-tiles long and cuts messages of several chunks instead; `export_xml.py` says what that can lead to.) A message is passed on in the
-protocol's slices, none below 32 KiB, so that sending and receiving overlap within an instruction.
+**Tiles and slices.** Chunks are run in tiles so small that the longest message of the schedule fits a slot. (MSCCL's
+executor keeps the tiles long and cuts messages of several chunks instead; `export_xml.py` says what that can lead to.)
+A message is passed on in the protocol's slices, none below 32 KiB, so that sending and receiving overlap within an
+instruction.
 
-**Also counted**: `launch` seconds before the first instruction; for each message through a NIC the seconds that the NIC and its
-host thread are busy with it (`Machine.nic_message`).
+**Also counted**: `launch` seconds before the first instruction; for each message through a NIC the seconds that the NIC
+and its host thread are busy with it (`Machine.nic_message`).
 
-**Approximations.** k `instances` of a schedule share its wires and run alike: one stands for all, with k times the thread-block rate and
-slots k times as long. More than `Machine.most_tiles` tiles are run as that many longer ones: alpha is paid less often, and a chain of
-hops overlaps less. 4 tiles instead of 16 change an all-to-all of 1 GiB on 32 devices by -1.2 % and an all-to-next on 24 by +5 %. The
-credit for a freed slot arrives at once. Memory bandwidth of a device is not a limit.
+**Approximations.** k `instances` of a schedule share its wires and run alike: one stands for all, with k times the
+thread-block rate and slots k times as long. More than `Machine.most_tiles` tiles are run as that many longer ones:
+alpha is paid less often, and a chain of hops overlaps less. 4 tiles instead of 16 change an all-to-all of 1 GiB on 32
+devices by -1.2 % and an all-to-next on 24 by +5 %. The credit for a freed slot arrives at once. Memory bandwidth of a
+device is not a limit.
 """
 
 from __future__ import annotations
@@ -57,8 +61,11 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Ranks that stand for all others (`simulate_fold.py`). `canonical` is by rank: where a symmetry that takes it to its representative
-    takes every rank. `wires` is by wire: the wire that stands for its orbit, and for how many ends of a representative's message it does."""
+    """Ranks that stand for all others (`simulate_fold.py`).
+
+    `canonical` is by rank: where a symmetry that takes it to its representative takes every rank. `wires` is by wire:
+    the wire that stands for its orbit, and for how many ends of a representative's message it does.
+    """
 
     topology: Topology
     ranks: tuple[int, ...]
@@ -73,9 +80,12 @@ class Fold:
 
 
 def block_rate(cluster: Cluster, protocol: Protocol, machine: Machine) -> float:
-    """Bytes a second of one thread block. `protocol.py` has the figures of an A100; a block of another device is as much
-    faster as its multiprocessor has more memory bandwidth. NCCL's own search goes the same way: it tries up to 20 GB/s a
-    channel there, 60 on H100, 90 on Blackwell."""
+    """Bytes a second of one thread block.
+
+    `protocol.py` has the figures of an A100; a block of another device is as much faster as its multiprocessor has more
+    memory bandwidth. NCCL's own search goes the same way: it tries up to 20 GB/s a channel there, 60 on H100, 90 on
+    Blackwell.
+    """
     figure = protocol.transport.block_rate
     if machine.block_rate is not None:
         return machine.block_rate * figure / Protocol.SIMPLE.transport.block_rate
@@ -150,8 +160,10 @@ Connection = tuple[int, int, int]
 
 
 class _Build:
-    """Tasks of all tiles, in the order of ranks, blocks, tiles, instructions and slices; then the edges between blocks. With a `fold`
-    only the representatives of the ranks are built, and each stands for all of its orbit."""
+    """Tasks of all tiles, in the order of ranks, blocks, tiles, instructions and slices; then the edges between blocks.
+
+    With a `fold` only the representatives of the ranks are built, and each stands for all of its orbit.
+    """
 
     def __init__(
         self,

@@ -1,15 +1,17 @@
 """A symmetric schedule on a symmetric cluster, folded: one rank stands for all that a symmetry maps it to.
 
-Let a group G of symmetries of the cluster (`synthesis_symmetry.py`) keep the schedule: it maps every block to a block that does
-the same with the mapped peers. Then every rank of an orbit does the same at the same time, since the simulator's rates depend on
-nothing but loads. So only the representatives' blocks are built, and
+Let a group G of symmetries of the cluster (`synthesis_symmetry.py`) keep the schedule: it maps every block to a block
+that does the same with the mapped peers. Then every rank of an orbit does the same at the same time, since the
+simulator's rates depend on nothing but loads. So only the representatives' blocks are built, and
 
-- a message that arrives at a representative is the image of one that a representative sends, and is matched with that one;
-- all wires of an orbit are equally full. One stands for them. A message over a wire of an orbit O is one of |G| / |O| copies on
+- a message that arrives at a representative is the image of one that a representative sends, and is matched with that
+  one;
+- all wires of an orbit are equally full. One stands for them. A message over a wire of an orbit O is one of |G| / |O|
+  copies on
   each wire of O, so its load there counts |G| / |O| times.
 
-This is exact, not an approximation; the tests compare both. What cannot be folded gives None: a schedule that treats ranks
-differently, wires shared by both directions, routes that are not symmetric, a cluster without symmetries.
+This is exact, not an approximation; the tests compare both. What cannot be folded gives None: a schedule that treats
+ranks differently, wires shared by both directions, routes that are not symmetric, a cluster without symmetries.
 """
 
 from __future__ import annotations

@@ -11,12 +11,13 @@
 | signal | nothing; it arrives after alpha where the waiting block is on another rank, at once on the same |
 | wait | until the signal is there |
 
-alpha is a hop with protocol Simple (store, fence and flag). The switch's rate (`Wire.multicast`) is calibrated in `cluster/` to
-published all-reduces; a wire carries plain and switched transfers together, each taking its share of the time. So a multicast
-loads its rank's wire once, whatever the number of ranks.
+alpha is a hop with protocol Simple (store, fence and flag). The switch's rate (`Wire.multicast`) is calibrated in
+`cluster/` to published all-reduces; a wire carries plain and switched transfers together, each taking its share of the
+time. So a multicast loads its rank's wire once, whatever the number of ranks.
 
-There are no tiles: a step moves its chunks whole. What should overlap must be cut in the algorithm (`pieces`, more chunks).
-Approximations as in `simulate.py`; besides, a remote read waits one alpha and not a round trip, since no flag follows it.
+There are no tiles: a step moves its chunks whole. What should overlap must be cut in the algorithm (`pieces`, more
+chunks). Approximations as in `simulate.py`; besides, a remote read waits one alpha and not a round trip, since no flag
+follows it.
 """
 
 from __future__ import annotations

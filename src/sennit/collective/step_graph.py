@@ -6,13 +6,13 @@ A node is one step of one block of one rank, numbered in the order of the schedu
 - waits: a step after the steps that its `after` names;
 - messages: the k-th receive of a connection after its k-th send.
 
-A connection is a FIFO with one block at each end, and both ends are lists of instructions without branches, so which send meets which
-receive does not depend on timing. Together these edges are *happens-before*.
+A connection is a FIFO with one block at each end, and both ends are lists of instructions without branches, so which
+send meets which receive does not depend on timing. Together these edges are *happens-before*.
 
-**Deadlock.** With s slots the sender of message k + s waits until message k is taken out: an edge from the k-th receive of a connection
-to its send k + s. An instruction becomes able to run when all its predecessors are done and stays able until it runs, since no
-other block takes its messages or slots. So the schedule runs to its end under every timing if and only if the graph with these
-edges has no cycle.
+**Deadlock.** With s slots the sender of message k + s waits until message k is taken out: an edge from the k-th receive
+of a connection to its send k + s. An instruction becomes able to run when all its predecessors are done and stays able
+until it runs, since no other block takes its messages or slots. So the schedule runs to its end under every timing if
+and only if the graph with these edges has no cycle.
 """
 
 from __future__ import annotations

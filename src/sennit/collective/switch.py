@@ -1,8 +1,8 @@
 """Which ranks a multicast switch joins, and the wires of each to it.
 
-A link of `cluster/` with a `multicast` rate leads to a switch that adds up what it reads from several devices and writes one
-thing to many (NVLink SHARP). The rate is what a wire carries then, below its rate for plain transfers. Such a switch joins the
-devices of one node.
+A link of `cluster/` with a `multicast` rate leads to a switch that adds up what it reads from several devices and
+writes one thing to many (NVLink SHARP). The rate is what a wire carries then, below its rate for plain transfers. Such
+a switch joins the devices of one node.
 """
 
 from __future__ import annotations

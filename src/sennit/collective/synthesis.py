@@ -1,7 +1,7 @@
 """Collectives synthesised for a network: trees that reach the cut bound, and the certificate that says so.
 
-An all-gather is a broadcast from every device at once. With x* the rate of the cut bound (`synthesis_bound.py`), each device's shard is cut
-into `share` parts, each part goes down its own tree, and all trees run at once at the same rate:
+An all-gather is a broadcast from every device at once. With x* the rate of the cut bound (`synthesis_bound.py`), each
+device's shard is cut into `share` parts, each part goes down its own tree, and all trees run at once at the same rate:
 
     1/x* = p/q in lowest terms;    g = gcd(q, all capacities);    share = q/g;    a link of capacity b holds b p/g trees.
 
@@ -10,18 +10,20 @@ into `share` parts, each part goes down its own tree, and all trees run at once 
 3. `pack_trees`: the trees.
    Where all devices are roots and the network has symmetries, 2 and 3 are done for one device of each orbit (`synthesis_symmetry.py`,
    `synthesis_orbit.py`), if that gives the same rate; it does for clusters of identical nodes.
-4. `synthesize`: the moves, level by level of all trees, and a certificate: the time of the trees on the *links of the network*, added up
+4. `synthesize`: the moves, level by level of all trees, and a certificate: the time of the trees on the *links of the
+   network*, added up
    from the finished trees, beside the cut.
 
-A broadcast is the same with one root. A reduce-scatter (a reduce) runs the trees of the reversed network backwards. An all-reduce is a
-reduce-scatter and then an all-gather: its bound is the sum of the two, so it is the best of that form, which for the bottleneck of a
-single device is the best of all (Patarasuk and Yuan 2009).
+A broadcast is the same with one root. A reduce-scatter (a reduce) runs the trees of the reversed network backwards. An
+all-reduce is a reduce-scatter and then an all-gather: its bound is the sum of the two, so it is the best of that form,
+which for the bottleneck of a single device is the best of all (Patarasuk and Yuan 2009).
 
-The exact number of trees can be large where capacities have no common measure. `trees` limits it: links then hold whole numbers
-of trees of the largest rate at which that many from each root fit, and the ratio in the certificate falls below 1.
+The exact number of trees can be large where capacities have no common measure. `trees` limits it: links then hold whole
+numbers of trees of the largest rate at which that many from each root fit, and the ratio in the certificate falls below
+1.
 
-After Zhao et al., "ForestColl: Throughput-Optimal Collective Communications on Heterogeneous Network Fabrics", arXiv 2402.06787; the
-search, the splitting and the moves are our own.
+After Zhao et al., "ForestColl: Throughput-Optimal Collective Communications on Heterogeneous Network Fabrics", arXiv
+2402.06787; the search, the splitting and the moves are our own.
 """
 
 from __future__ import annotations
@@ -56,7 +58,10 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """`share` trees from each root in `network`, and the ways over its links that carry them. `cut` limits the network."""
+    """`share` trees from each root in `network`, and the ways over its links that carry them.
+
+    `cut` limits the network.
+    """
 
     network: Network
     roots: tuple[int, ...]
@@ -83,8 +88,11 @@ class Forest:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """`algbw` is bytes of the collective's array a second, for arrays so large that starting up does not count. `bound` is what no
-    algorithm exceeds, because of the cuts: the bytes that must leave each, over the links that leave it."""
+    """`algbw` is bytes of the collective's array a second, for arrays so large that starting up does not count.
+
+    `bound` is what no algorithm exceeds, because of the cuts: the bytes that must leave each, over the links that leave
+    it.
+    """
 
     collective: CollectiveName
     algbw: float
@@ -115,8 +123,10 @@ class Synthesis:
 def spanning_forest(
     network: Network, roots: Sequence[int] | None = None, *, trees: int | None = None, quotient: bool = True
 ) -> Forest:
-    """Trees from each of `roots` (all devices, where none are named) at the best rate; at most `trees` from each. `quotient=False` does
-    not look for symmetries."""
+    """Trees from each of `roots` (all devices, where none are named) at the best rate; at most `trees` from each.
+
+    `quotient=False` does not look for symmetries.
+    """
     chosen = tuple(range(network.devices)) if roots is None else tuple(roots)
     if network.devices < 2 or not chosen or not all(0 <= root < network.devices for root in chosen):
         raise CollectiveError(

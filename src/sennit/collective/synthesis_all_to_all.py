@@ -1,23 +1,27 @@
-"""All-to-all for a network: ways balanced over the links, chunks matched to links over time, and a bound that says how good that is.
+"""All-to-all for a network: ways balanced over the links, chunks matched to links over time, and a bound that says how
+good that is.
 
-**Bound.** Give every link a a length l(a) >= 0 and let d(i, j) be the shortest way from i to j. Each byte from i to j uses up at least
-d(i, j) of the total length that the links can carry in a second, sum of l(a) capacity(a). So no algorithm, with any routing, takes less than
+**Bound.** Give every link a a length l(a) >= 0 and let d(i, j) be the shortest way from i to j. Each byte from i to j
+uses up at least d(i, j) of the total length that the links can carry in a second, sum of l(a) capacity(a). So no
+algorithm, with any routing, takes less than
 
     sum over pairs of d(i, j)  /  sum over links of l(a) capacity(a)         seconds, for a byte from each device to each other
 
-and the best lengths give exactly the optimum of the multicommodity flow (by duality). They are found by multiplicative weights: lengthen
-the links that the shortest ways load most, again and again, and keep the best bound met. Every set of lengths is a proof, so stopping
-early costs tightness, not truth.
+and the best lengths give exactly the optimum of the multicommodity flow (by duality). They are found by multiplicative
+weights: lengthen the links that the shortest ways load most, again and again, and keep the best bound met. Every set of
+lengths is a proof, so stopping early costs tightness, not truth.
 
-**Ways.** The shortest ways met on the search are the candidates of a pair. Each chunk takes the one that leaves the fullest of its links
-least full, and then, in two more passes, may change its mind. That is tried with all ways, and with those of fewest relays alone.
+**Ways.** The shortest ways met on the search are the candidates of a pair. Each chunk takes the one that leaves the
+fullest of its links least full, and then, in two more passes, may change its mind. That is tried with all ways, and
+with those of fewest relays alone.
 
-**Matching.** A *hop* goes from a device to the next through switches only and holds every link of its way, each for bytes / capacity; a device
-between the two ends relays. Chunks wait for hops in order of (earliest start, most hops left, distance round the ranks); the one whose
-links are free first goes. This is list scheduling on the time-expanded network.
+**Matching.** A *hop* goes from a device to the next through switches only and holds every link of its way, each for
+bytes / capacity; a device between the two ends relays. Chunks wait for hops in order of (earliest start, most hops
+left, distance round the ranks); the one whose links are free first goes. This is list scheduling on the time-expanded
+network.
 
-The certificate's ratio is the bound over the schedule's time. It is 1 on switched and fully joined nodes; elsewhere greedy loses some,
-and says how much.
+The certificate's ratio is the bound over the schedule's time. It is 1 on switched and fully joined nodes; elsewhere
+greedy loses some, and says how much.
 """
 
 from __future__ import annotations
@@ -39,7 +43,10 @@ Candidates = dict[tuple[int, int], dict[tuple[int, ...], None]]  # by pair of de
 
 
 def synthesize_all_to_all(network: Network, *, pieces: int = 1, rounds: int = 60) -> Synthesis:
-    """An out-of-place all-to-all in `pieces` chunks a pair: more pieces spread over more ways. `rounds` of tightening the bound."""
+    """An out-of-place all-to-all in `pieces` chunks a pair: more pieces spread over more ways.
+
+    `rounds` of tightening the bound.
+    """
     if network.devices < 2 or pieces < 1:
         raise CollectiveError(
             f"all_to_all over {network.devices} devices in {pieces} pieces", fix="use 2 devices and 1 piece or more"
@@ -63,7 +70,9 @@ def synthesize_all_to_all(network: Network, *, pieces: int = 1, rounds: int = 60
 
 
 def all_to_all_bound(network: Network, rounds: int = 60) -> tuple[float, tuple[str, ...]]:
-    """The least time, in bytes / capacity, for a byte from each device to each other; and the links that matter most to it."""
+    """The least time, in bytes / capacity, for a byte from each device to each other; and the links that matter most to
+    it.
+    """
     bound, tight, _ = _search(network, rounds)
     return bound, tight
 
@@ -108,7 +117,10 @@ def _path(before: list[int], source: int, target: int) -> tuple[int, ...]:
 
 
 def _shortest(network: Network, near: list[list[tuple[int, float]]], source: int) -> tuple[list[float], list[int]]:
-    """Distances from `source`, and the vertex before each. `near` has the links out of each vertex, with their lengths."""
+    """Distances from `source`, and the vertex before each.
+
+    `near` has the links out of each vertex, with their lengths.
+    """
     distances, before = [inf] * len(near), [source] * len(near)
     distances[source] = 0.0
     heap = [(0.0, source)]

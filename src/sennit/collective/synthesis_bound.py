@@ -1,17 +1,19 @@
 """How fast a network can spread data: the cut bound, found exactly.
 
-Each *root* device holds a shard of one byte, which every device must get. For a set S of vertices that leaves a device out, the shards
-of the roots in S must cross the links that leave S, whose capacity is B(S). So no algorithm is faster than
+Each *root* device holds a shard of one byte, which every device must get. For a set S of vertices that leaves a device
+out, the shards of the roots in S must cross the links that leave S, whose capacity is B(S). So no algorithm is faster
+than
 
     1 / x*  =  max over S that leave a device out of  |roots in S| / B(S)       seconds a byte of shard
 
-and an all-gather of M bytes over N roots takes at least M / N / x*. Section 3 of ForestColl (Zhao et al., arXiv 2402.06787) shows that
-trees reach it, where every switch sends as much as it receives.
+and an all-gather of M bytes over N roots takes at least M / N / x*. Section 3 of ForestColl (Zhao et al., arXiv
+2402.06787) shows that trees reach it, where every switch sends as much as it receives.
 
-`cut_bound` finds the maximum by Newton's method on ratios (Dinkelbach) instead of a binary search: it starts with a cut, asks by
-maximum flow whether any cut is worse, and goes on with that one. Each round is exact in integers, and the answer is a cut,
-which anyone can check by adding up its links. The question for the ratio p/q: with a source that has an edge of capacity q to
-each root and links of p times their capacity, does every device get a flow of q * roots? If not, the minimum cut is worse.
+`cut_bound` finds the maximum by Newton's method on ratios (Dinkelbach) instead of a binary search: it starts with a
+cut, asks by maximum flow whether any cut is worse, and goes on with that one. Each round is exact in integers, and the
+answer is a cut, which anyone can check by adding up its links. The question for the ratio p/q: with a source that has
+an edge of capacity q to each root and links of p times their capacity, does every device get a flow of q * roots? If
+not, the minimum cut is worse.
 """
 
 from __future__ import annotations
@@ -41,8 +43,11 @@ class Cut:
 
 
 def cut_bound(network: Network, roots: Sequence[int], devices: Sequence[int] | None = None) -> Cut:
-    """The cut with the most roots for its bandwidth. `devices`: one of each orbit, where symmetries of the network that keep the roots
-    map them to all others: a cut that leaves another device out is then the image of one that leaves one of these out."""
+    """The cut with the most roots for its bandwidth.
+
+    `devices`: one of each orbit, where symmetries of the network that keep the roots map them to all others: a cut that
+    leaves another device out is then the image of one that leaves one of these out.
+    """
     asked = range(network.devices) if devices is None else devices
     worst = _cut_of(network, roots, [roots[0]] if network.devices > 1 else [])
     for device in asked:

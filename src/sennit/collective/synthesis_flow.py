@@ -1,12 +1,13 @@
 """Maximum flow with integer capacities: Dinic's algorithm, started by a greedy sweep.
 
-A residual graph is a list of dicts: `residual[u][v]` is what can still go from u to v. Both directions of an edge have a key, also
-where one of them is 0, so the keys of `residual[v]` are the vertices with an edge to v too.
+A residual graph is a list of dicts: `residual[u][v]` is what can still go from u to v. Both directions of an edge have
+a key, also where one of them is 0, so the keys of `residual[v]` are the vertices with an edge to v too.
 
-`augment` raises a flow until it reaches `limit` or a cut is full, and leaves the residual graph behind, so that a flow can be
-repaired after a small change instead of found anew. The sweep walks backwards from the sink, depth first, and pushes each path
-to the source that it meets. It is no proof of a maximum, but on the long rings of collectives it finds in one walk what
-Dinic's algorithm finds in as many phases as the ring has members. Dinic's phases then finish and prove it.
+`augment` raises a flow until it reaches `limit` or a cut is full, and leaves the residual graph behind, so that a flow
+can be repaired after a small change instead of found anew. The sweep walks backwards from the sink, depth first, and
+pushes each path to the source that it meets. It is no proof of a maximum, but on the long rings of collectives it finds
+in one walk what Dinic's algorithm finds in as many phases as the ring has members. Dinic's phases then finish and prove
+it.
 
 Dinic, "Algorithm for solution of a problem of maximum flow in networks with power estimation", 1970.
 """

@@ -1,11 +1,11 @@
 """Trees turned into moves of chunks.
 
-Chunks of a root's shard are dealt out to its trees in order, `count` to each. Moves go level by level over all trees, so that in the order of
-the algorithm no rank waits for a deep tree while a shallow one could go on.
+Chunks of a root's shard are dealt out to its trees in order, `count` to each. Moves go level by level over all trees,
+so that in the order of the algorithm no rank waits for a deep tree while a shallow one could go on.
 
-Spreading: a device sends what lies in its output; the root sends from its input. Collecting: a device that adds up others' chunks does so in
-an *accumulator* that begins with its own: in the output where the output has a place for it, else in scratch of just the needed size. A leaf
-sends from its input. Inputs are never written, unless in place.
+Spreading: a device sends what lies in its output; the root sends from its input. Collecting: a device that adds up
+others' chunks does so in an *accumulator* that begins with its own: in the output where the output has a place for it,
+else in scratch of just the needed size. A leaf sends from its input. Inputs are never written, unless in place.
 """
 
 from __future__ import annotations

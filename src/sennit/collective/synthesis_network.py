@@ -1,10 +1,11 @@
 """The network that a collective is synthesised for: devices and switches, joined by links of whole-numbered capacity.
 
-A device sends, receives, forwards and adds. A switch forwards only: it neither keeps nor copies. A link is directed; its capacity
-counts `unit` bytes a second. Devices are vertices 0 to N - 1, which are the ranks; switches follow.
+A device sends, receives, forwards and adds. A switch forwards only: it neither keeps nor copies. A link is directed;
+its capacity counts `unit` bytes a second. Devices are vertices 0 to N - 1, which are the ranks; switches follow.
 
-`network_of(topology)` takes the graph behind the routes of a cluster. A *shared* link (one wire for all its ends and both directions)
-is drawn as a switch to which each of its ends has the same part of the wire, so that what is planned never exceeds it.
+`network_of(topology)` takes the graph behind the routes of a cluster. A *shared* link (one wire for all its ends and
+both directions) is drawn as a switch to which each of its ends has the same part of the wire, so that what is planned
+never exceeds it.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ class Network:
     def of(
         cls, devices: int, links: Mapping[tuple[str, str], int], unit: float = 1.0, *, both_ways: bool = True
     ) -> Network:
-        """By name: `device 0` to `device N-1`, any other name is a switch. `both_ways`: a link is given once for both."""
+        """By name: `device 0` to `device N-1`, any other name is a switch.
+
+        `both_ways`: a link is given once for both.
+        """
         names = {f"device {rank}": rank for rank in range(devices)}
         capacities: Counter[tuple[int, int]] = Counter()
         for (left, right), capacity in links.items():

@@ -1,24 +1,24 @@
 """Trees for one device of each orbit, copied to all others by symmetry.
 
-Let a group G of symmetries move every device (`synthesis_symmetry.py`). If the trees from the representatives of the orbits of
-devices put a load l(e) on link e, then all their copies together put on e
+Let a group G of symmetries move every device (`synthesis_symmetry.py`). If the trees from the representatives of the
+orbits of devices put a load l(e) on link e, then all their copies together put on e
 
     |G| / |orbit of e|  *  sum of l over the orbit of e,
 
-the same on every link of an orbit. So trees for the representatives need not spread their load over the links themselves: only
-the *sums over orbits* count, of which there are few. With `share` trees from each device at the rate of the cut bound, an orbit O
-of links of capacity c holds
+the same on every link of an orbit. So trees for the representatives need not spread their load over the links
+themselves: only the *sums over orbits* count, of which there are few. With `share` trees from each device at the rate
+of the cut bound, an orbit O of links of capacity c holds
 
     budget(O) = floor( share * c * |O| / |G| / x* )          x* of `synthesis_bound.py`.
 
-**Packing** (`orbit_trees`). A *hop* from one device to another goes over the shortest way through switches; also over the
-shortest that begins with another orbit of links, where there are several. Its use of each orbit is the same for all hops that a
-symmetry maps to one another. A tree grows hop by hop: of the hops to a new device that the budgets allow, one that leaves the
-fullest orbit least full; among those, one near the root. Half of a root's trees are grown as one, then half of the rest, and so
-on: few different trees, of which the last, small ones fill what is left of the budgets. That is no proof that a packing is found
-where one exists. If a tree cannot be finished, they are grown one by one, then more trees a root are tried, and in the end the
-general method is used. What is found is right by construction, and optimal if it keeps the budgets: the certificate adds up the
-copies' loads on every link.
+**Packing** (`orbit_trees`). A *hop* from one device to another goes over the shortest way through switches; also over
+the shortest that begins with another orbit of links, where there are several. Its use of each orbit is the same for all
+hops that a symmetry maps to one another. A tree grows hop by hop: of the hops to a new device that the budgets allow,
+one that leaves the fullest orbit least full; among those, one near the root. Half of a root's trees are grown as one,
+then half of the rest, and so on: few different trees, of which the last, small ones fill what is left of the budgets.
+That is no proof that a packing is found where one exists. If a tree cannot be finished, they are grown one by one, then
+more trees a root are tried, and in the end the general method is used. What is found is right by construction, and
+optimal if it keeps the budgets: the certificate adds up the copies' loads on every link.
 """
 
 from __future__ import annotations
@@ -160,7 +160,10 @@ class _Packer:
         return tree
 
     def _offer(self, device: int, depth: int, heaps: dict[Use, list[tuple[int, int, int, Path]]]) -> None:
-        """The hops from a device that is reached: those of its representative, moved. A path is moved when it is taken."""
+        """The hops from a device that is reached: those of its representative, moved.
+
+        A path is moved when it is taken.
+        """
         representative, element = self.group.to_representative[device]
         for target, use, path in self.hops[representative]:
             heappush(heaps[use], (depth, device, element[target], path))

@@ -1,7 +1,8 @@
 """Spanning trees packed into the links between devices: `share` trees from each root, no link used beyond its capacity.
 
-A *batch* is a number of trees that are alike so far: they cover the set R of devices. All batches can be completed if and only if for
-every set X of devices (Edmonds 1973, in the form of Bérczi and Frank, "Packing arborescences", for trees that have begun)
+A *batch* is a number of trees that are alike so far: they cover the set R of devices. All batches can be completed if
+and only if for every set X of devices (Edmonds 1973, in the form of Bérczi and Frank, "Packing arborescences", for
+trees that have begun)
 
     bandwidth into X   >=   p(X) := number of trees of batches whose R lies outside X.
 
@@ -10,9 +11,10 @@ So an open batch i grows by a link x > y, x in R and y not, in as many of its tr
     min( capacity of x > y,  trees of i,  min over X with y in X, x and nothing else required, of
          bandwidth into X + trees of the batches j other than i with R_j meeting X - trees of all batches j other than i ).
 
-The inner minimum is one maximum flow to y, from x and from a vertex for each batch j that feeds R_j. (A set X that misses R_i does not
-limit anything: it gains as many trees as it loses links.) The trees that do not fit become a batch of their own. There is always a
-link by which a batch can grow, so the packing ends with all trees complete: Tarjan 1974; section 5 of ForestColl (arXiv 2402.06787).
+The inner minimum is one maximum flow to y, from x and from a vertex for each batch j that feeds R_j. (A set X that
+misses R_i does not limit anything: it gains as many trees as it loses links.) The trees that do not fit become a batch
+of their own. There is always a link by which a batch can grow, so the packing ends with all trees complete: Tarjan
+1974; section 5 of ForestColl (arXiv 2402.06787).
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ __all__ = ["Tree", "pack_trees"]
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """`count` equal trees from `root`; `edges` from a device that has the data to one that has not, in an order that works."""
+    """`count` equal trees from `root`; `edges` from a device that has the data to one that has not, in an order that
+    works.
+    """
 
     root: int
     count: int

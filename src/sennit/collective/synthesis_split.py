@@ -1,21 +1,22 @@
 """Switches taken out of a network without loss: links in and out of a switch become links between its neighbours.
 
-Given capacities with which every device can get `share` from each root (so that the trees exist), replace y units of a link u > w and
-of a link w > t by a link u > t of capacity y, until the switch w has no links out. A set X of vertices that has a device in it and not the
-source loses y of its bandwidth in only if
+Given capacities with which every device can get `share` from each root (so that the trees exist), replace y units of a
+link u > w and of a link w > t by a link u > t of capacity y, until the switch w has no links out. A set X of vertices
+that has a device in it and not the source loses y of its bandwidth in only if
 
     w in X, u and t not           or            u and t in X, w not,
 
-so the most that can be split is its least surplus over those sets. Where a switch receives no less than it sends, some pair can always
-be split (Bang-Jensen, Frank and Jackson, "Preserving and increasing local edge-connectivity in mixed graphs", 1995; as used in
-section 5 of ForestColl, arXiv 2402.06787).
+so the most that can be split is its least surplus over those sets. Where a switch receives no less than it sends, some
+pair can always be split (Bang-Jensen, Frank and Jackson, "Preserving and increasing local edge-connectivity in mixed
+graphs", 1995; as used in section 5 of ForestColl, arXiv 2402.06787).
 
-A maximum flow for each device, for each pair, is what makes this slow. Here the flows to all devices are kept, and a split repairs
-them: flow over u > w > t moves to u > t at no cost, and what is still too much on u > w (or w > t) is sent from u to w (from w to t)
-another way. What finds no other way, at most over the devices, is exactly by how much the split was too large.
+A maximum flow for each device, for each pair, is what makes this slow. Here the flows to all devices are kept, and a
+split repairs them: flow over u > w > t moves to u > t at no cost, and what is still too much on u > w (or w > t) is
+sent from u to w (from w to t) another way. What finds no other way, at most over the devices, is exactly by how much
+the split was too large.
 
-`balanced` trims a switch that sends more than it receives: without copying, it cannot fill those links. Which of them to trim
-is a guess, in proportion; what that costs shows in the certificate.
+`balanced` trims a switch that sends more than it receives: without copying, it cannot fill those links. Which of them
+to trim is a guess, in proportion; what that costs shows in the certificate.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ Paths = dict[
 
 
 def balanced(network: Network) -> Network:
-    """The network with no switch that sends more than it receives. First no link of a switch is left wider than what the switch gets
-    from, or has to, its other neighbours: a PCIe link to a NIC is no wider than the NIC. That takes nothing from any flow."""
+    """The network with no switch that sends more than it receives.
+
+    First no link of a switch is left wider than what the switch gets from, or has to, its other neighbours: a PCIe link
+    to a NIC is no wider than the NIC. That takes nothing from any flow.
+    """
     capacities = {(arc.tail, arc.head): arc.capacity for arc in network.arcs}
     before: Capacities = {}
     while before != capacities:
@@ -57,7 +61,9 @@ def balanced(network: Network) -> Network:
 
 
 def _trimmed_switch(capacities: Capacities, switches: Iterable[int]) -> Capacities:
-    """The links out of the first switch that sends more than it receives, trimmed in proportion; rounding favours the first."""
+    """The links out of the first switch that sends more than it receives, trimmed in proportion; rounding favours the
+    first.
+    """
     for switch in switches:
         total = sum(capacity for (_, head), capacity in capacities.items() if head == switch)
         out = {ends: capacity for ends, capacity in capacities.items() if ends[0] == switch}
@@ -72,7 +78,9 @@ def _trimmed_switch(capacities: Capacities, switches: Iterable[int]) -> Capaciti
 def remove_switches(
     network: Network, capacities: Capacities, roots: Sequence[int], share: int
 ) -> tuple[Capacities, Paths]:
-    """Capacities between devices alone, with which every device still gets `share` from each root, and the ways they go."""
+    """Capacities between devices alone, with which every device still gets `share` from each root, and the ways they
+    go.
+    """
     splitter = _Splitter(network, capacities, roots, share)
     # those with few links first: a NIC between a device and a leaf has one choice
     degree = {w: sum(w in ends for ends in capacities) for w in range(network.devices, len(network.names))}

@@ -1,15 +1,15 @@
 """Symmetries of a network: permutations of its vertices that keep every link and its capacity.
 
-Clusters are made of identical nodes of identical devices, so the candidates are few: every node becomes the next one, every
-device the next in its node (or the next but one, ...), or devices change places in pairs (i becomes i xor 1, xor 2, xor 4: the
-corners of a cube). `symmetries` keeps those that are automorphisms, and of these as many generators as still make a group in
-which only the identity keeps a device where it is. Then each device has as many images as the group has members, and what is made
-for one device can be copied to all of them.
+Clusters are made of identical nodes of identical devices, so the candidates are few: every node becomes the next one,
+every device the next in its node (or the next but one, ...), or devices change places in pairs (i becomes i xor 1, xor
+2, xor 4: the corners of a cube). `symmetries` keeps those that are automorphisms, and of these as many generators as
+still make a group in which only the identity keeps a device where it is. Then each device has as many images as the
+group has members, and what is made for one device can be copied to all of them.
 
-**A candidate moves devices; where do switches go?** (`_extended`) By colour refinement on two copies of the network at once, in
-one of which device d has the colour d, in the other the colour of the device that it comes from. A switch goes to one of the same
-colour; twins, which have the same links, go in order. Then every link is checked: what is returned is an automorphism, whatever
-the colours said.
+**A candidate moves devices; where do switches go?** (`_extended`) By colour refinement on two copies of the network at
+once, in one of which device d has the colour d, in the other the colour of the device that it comes from. A switch goes
+to one of the same colour; twins, which have the same links, go in order. Then every link is checked: what is returned
+is an automorphism, whatever the colours said.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ Permutation = tuple[int, ...]  # where each vertex goes
 
 
 class Symmetries:
-    """A group of automorphisms, by its elements; the identity first. Only the identity leaves any device in its place."""
+    """A group of automorphisms, by its elements; the identity first.
+
+    Only the identity leaves any device in its place.
+    """
 
     __slots__ = ("elements", "generators", "representatives", "to_representative")
 
@@ -92,7 +95,9 @@ def _candidates(network: Network) -> Iterator[tuple[int, ...]]:
 def _with_generator(
     elements: list[Permutation], generators: list[Permutation], devices: int
 ) -> list[Permutation] | None:
-    """The group of these generators, `elements` being that of all but the last; None where some element keeps a device in place."""
+    """The group of these generators, `elements` being that of all but the last; None where some element keeps a device
+    in place.
+    """
     found = dict.fromkeys(elements)
     fresh = [tuple(generators[-1][vertex] for vertex in element) for element in elements]
     while fresh:

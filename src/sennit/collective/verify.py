@@ -2,26 +2,33 @@
 
 `verify_schedule` shows four things, in this order, and raises `CollectiveError` at the first that fails:
 
-1. **Form.** Every rank, block, peer and place exists (`ir/schedule_check.py`), and every message has one sender and one receiver that
+1. **Form.** Every rank, block, peer and place exists (`ir/schedule_check.py`), and every message has one sender and one
+   receiver that
    agree on its size (`step_graph.py`).
 2. **No deadlock** with the stated slots, under any timing (`step_graph.py`).
-3. **No race.** Every two steps that touch the same memory, one of them to write, are ordered by block order, waits and messages alone
+3. **No race.** Every two steps that touch the same memory, one of them to write, are ordered by block order, waits and
+   messages alone
    (`verify_races.py`). So every timing gives each step the same operands as one linear extension does.
-4. **The result.** Along that one linear extension, symbolically: what each chunk holds as a sum of contributions. A step must not read
+4. **The result.** Along that one linear extension, symbolically: what each chunk holds as a sum of contributions. A
+   step must not read
    what nobody wrote nor count a contribution twice, and at the end every output chunk holds what the collective asks for.
 
-**Tiles.** Data larger than a slot is run tile by tile: each block runs its list for tile 0, then for tile 1, and so on, and blocks need
-not be at the same tile. The proof for one tile holds for any number:
+**Tiles.** Data larger than a slot is run tile by tile: each block runs its list for tile 0, then for tile 1, and so on,
+and blocks need not be at the same tile. The proof for one tile holds for any number:
 
-- tiles touch disjoint elements, so steps of different tiles never conflict, and for steps of one tile happens-before has all edges
+- tiles touch disjoint elements, so steps of different tiles never conflict, and for steps of one tile happens-before
+  has all edges
   of the single run;
-- a connection carries m messages per tile on both sides, so message t * m + k is the k-th of tile t on both sides: tiles do not mix;
-- every edge of the unrolled graph leads to the same tile or a later one: block order from the last step of a tile to the first of
+- a connection carries m messages per tile on both sides, so message t * m + k is the k-th of tile t on both sides:
+  tiles do not mix;
+- every edge of the unrolled graph leads to the same tile or a later one: block order from the last step of a tile to
+  the first of
   the next, and a slot edge from receive k of tile t to send (k + s) mod m of tile t + (k + s) div m, with (k + s) div m >= 0. A cycle
   returns to the tile where it began, so it has no edge that leaves the tile; within a tile the edges are those of the single run,
   which has no cycle.
 
-Time is near-linear in the number of steps and of chunks that they touch. `verify_algorithm` does the same for the sequential meaning.
+Time is near-linear in the number of steps and of chunks that they touch. `verify_algorithm` does the same for the
+sequential meaning.
 """
 
 from __future__ import annotations
@@ -86,7 +93,10 @@ def verify_algorithm(algorithm: Algorithm) -> None:
 
 
 def outputs_of(algorithm: Algorithm) -> tuple[tuple[Value | None, ...], ...]:
-    """What the outputs hold at the end, by rank and chunk; None where nobody writes. The collective may ask for other values."""
+    """What the outputs hold at the end, by rank and chunk; None where nobody writes.
+
+    The collective may ask for other values.
+    """
     memory = _run_moves(algorithm)
     return tuple(
         tuple(values[held.extents["output"].first :][: held.extents["output"].chunks])

@@ -1,15 +1,20 @@
 """The verifier of one-sided programs: what they do, proved without running them on data.
 
-One symbolic run, in any order that the waits allow, shows five things; `CollectiveError` is raised at the first that fails:
+One symbolic run, in any order that the waits allow, shows five things; `CollectiveError` is raised at the first that
+fails:
 
 1. **Form.** Every rank, block and place exists, and all places of a step have as many chunks (`ir/one_sided_check.py`).
-2. **No deadlock.** The run reaches its end. A step that may run stays so until it has run, so every other order reaches it too.
-3. **No race.** Block b has a *clock*: for each block the number of its steps that are known to be done. The k-th signal from one block to another
+2. **No deadlock.** The run reaches its end. A step that may run stays so until it has run, so every other order reaches
+   it too.
+3. **No race.** Block b has a *clock*: for each block the number of its steps that are known to be done. The k-th signal
+   from one block to another
    carries the sender's clock, and a wait for k takes the larger of both. Any two steps that touch the same chunk, one of them to write, are ordered by
    clocks: the earlier one's number is within the later one's clock. So all orders give each step the same operands.
    A `multi_reduce` or `switch_reduce` reads on every rank that it names, a `multicast` writes on every one.
-4. **Gates.** A block touches the memory of another rank only after that rank's gate let it in, and before the gate is at its end.
-5. **The result**, as sums of contributions: nothing unwritten is read, nothing is counted twice, and the outputs hold what is asked.
+4. **Gates.** A block touches the memory of another rank only after that rank's gate let it in, and before the gate is
+   at its end.
+5. **The result**, as sums of contributions: nothing unwritten is read, nothing is counted twice, and the outputs hold
+   what is asked.
 """
 
 from __future__ import annotations
@@ -46,7 +51,10 @@ class OneSidedProof:
 
 
 def verify_one_sided(program: OneSided, *, values: bool = True) -> OneSidedProof:
-    """Raise `CollectiveError` where the program is wrong. `values=False` leaves 5 out: what it computes may be anything."""
+    """Raise `CollectiveError` where the program is wrong.
+
+    `values=False` leaves 5 out: what it computes may be anything.
+    """
     check_one_sided(program)
     run = _Run(program, values)
     run.to_the_end()

@@ -1,17 +1,18 @@
 """Races: are any two steps that touch the same memory, one of them to write, ordered by happens-before?
 
-**Which pairs.** Walk the steps of a rank along one linear extension of happens-before and keep, for every cell, its last writer and the
-readers since. A read is compared with the last writer; a write with the last writer and those readers. If all these pairs are
-ordered, then by transitivity every conflicting pair is; and each of these pairs conflicts, so one that is not ordered is a race.
-Of two readers in one block the later one stands for both. Cells with the same history share one entry (`_History`), so a step over
-many cells costs as many comparisons as there are different histories among them.
+**Which pairs.** Walk the steps of a rank along one linear extension of happens-before and keep, for every cell, its
+last writer and the readers since. A read is compared with the last writer; a write with the last writer and those
+readers. If all these pairs are ordered, then by transitivity every conflicting pair is; and each of these pairs
+conflicts, so one that is not ordered is a race. Of two readers in one block the later one stands for both. Cells with
+the same history share one entry (`_History`), so a step over many cells costs as many comparisons as there are
+different histories among them.
 
-**Ordered by the rank's own edges?** Most pairs are ordered by block order and waits alone. For each rank a vector clock over its own
-blocks decides that.
+**Ordered by the rank's own edges?** Most pairs are ordered by block order and waits alone. For each rank a vector clock
+over its own blocks decides that.
 
-**Ordered through other ranks?** A pair that is not goes through a message to another rank and back, or races. Clocks over all blocks
-of all ranks would take steps x blocks entries, so only the blocks in question get a column, and columns are taken in batches of bounded
-size; a batch is one sweep over the whole graph, a level at a time (`_sweep`).
+**Ordered through other ranks?** A pair that is not goes through a message to another rank and back, or races. Clocks
+over all blocks of all ranks would take steps x blocks entries, so only the blocks in question get a column, and columns
+are taken in batches of bounded size; a batch is one sweep over the whole graph, a level at a time (`_sweep`).
 
 Slots are no edges here: a runtime with more slots than the schedule asks for must stay correct.
 """

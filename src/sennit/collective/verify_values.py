@@ -1,7 +1,8 @@
-"""What every chunk of every rank holds, as a sum of contributions: the memory of a symbolic run, and the check of its end.
+"""What every chunk of every rank holds, as a sum of contributions: the memory of a symbolic run, and the check of its
+end.
 
-A run is a sequence of steps, numbered; `describe` puts a number into words for messages. A step must not read what nobody wrote, nor add
-two values that share a contribution.
+A run is a sequence of steps, numbered; `describe` puts a number into words for messages. A step must not read what
+nobody wrote, nor add two values that share a contribution.
 """
 
 from __future__ import annotations

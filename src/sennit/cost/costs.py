@@ -1,7 +1,8 @@
 """The cost of operators on one sort of device: by its measured profile where that has the family, else by the roofline.
 
-`Device.profile` names a profile of the device itself, `Device.carried_profile` one of another device, whose efficiencies are
-carried over. A profile of another device under the first name is refused: its times would pass for measured ones.
+`Device.profile` names a profile of the device itself, `Device.carried_profile` one of another device, whose
+efficiencies are carried over. A profile of another device under the first name is refused: its times would pass for
+measured ones.
 """
 
 from __future__ import annotations

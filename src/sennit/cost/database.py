@@ -5,8 +5,9 @@
     kernel   := signature, strides, quantiles, samples                      (`fuse/signature.py`: operators, shapes, element types, scalars)
     channel  := group, points (bytes, seconds), latency, per byte, queued, rates beside computing
 
-`strides` are those of the inputs; none where all lie plainly. A kernel that is measured again replaces what was known. `Database.with_kernels` and `with_channel` give new databases: nothing
-is changed in place, and `save` replaces the file at once, so that a reader never sees half of it.
+`strides` are those of the inputs; none where all lie plainly. A kernel that is measured again replaces what was known.
+`Database.with_kernels` and `with_channel` give new databases: nothing is changed in place, and `save` replaces the file
+at once, so that a reader never sees half of it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ class MeasuredKernel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MeasuredChannel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All-reduces of a process group: `latency + per_byte * bytes`, `queued` more behind another; rates while computing goes on, and seconds of computing that sending one off takes."""
+    """All-reduces of a process group:
+
+    `latency + per_byte * bytes`, `queued` more behind another; rates while computing goes on, and seconds of computing
+    that sending one off takes.
+    """
 
     group: str
     ranks: int
@@ -91,7 +96,11 @@ class Database(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return place
 
     def seconds(self, place: Place, *, compiled: bool = False) -> dict[str, float]:
-        """By signature. Where a kernel was measured with several strides, plain ones count; of compiled and not, the faster, or with `compiled` the compiled one where there is."""
+        """By signature.
+
+        Where a kernel was measured with several strides, plain ones count; of compiled and not, the faster, or with
+        `compiled` the compiled one where there is.
+        """
         found: dict[str, tuple[bool, bool, float]] = {}
         for kernel in self.records(place).kernels:
             candidate = (bool(kernel.strides), compiled and not kernel.compiled, kernel.seconds)

@@ -3,10 +3,11 @@
     times = MeasuredOperators.of(program)
     simulate_fully(program, cluster, operators=times)
 
-Each distinct compute step (operator, local types, constants) is called some times on one thread, with random numbers, and the least time
-counts: other work on the machine only adds. Arguments lie plainly in memory, also where the program reads a transposed view. Integers are
-zeros, which are valid wherever they are places in another array. Views are free. Steps that torch does not know by their kind (sennit's own local forms), or that fail on
-such arguments, have no time here: the cluster's roofline decides.
+Each distinct compute step (operator, local types, constants) is called some times on one thread, with random numbers,
+and the least time counts: other work on the machine only adds. Arguments lie plainly in memory, also where the program
+reads a transposed view. Integers are zeros, which are valid wherever they are places in another array. Views are free.
+Steps that torch does not know by their kind (sennit's own local forms), or that fail on such arguments, have no time
+here: the cluster's roofline decides.
 
 Torch is imported here, so this file is imported by name and not by `sennit.cost`.
 """

@@ -2,19 +2,22 @@
 
     seconds = max(flops / (peak * efficiency), bytes / bandwidth, elements / special) + launch
 
-**flops** are counted for products and convolutions, from the local shapes; other operators are taken to be bound by memory.
-**bytes** are those of the distinct buffers read and those written. Operators that pick from a buffer (a slice, a look-up in an
-embedding) read of it no more than they write. Views cost nothing; sennit's own local operators move their bytes.
+**flops** are counted for products and convolutions, from the local shapes; other operators are taken to be bound by
+memory. **bytes** are those of the distinct buffers read and those written. Operators that pick from a buffer (a slice,
+a look-up in an embedding) read of it no more than they write. Views cost nothing; sennit's own local operators move
+their bytes.
 
 `bandwidth` is that of the cache where the device has one and all the bytes fit: a CPU rank's activations often do.
-**elements / special** counts for operators that evaluate special functions or normalise (gelu, softmax, layer norm, their
-derivatives), where the device says how many elements of these it does in a second.
+**elements / special** counts for operators that evaluate special functions or normalise (gelu, softmax, layer norm,
+their derivatives), where the device says how many elements of these it does in a second.
 
 **efficiency** of a product of m x k by k x n (and b of them) is that of a large one, less what its shape loses:
 
-- *tiles*: a kernel computes tiles of t x t. A dim that fills its last tile in part wastes the rest. A library has smaller
+- *tiles*: a kernel computes tiles of t x t. A dim that fills its last tile in part wastes the rest. A library has
+  smaller
   tiles too, so the waste is counted in quarters of a tile: d / (ceil(d / q) * q) for m and n, q = t / 4.
-- *waves*: the tiles run on the device's u units in waves. With b * ceil(m/t) * ceil(n/t) tiles the last wave leaves units
+- *waves*: the tiles run on the device's u units in waves. With b * ceil(m/t) * ceil(n/t) tiles the last wave leaves
+  units
   idle: tiles / (ceil(tiles / u) * u). Where there are fewer tiles than units, libraries cut k into pieces of at least two
   tiles, so up to k / (2 t) as many pieces count.
 - *depth*: filling and draining a tile's pipeline takes as long as `depth` elements of k: k / (k + depth).

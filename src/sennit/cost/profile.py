@@ -1,18 +1,19 @@
 """Measured operator times of one device, interpolated; and carried over to others.
 
-A profile has for each family of `cost/work.py` the points that were measured. At a point, the *ratio* is the measured time over the
-bound of the roofline on the measured device, max(flops / peak, bytes / bandwidth) + launch. Ratios vary slowly where times
-vary over six orders of magnitude, so they are what is interpolated: the logarithm of the ratio is a Gaussian process over the
-features, with a covariance s² exp(-d²/2l²) and noise r²,
+A profile has for each family of `cost/work.py` the points that were measured. At a point, the *ratio* is the measured
+time over the bound of the roofline on the measured device, max(flops / peak, bytes / bandwidth) + launch. Ratios vary
+slowly where times vary over six orders of magnitude, so they are what is interpolated: the logarithm of the ratio is a
+Gaussian process over the features, with a covariance s² exp(-d²/2l²) and noise r²,
 
     log ratio(x) = mean + k(x)ᵀ (K + r² I)⁻¹ (log ratios - mean)
 
-and the weights (K + r² I)⁻¹ (...) are what a profile file holds beside the points. Far from every point the ratio falls back to
-the family's mean, and the cost says so. The error that a family states is that of leaving each point out in turn, in closed
-form: w_i / ((K + r² I)⁻¹)_ii.
+and the weights (K + r² I)⁻¹ (...) are what a profile file holds beside the points. Far from every point the ratio falls
+back to the family's mean, and the cost says so. The error that a family states is that of leaving each point out in
+turn, in closed form: w_i / ((K + r² I)⁻¹)_ii.
 
-**Another device** (`carried_profile`) takes the ratios with its own peak, bandwidth and launch: its products are taken to fill it as
-well as they did the measured one. That is an estimate and says so. A profile under `profile` must be of the device's kind.
+**Another device** (`carried_profile`) takes the ratios with its own peak, bandwidth and launch: its products are taken
+to fill it as well as they did the measured one. That is an estimate and says so. A profile under `profile` must be of
+the device's kind.
 """
 
 from __future__ import annotations
@@ -61,9 +62,10 @@ def lower_bound(work: Work, reference: Reference) -> float:
 
 
 class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`points` are features, point by point; `weights` as in the module's text; `least` and `most` bound the logarithms of
-    the measured ratios, beyond which no interpolation goes far; errors are relative, of leaving one out: half of the points
-    and nine tenths of them are within."""
+    """`points` are features, point by point; `weights` as in the module's text; `least` and `most` bound the logarithms
+    of the measured ratios, beyond which no interpolation goes far; errors are relative, of leaving one out: half of the
+    points and nine tenths of them are within.
+    """
 
     name: str
     points: tuple[tuple[float, ...], ...]
@@ -86,7 +88,10 @@ class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Profile:
-    """`device` is the kind it was measured on; `where` says with what, for reports. Arrays are made when first asked for."""
+    """`device` is the kind it was measured on; `where` says with what, for reports.
+
+    Arrays are made when first asked for.
+    """
 
     device: str
     where: str

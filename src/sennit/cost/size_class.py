@@ -1,8 +1,8 @@
 """Times of collectives that are costly to find, asked for at powers of two only.
 
-A schedule that is simulated chunk by chunk takes a while, and a program has hundreds of sizes. Between 2^k and 2^(k+1) bytes the time,
-and what it lays on each wire, is taken as a straight line: exact for latency + bytes / bandwidth, and close for what lies
-between two such lines.
+A schedule that is simulated chunk by chunk takes a while, and a program has hundreds of sizes. Between 2^k and 2^(k+1)
+bytes the time, and what it lays on each wire, is taken as a straight line: exact for latency + bytes / bandwidth, and
+close for what lies between two such lines.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ A *transfer* takes `latency` seconds to start and then carries `load`, bytes by 
 
     seconds = latency + max over its wires of bytes / bandwidth             (no less than `floor` for the second part)
 
-and the simulator shares wires among the transfers that run at once. The cluster's `algorithms` say what its library knows;
-the fastest alone is taken, over the protocols of its links too. For p devices in a node, n bytes a device (all-reduce: the
-array; gather and scatter: the whole array; all-to-all: what a device holds), a the latency of a hop:
+and the simulator shares wires among the transfers that run at once. The cluster's `algorithms` say what its library
+knows; the fastest alone is taken, over the protocols of its links too. For p devices in a node, n bytes a device
+(all-reduce: the array; gather and scatter: the whole array; all-to-all: what a device holds), a the latency of a hop:
 
 | | steps of latency | bytes on each device's wires, each way |
 |---|---|---|
@@ -19,19 +19,20 @@ array; gather and scatter: the whole array; all-to-all: what a device holds), a 
 | all-to-all, always direct | a | n/p between each pair |
 | send | a | n |
 
-A direct gather or scatter is for links that join each pair of devices; `Algorithm.DIRECT` says that the library uses them so.
+A direct gather or scatter is for links that join each pair of devices; `Algorithm.DIRECT` says that the library uses
+them so.
 
-Each also waits for the cluster's `collective_start` or `send_start`. Where the cluster gives a `reduction` rate, an all-reduce
-or a reduce-scatter takes (p-1)/p n / rate longer: its library adds what has arrived, and then sends on. With `starts_use_cores` of a `[host]` the
-start is work too, and slower beside other work.
+Each also waits for the cluster's `collective_start` or `send_start`. Where the cluster gives a `reduction` rate, an
+all-reduce or a reduce-scatter takes (p-1)/p n / rate longer: its library adds what has arrived, and then sends on. With
+`starts_use_cores` of a `[host]` the start is work too, and slower beside other work.
 
-**Across nodes**, with g of the group's p devices on each of its m nodes, the library lays g rings (or trees), each of which
-passes through every node and leaves it by another device's NIC. So 1/g of the bytes above goes over each NIC, (g-1)/g over
-the links inside; a chunk's way has m-1 hops between nodes and p-m inside them (a tree: ceil(log2 m) and ceil(log2 g)).
-Groups with unequal parts use one ring through all.
+**Across nodes**, with g of the group's p devices on each of its m nodes, the library lays g rings (or trees), each of
+which passes through every node and leaves it by another device's NIC. So 1/g of the bytes above goes over each NIC,
+(g-1)/g over the links inside; a chunk's way has m-1 hops between nodes and p-m inside them (a tree: ceil(log2 m) and
+ceil(log2 g)). Groups with unequal parts use one ring through all.
 
-`Transfer.wire_bytes` is what the Timeline shows for a device: the bandwidth-optimal bytes of the table's ring rows, whatever
-the algorithm, as nccl-tests counts bus bandwidth.
+`Transfer.wire_bytes` is what the Timeline shows for a device: the bandwidth-optimal bytes of the table's ring rows,
+whatever the algorithm, as nccl-tests counts bus bandwidth.
 """
 
 from __future__ import annotations

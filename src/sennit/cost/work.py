@@ -2,8 +2,9 @@
 
     work := family, features, flops, bytes, element type
 
-The *family* groups operators whose times follow one curve: products of one element type, attention forward, layer norm backward,
-additions. The *features* place a member within it, in binary logarithms, so that interpolation is over ratios of sizes:
+The *family* groups operators whose times follow one curve: products of one element type, attention forward, layer norm
+backward, additions. The *features* place a member within it, in binary logarithms, so that interpolation is over ratios
+of sizes:
 
 | family | features |
 |---|---|
@@ -15,10 +16,10 @@ additions. The *features* place a member within it, in binary logarithms, so tha
 | picks (embedding and its derivative) | rows picked, elements of a row, rows of the table |
 | anything else | bytes moved |
 
-How the arguments lie in memory (`ir/memory_order.py`) decides too. A pointwise operator or a copy whose arguments all lie as its
-result does is of its own family. With one that is broadcast, has gaps or has its rows in another order it is *strided*, with one
-whose rows are not whole *scattered*, whatever it computes. A convolution or a batch norm of images whose last dim is not
-innermost is one with channels last.
+How the arguments lie in memory (`ir/memory_order.py`) decides too. A pointwise operator or a copy whose arguments all
+lie as its result does is of its own family. With one that is broadcast, has gaps or has its rows in another order it is
+*strided*, with one whose rows are not whole *scattered*, whatever it computes. A convolution or a batch norm of images
+whose last dim is not innermost is one with channels last.
 """
 
 from __future__ import annotations

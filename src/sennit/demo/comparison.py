@@ -1,7 +1,7 @@
 """The demo: one GPT, three plans, simulated on two clusters and run on four real CPU ranks.
 
-`run_demo` is what a user would write with `pipeline.py`, with progress and a report. Every number it gives is simulated or
-measured here and now, and says which.
+`run_demo` is what a user would write with `pipeline.py`, with progress and a report. Every number it gives is simulated
+or measured here and now, and says which.
 """
 
 from __future__ import annotations

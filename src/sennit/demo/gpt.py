@@ -1,4 +1,7 @@
-"""A small GPT as people write it: nothing in it knows that it will be split. The demo, the tests and the README use it."""
+"""A small GPT as people write it: nothing in it knows that it will be split.
+
+The demo, the tests and the README use it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""Models by name, at the sizes that people train, with a sample of what they are called with. The commands take these names.
+"""Models by name, at the sizes that people train, with a sample of what they are called with.
 
-`catalogue()` maps a name to its builder. Every builder takes the number of layers, the batch and the tokens (or None for its own), and gives a model that returns a scalar loss, alone or
-as `loss`, with the keyword arguments of one call. Weights are random. Those with `transformers` in the second column need that package.
+The commands take these names.
+
+`catalogue()` maps a name to its builder. Every builder takes the number of layers, the batch and the tokens (or None
+for its own), and gives a model that returns a scalar loss, alone or as `loss`, with the keyword arguments of one call.
+Weights are random. Those with `transformers` in the second column need that package.
 """
 
 from __future__ import annotations
@@ -60,7 +63,9 @@ def catalogue() -> dict[str, Entry]:
 
 
 def named_model(name: str, sizes: Sizes, *, memory: bool = True) -> Built:
-    """A model of the catalogue, of the test suite (`family.NAME`), or of a folder (`hf.FOLDER`); without `memory` on the meta device."""
+    """A model of the catalogue, of the test suite (`family.NAME`), or of a folder (`hf.FOLDER`); without `memory` on
+    the meta device.
+    """
     with torch.device("cpu" if memory else "meta"):
         if name.startswith("family."):
             found = families()
@@ -84,7 +89,10 @@ def named_model(name: str, sizes: Sizes, *, memory: bool = True) -> Built:
 
 
 def _with_batch(called: Mapping[str, Any], batch: int | None) -> dict[str, Any]:
-    """The same call of so many samples: those that are there, as often as it takes. The batch is the first dim that most arguments share."""
+    """The same call of so many samples: those that are there, as often as it takes.
+
+    The batch is the first dim that most arguments share.
+    """
     tensors = [value for value in called.values() if isinstance(value, Tensor) and value.dim()]
     if batch is None or not tensors:
         return dict(called)

@@ -1,7 +1,10 @@
 """Buckets changed at random, so as to leave a strategy that no single change improves.
 
-`refined` (`bucket_search.py`) climbs: it takes a change only if it helps at once. Some strategies are better by several changes that each lose at first. The head's gradient is made first and needed last; to hold it back until all else has travelled
-fills the time between the last wait and the next gradient, in which the channel would be idle, but only once the rest is cut and joined anew. A convolutional net with four ranks: 292 to 294 ms climbed, 283 to 284 annealed, of which the channel carries 272 (simulated).
+`refined` (`bucket_search.py`) climbs: it takes a change only if it helps at once. Some strategies are better by several
+changes that each lose at first. The head's gradient is made first and needed last; to hold it back until all else has
+travelled fills the time between the last wait and the next gradient, in which the channel would be idle, but only once
+the rest is cut and joined anew. A convolutional net with four ranks: 292 to 294 ms climbed, 283 to 284 annealed, of
+which the channel carries 272 (simulated).
 
 Annealing draws changes at random and takes one that loses with a probability that shrinks with its loss and with time:
 
@@ -14,7 +17,8 @@ Annealing draws changes at random and takes one that loses with a probability th
 | move | a bucket to any other place in the order |
 | part | a gradient, or a piece of one, into another bucket; of 64 KiB or more, since where a small one travels makes no difference to the clock, and a real one is late sooner the further it is from its neighbours |
 
-The best buckets seen are returned: never worse than those given. The draws are of a seed, so the same question has the same answer, unless a deadline ends it.
+The best buckets seen are returned: never worse than those given. The draws are of a seed, so the same question has the
+same answer, unless a deadline ends it.
 """
 
 from __future__ import annotations
@@ -38,7 +42,11 @@ _LEAST_PART = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Annealing:
-    """How long to look: `runs`, each from the best so far, of so many `tries`. `heat` is the loss, as a fraction, that is taken with a probability of 1/e at the start of a run."""
+    """How long to look:
+
+    `runs`, each from the best so far, of so many `tries`. `heat` is the loss, as a fraction, that is taken with a
+    probability of 1/e at the start of a run.
+    """
 
     runs: int = 3
     tries: int = 2000

@@ -1,10 +1,12 @@
 """Boosted trees as arrays: what a library trained, evaluated without it.
 
-A tree is a run of nodes. An inner node compares one feature with a threshold and goes on to the left where it is at most that, else to the right; a leaf has a value. The prediction is a constant and the sum of one leaf of
-each tree. All trees and all rows walk at the same time, one level a step, so that a few hundred groups take some milliseconds.
+A tree is a run of nodes. An inner node compares one feature with a threshold and goes on to the left where it is at
+most that, else to the right; a leaf has a value. The prediction is a constant and the sum of one leaf of each tree. All
+trees and all rows walk at the same time, one level a step, so that a few hundred groups take some milliseconds.
 
-`flat` is what the trees of the estimator see of a group (`features.py`): the features of the whole, and the sums and the maxima over its nodes. Groups whose operators were measured one by one have trees of their own (`Forests`): what is left to correct there is smaller
-and of another sort than where times come from a profile.
+`flat` is what the trees of the estimator see of a group (`features.py`): the features of the whole, and the sums and
+the maxima over its nodes. Groups whose operators were measured one by one have trees of their own (`Forests`): what is
+left to correct there is smaller and of another sort than where times come from a profile.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ def flat(groups: Sequence[GroupFeatures]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoostedTrees:
-    """`roots` are the first nodes of the trees. Of each node: its feature (-1 in a leaf), threshold, the nodes to its left and right, and the value of a leaf."""
+    """`roots` are the first nodes of the trees.
+
+    Of each node: its feature (-1 in a leaf), threshold, the nodes to its left and right, and the value of a leaf.
+    """
 
     constant: float
     roots: NDArray[np.int64]
@@ -70,7 +75,9 @@ class BoostedTrees:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forests:
-    """Trees for groups most of whose operators were measured, and for all others; of each kind, those of the time and those of its error (the logarithm of its absolute value)."""
+    """Trees for groups most of whose operators were measured, and for all others; of each kind, those of the time and
+    those of its error (the logarithm of its absolute value).
+    """
 
     measured: BoostedTrees
     guessed: BoostedTrees
@@ -81,7 +88,9 @@ class Forests:
         return self._of(groups, self.measured, self.guessed)
 
     def spread(self, groups: Sequence[GroupFeatures]) -> NDArray[np.float64]:
-        """How far off the prediction may be: what trees learned of the errors of others on models that those had not seen."""
+        """How far off the prediction may be: what trees learned of the errors of others on models that those had not
+        seen.
+        """
         return np.exp(self._of(groups, self.measured_spread, self.guessed_spread))
 
     @staticmethod

@@ -1,12 +1,15 @@
 """Which gradients share a bucket, in what order buckets travel, and where they are waited for.
 
-**Solving** (`solve_buckets`) compares, by the clock of `clock.py`: the bucketing that ends one step's communication earliest (`earliest_end`), DDP's rule at several sizes, and, where
-waits across steps are allowed, the same sizes with waits in the next step. There the order matters: gradients of the first layers come last and are needed first, so they
-should go before what is queued. `arranged` lists the buckets in the order in which a channel that could choose by need would take them. Large gradients are cut at the bucket size, so
-that they do not hold up what is needed sooner.
+**Solving** (`solve_buckets`) compares, by the clock of `clock.py`: the bucketing that ends one step's communication
+earliest (`earliest_end`), DDP's rule at several sizes, and, where waits across steps are allowed, the same sizes with
+waits in the next step. There the order matters: gradients of the first layers come last and are needed first, so they
+should go before what is queued. `arranged` lists the buckets in the order in which a channel that could choose by need
+would take them. Large gradients are cut at the bucket size, so that they do not hold up what is needed sooner.
 
-**Refining** (`refined`) improves buckets one change at a time, each judged by the clock, until none helps. Many buckets take the same time where every kernel takes its own, and of these some are only just in time: a kernel that takes longer leaves
-the channel with nothing to carry. So a change must not make the step longer, and must make it shorter together with that of kernels which take a tenth longer:
+**Refining** (`refined`) improves buckets one change at a time, each judged by the clock, until none helps. Many buckets
+take the same time where every kernel takes its own, and of these some are only just in time: a kernel that takes longer
+leaves the channel with nothing to carry. So a change must not make the step longer, and must make it shorter together
+with that of kernels which take a tenth longer:
 
 | change | is |
 |---|---|
@@ -134,7 +137,9 @@ def _bucketings(model: StepModel, gradients: Sequence[Gradient], options: Search
 
 
 def same_as_ddp(gradients: Sequence[Gradient], size: int, first: int | None = None) -> Buckets:
-    """Runs of gradients, in the order in which they are ready, each closed once it holds `size` bytes; the first one at `first`."""
+    """Runs of gradients, in the order in which they are ready, each closed once it holds `size` bytes; the first one at
+    `first`.
+    """
     return _cut(gradients, by_size(gradients, size, first))
 
 

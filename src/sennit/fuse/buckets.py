@@ -1,14 +1,15 @@
 """Where to cut a sequence of gradients into buckets, inside one step.
 
-Gradients come in the order in which the backward pass makes them, gradient j at time ready_j with bytes_j. A bucket is a run of them, ready with its last one;
-a collective of x bytes takes D + C x. The channel is serial, so with f[j] the least time at which the first j gradients are communicated,
+Gradients come in the order in which the backward pass makes them, gradient j at time ready_j with bytes_j. A bucket is
+a run of them, ready with its last one; a collective of x bytes takes D + C x. The channel is serial, so with f[j] the
+least time at which the first j gradients are communicated,
 
     f[0] = 0        f[j] = min over i < j of  max(f[i], ready_j) + D + C (bytes_{i+1} + ... + bytes_j)
 
 and the cuts that attain f[n] are the best contiguous bucketing (O(n^2); n is the number of parameters).
 
-That optimum ends the step's communication as early as possible. Across steps the end is not what counts, so `by_size` gives DDP's rule (a bucket is closed once it holds
-a number of bytes) for seeds and comparisons.
+That optimum ends the step's communication as early as possible. Across steps the end is not what counts, so `by_size`
+gives DDP's rule (a bucket is closed once it holds a number of bytes) for seeds and comparisons.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     all-reduce       min over the algorithms of  latency + per_byte * bytes
     reduce-scatter   its own line, and the gather of the shares another
 
-A process group that was measured has one line (`profile_torch.py`). A cluster that is described (`of_cluster`) has one for each algorithm that its library uses at some size, by
-the formulas of `cost/transfer.py`, so that the best one for each bucket is known.
+A process group that was measured has one line (`profile_torch.py`). A cluster that is described (`of_cluster`) has one
+for each algorithm that its library uses at some size, by the formulas of `cost/transfer.py`, so that the best one for
+each bucket is known.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Communication of x bytes takes `latency + per_byte * x`, or the least of the algorithms' lines where there are some; updating x bytes of parameters `update_per_byte * x`, and copying x bytes from a bucket to the rest of their gradient `copy_per_byte * x`."""
+    """Communication of x bytes takes `latency + per_byte * x`, or the least of the algorithms' lines where there are
+    some; updating x bytes of parameters `update_per_byte * x`, and copying x bytes from a bucket to the rest of their
+    gradient `copy_per_byte * x`.
+    """
 
     latency: float
     per_byte: float
@@ -59,7 +63,10 @@ class Channel:
         return min(self.algorithms, key=lambda line: line.seconds(size)).name
 
     def halves(self, size: int) -> tuple[float, float]:
-        """Seconds of reducing to shares, and of gathering them. Where nobody measured them, each starts as an all-reduce does and carries half of its bytes."""
+        """Seconds of reducing to shares, and of gathering them.
+
+        Where nobody measured them, each starts as an all-reduce does and carries half of its bytes.
+        """
         half = Line("half", self.latency, self.per_byte / 2)
         return (self.scatter or half).seconds(size), (self.gather or half).seconds(size)
 

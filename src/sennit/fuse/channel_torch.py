@@ -1,15 +1,20 @@
 """Gradients on their way: buckets packed, reduced and waited for, in one order on all ranks.
 
-Each bucket has one flat buffer, made once. A gradient is scaled by 1 / ranks while it is copied in, as DDP does, or, where a product makes it, computed in its place; then the bucket is summed over the ranks. Buckets are
-issued in the order of the strategy: one that is ready out of turn waits for those before it. The group runs one collective at a time, in the order of issue, so the order on
-the wire is the order of the strategy on every rank, and no two ranks can wait for each other. Shares of a bucket that was reduced to shares are gathered when it is
-waited for: all ranks wait in the same order too.
+Each bucket has one flat buffer, made once. A gradient is scaled by 1 / ranks while it is copied in, as DDP does, or,
+where a product makes it, computed in its place; then the bucket is summed over the ranks. Buckets are issued in the
+order of the strategy: one that is ready out of turn waits for those before it. The group runs one collective at a time,
+in the order of issue, so the order on the wire is the order of the strategy on every rank, and no two ranks can wait
+for each other. Shares of a bucket that was reduced to shares are gathered when it is waited for: all ranks wait in the
+same order too.
 
-A part of a gradient lies in its bucket's buffer. `gradient(path)` gives the whole of it: a view of the buffer, or, where it is cut, a tensor of its own. A bucket that holds one part of a cut gradient and nothing else lies in that
+A part of a gradient lies in its bucket's buffer. `gradient(path)` gives the whole of it: a view of the buffer, or,
+where it is cut, a tensor of its own. A bucket that holds one part of a cut gradient and nothing else lies in that
 tensor, so that nothing has to be put together; parts that share a bucket with others are copied.
 
-Of tables (`looked_up.py`) packed rows travel. `begin` starts the exchange of the ranks' indices, and of whether a rank needs the table whole since it adds to a gradient that is there; if one does, the table travels whole behind its bucket, on all ranks.
-Packed rows lie at the end of their bucket, and what is not used of them is not sent. Rows of a head that is a table too lie at the end of theirs, and those that travel packed are left out (`table_rows_torch.py`).
+Of tables (`looked_up.py`) packed rows travel. `begin` starts the exchange of the ranks' indices, and of whether a rank
+needs the table whole since it adds to a gradient that is there; if one does, the table travels whole behind its bucket,
+on all ranks. Packed rows lie at the end of their bucket, and what is not used of them is not sent. Rows of a head that
+is a table too lie at the end of theirs, and those that travel packed are left out (`table_rows_torch.py`).
 """
 
 from __future__ import annotations
@@ -48,7 +53,9 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Piece:
-    """The elements `start` to `stop` of a gradient, where they lie in a bucket's buffer: in the gradient's shape where it is whole, else flat. `missing` of them have not come."""
+    """The elements `start` to `stop` of a gradient, where they lie in a bucket's buffer: in the gradient's shape where
+    it is whole, else flat. `missing` of them have not come.
+    """
 
     slot: _Slot
     start: int
@@ -67,7 +74,11 @@ class _Exchange:
 
 
 class GradientChannel:
-    """The buckets of one strategy. `shapes` gives every gradient's shape and type, `packed` the tables of which rows travel; one that the strategy cuts travels whole."""
+    """The buckets of one strategy.
+
+    `shapes` gives every gradient's shape and type, `packed` the tables of which rows travel; one that the strategy cuts
+    travels whole.
+    """
 
     def __init__(
         self,
@@ -156,10 +167,14 @@ class GradientChannel:
         whole = len(self.places[path]) == 1
         return _Piece(slot, start, stop, view.view(self.shapes[path][0]) if whole else view, stop - start)
 
-    # ---- a step ----------------------------------------------------------------------------------------------------------
+    # ---- a step ------------------------------------------------------------------------------------------------------
 
     def begin(self, indices: Mapping[str, Tensor] | None = None, whole: Collection[str] = ()) -> None:
-        """A new backward pass fills the buckets anew. Everything before it was waited for. `indices` are those of every packed table, `whole` the tables that must travel whole."""
+        """A new backward pass fills the buckets anew.
+
+        Everything before it was waited for. `indices` are those of every packed table, `whole` the tables that must
+        travel whole.
+        """
         self.unions = {}
         if self.packed and indices is not None:
             paths = tuple(self.packed)
@@ -182,7 +197,8 @@ class GradientChannel:
             self._pack(path, gradient)
             return
         pieces = self.pieces[path]
-        # a gradient that is whole is read as it lies in memory: to flatten a transposed one first would be a second copy
+        # a gradient that is whole is read as it lies in memory: to flatten a transposed one first would be a second
+        # copy
         parts = [gradient] if len(pieces) == 1 else [gradient.reshape(-1)[piece.start : piece.stop] for piece in pieces]
         for piece, part in zip(pieces, parts, strict=True):
             torch.mul(part, 1.0 / self.ranks, out=piece.view)
@@ -248,7 +264,10 @@ class GradientChannel:
             at += 1 + count
 
     def put_part(self, path: str, start: int, part: Tensor) -> None:
-        """The elements of a gradient from `start` on are there. It lies flat in memory, and its parts may come in any order."""
+        """The elements of a gradient from `start` on are there.
+
+        It lies flat in memory, and its parts may come in any order.
+        """
         flat = part.reshape(-1)
         stop = start + flat.numel()
         for piece in self.pieces[path]:
@@ -261,7 +280,9 @@ class GradientChannel:
         self._send()
 
     def put_product(self, path: str, product: RowBlocks, left: Tensor, right: Tensor) -> None:
-        """A gradient is left @ right: computed in the place from which it travels where its blocks lie there as they are, and off with each bucket once its rows are there."""
+        """A gradient is left @ right: computed in the place from which it travels where its blocks lie there as they
+        are, and off with each bucket once its rows are there.
+        """
         if path not in self.in_rows:
             self.in_rows[path] = self._in_rows(path, product)
         pieces, places = self.in_rows[path]
@@ -279,7 +300,10 @@ class GradientChannel:
     def _put_head(
         self, path: str, product: RowBlocks, left: Tensor, right: Tensor, written: Iterator[tuple[int, int]] | None
     ) -> None:
-        """The same, with the rows kept that the look-up's are added to. The first block is made before the ranks' indices are asked for: they may still be on their way."""
+        """The same, with the rows kept that the look-up's are added to.
+
+        The first block is made before the ranks' indices are asked for: they may still be on their way.
+        """
         pieces, places = self.in_rows[path]
         head: HeadRows | None = None
         made: Iterator[tuple[int, Tensor, _Piece | None]]
@@ -302,7 +326,9 @@ class GradientChannel:
                 self._send()
 
     def _head(self, path: str, scale: float) -> HeadRows | Tensor:
-        """Where rows of the head's gradient, times `scale`, are kept for the sum with the look-up's; or all of it, if the table travels whole."""
+        """Where rows of the head's gradient, times `scale`, are kept for the sum with the look-up's; or all of it, if
+        the table travels whole.
+        """
         self._hear()
         union, (shape, dtype) = self.unions.get(path + ROWS), self.shapes[path]
         count = shape[0] if union is None else union.numel()
@@ -311,7 +337,10 @@ class GradientChannel:
         return head
 
     def _in_rows(self, path: str, product: RowBlocks) -> tuple[list[_Piece], list[Tensor]]:
-        """For each block of rows its piece, and the place in it, as rows. Nothing where one ends inside a row, or packed rows travel."""
+        """For each block of rows its piece, and the place in it, as rows.
+
+        Nothing where one ends inside a row, or packed rows travel.
+        """
         by_span = {(piece.start, piece.stop): piece for piece in self.pieces[path]}
         spans = [(start * product.width, stop * product.width) for start, stop in product.rows]
         if path in self.packed or by_span.keys() != set(spans):
@@ -379,7 +408,9 @@ class GradientChannel:
         return whole
 
     def brought(self, path: str, number: int) -> Iterator[tuple[int, int, Tensor]]:
-        """The elements of a gradient that this bucket brought, once it was waited for: the first, the one behind the last, and their values, flat."""
+        """The elements of a gradient that this bucket brought, once it was waited for: the first, the one behind the
+        last, and their values, flat.
+        """
         for (bucket, _), piece in zip(self.places[path], self.pieces[path], strict=True):
             if bucket == number:
                 yield piece.start, piece.stop, piece.view.view(-1)

@@ -1,20 +1,27 @@
 """How long a training step takes in the steady state: one compute stream, one communication channel.
 
-**Model.** Kernels run one after another. Bucket b is ready when kernel `ready[b]` is done. The channel carries one bucket at a time and is not interrupted. It
-takes the buckets in the order in which they are listed, as ranks that must agree on an order do; or, with `by_priority`, the one with the least priority
-number among those ready, then the one that was ready first: what a channel would do that could choose. `StepTime.order` says in which order that was,
-and listing the buckets so makes the choice one that ranks can follow. Bucket b occupies it for `seconds[b]`, and
-`queued` more (or less) where it was ready before the channel was free: what a message that queues costs is not an idle channel's latency. Before kernel `needed[b]` of the
-*next* step, or at the end of this one where `needed[b]` is None, the compute stream waits for bucket b and updates its parameters, which takes `update[b]`. No gradient is ready before a parameter is first needed: forward comes before backward, so all buckets of a step are waited for before one of the next is ready. A bucket that was reduced to
-shares is gathered there: the gather takes `gather[b]`, after all that the channel was given before.
+**Model.** Kernels run one after another. Bucket b is ready when kernel `ready[b]` is done. The channel carries one
+bucket at a time and is not interrupted. It takes the buckets in the order in which they are listed, as ranks that must
+agree on an order do; or, with `by_priority`, the one with the least priority number among those ready, then the one
+that was ready first: what a channel would do that could choose. `StepTime.order` says in which order that was, and
+listing the buckets so makes the choice one that ranks can follow. Bucket b occupies it for `seconds[b]`, and `queued`
+more (or less) where it was ready before the channel was free: what a message that queues costs is not an idle channel's
+latency. Before kernel `needed[b]` of the *next* step, or at the end of this one where `needed[b]` is None, the compute
+stream waits for bucket b and updates its parameters, which takes `update[b]`. No gradient is ready before a parameter
+is first needed: forward comes before backward, so all buckets of a step are waited for before one of the next is ready.
+A bucket that was reduced to shares is gathered there: the gather takes `gather[b]`, after all that the channel was
+given before.
 
-While both are busy each runs at its own rate, at most 1: cores and memory are shared (`compute_rate`, `channel_rate`). When the channel takes a bucket, that costs the compute stream `issued`, whatever its bytes: the threads of the network wake up on its core. They do so for nothing while it waits.
+While both are busy each runs at its own rate, at most 1: cores and memory are shared (`compute_rate`, `channel_rate`).
+When the channel takes a bucket, that costs the compute stream `issued`, whatever its bytes: the threads of the network
+wake up on its core. They do so for nothing while it waits.
 
-**Steady state.** Steps follow each other. A wait in the next step couples it to this one, so the time between the ends of steps settles after
-a few of them. `steady_state` runs steps until two have the same length, and gives that length.
+**Steady state.** Steps follow each other. A wait in the next step couples it to this one, so the time between the ends
+of steps settles after a few of them. `steady_state` runs steps until two have the same length, and gives that length.
 
-**Bounds.** No step is shorter than all its kernels and updates, nor than all its communication: `full_overlap` is the greater. If every wait is in the
-same step, no communication starts before the first gradient is there, at t_first: `tight` is max(compute, t_first + communication + the last update).
+**Bounds.** No step is shorter than all its kernels and updates, nor than all its communication: `full_overlap` is the
+greater. If every wait is in the same step, no communication starts before the first gradient is there, at t_first:
+`tight` is max(compute, t_first + communication + the last update).
 """
 
 from __future__ import annotations
@@ -42,7 +49,9 @@ _SAME = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class BucketTime:
-    """`ready`: the kernel after which it may start; `needed`: the kernel of the next step that needs it, None for the end of this one."""
+    """`ready`: the kernel after which it may start; `needed`: the kernel of the next step that needs it, None for the
+    end of this one.
+    """
 
     ready: int
     seconds: float
@@ -54,7 +63,9 @@ class BucketTime:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Rates while both are busy; seconds that a bucket which had to queue takes longer, or less long where it is below 0; seconds of computing that the channel's taking one costs."""
+    """Rates while both are busy; seconds that a bucket which had to queue takes longer, or less long where it is below
+    0; seconds of computing that the channel's taking one costs.
+    """
 
     compute_rate: float = 1.0
     channel_rate: float = 1.0
@@ -64,7 +75,9 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One step's work: seconds of each kernel in order, and the buckets, in the order in which they travel unless `by_priority`."""
+    """One step's work: seconds of each kernel in order, and the buckets, in the order in which they travel unless
+    `by_priority`.
+    """
 
     kernels: tuple[float, ...]
     buckets: tuple[BucketTime, ...]
@@ -73,8 +86,9 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step in the steady state, how much of it the compute stream waited, whether it settled, and the order in which the
-    channel took the buckets."""
+    """Seconds of a step in the steady state, how much of it the compute stream waited, whether it settled, and the
+    order in which the channel took the buckets.
+    """
 
     seconds: float
     waited: float
@@ -100,7 +114,10 @@ class Span:
 
 
 def traced(timing: Timing, sharing: Sharing | None = None, steps: int = 2) -> tuple[Span, ...]:
-    """What runs in some steps of the steady state, from the start of the first of them. A bucket on the channel at the start counts from there."""
+    """What runs in some steps of the steady state, from the start of the first of them.
+
+    A bucket on the channel at the start counts from there.
+    """
     run = _Run(timing, sharing or Sharing())
     for _ in range(_STEPS):
         run.step()
@@ -188,8 +205,11 @@ class _Run:
         self.owed.update(number for number, bucket in enumerate(buckets) if bucket.needed is not None)
 
     def order(self) -> tuple[int, ...]:
-        """How the last step that is complete was carried. A step's buckets are waited for before they are made again, so the channel
-        takes all of one step before any of the next."""
+        """How the last step that is complete was carried.
+
+        A step's buckets are waited for before they are made again, so the channel takes all of one step before any of
+        the next.
+        """
         count = len(self.timing.buckets)
         complete = len(self.taken) // count * count if count else 0
         return tuple(self.taken[complete - count : complete])

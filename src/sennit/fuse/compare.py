@@ -1,4 +1,5 @@
-"""A step under several fusions, simulated: what people run today, the parts of our search switched off one by one, and the bounds.
+"""A step under several fusions, simulated: what people run today, the parts of our search switched off one by one, and
+the bounds.
 
 | variant | kernels | buckets |
 |---|---|---|
@@ -11,7 +12,8 @@
 | joint, in the step | the search | waits at the end of the step |
 | joint, across steps | the search | waits in the next step too |
 
-Every variant is timed by the same clock on the same costs, so that differences are those of the choices. `Variant.spans` is what a picture shows.
+Every variant is timed by the same clock on the same costs, so that differences are those of the choices.
+`Variant.spans` is what a picture shows.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ __all__ = ["Study", "Variant", "group_numbers", "study", "timed_variant"]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """`exposed` is how long the compute stream waits in a step. `spans` are two steps of the steady state; kernels up to number `forward` are of the forward pass."""
+    """`exposed` is how long the compute stream waits in a step.
+
+    `spans` are two steps of the steady state; kernels up to number `forward` are of the forward pass.
+    """
 
     name: str
     strategy: Strategy
@@ -74,7 +79,11 @@ def study(
     say: Say = lambda message: None,
     stop: Callable[[], bool] | None = None,
 ) -> Study:
-    """All variants. `saved` strategies are timed beside them, and are seeds of the joint search; without `ablation` the searches with something switched off are left out."""
+    """All variants.
+
+    `saved` strategies are timed beside them, and are seeds of the joint search; without `ablation` the searches with
+    something switched off are left out.
+    """
     options = options or SearchOptions()
     say("timing what people run today")
     found = list(_today(model))

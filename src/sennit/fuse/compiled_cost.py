@@ -1,16 +1,25 @@
-"""The time of a compiled group from the parts that it becomes (`compiled_parts.py`): the base that the learned estimator corrects.
+"""The time of a compiled group from the parts that it becomes (`compiled_parts.py`): the base that the learned
+estimator corrects.
 
     seconds of a part = waits + ((traffic)^p + (instructions / rate)^p)^(1/p)          p from 2 in the cache to 4 in memory: long loads hide arithmetic better
     waits             = start + loads that wait for one another + reductions that do + a step for each doubling of what is reduced, in launches
     traffic           = found * max(written / w + read / b, read / r) + (1 - found) * (read + written) / memory
 
-and products as measured, or by the device's profile. A kernel in a CUDA graph starts in a quarter of what a launch from the host takes: on an H200, one that is made of numbers takes 0.63 us, one that loads something 0.88, one that loads an index first 1.2; reductions 0.4 us more for
-each that waits for another. The cache takes what is written at 1.1 times the speed of memory and gives what is read at 1.9 times it; read beside a write it costs a fifth of that. What is found there falls from all at two thirds of its size to nothing at
-four thirds, by what the group touches; lines that were written count for more. A loop over rows so long that all programs together do not fit reads them from memory twice. What it takes to compute is in `part_effort.py`.
+and products as measured, or by the device's profile. A kernel in a CUDA graph starts in a quarter of what a launch from
+the host takes: on an H200, one that is made of numbers takes 0.63 us, one that loads something 0.88, one that loads an
+index first 1.2; reductions 0.4 us more for each that waits for another. The cache takes what is written at 1.1 times
+the speed of memory and gives what is read at 1.9 times it; read beside a write it costs a fifth of that. What is found
+there falls from all at two thirds of its size to nothing at four thirds, by what the group touches; lines that were
+written count for more. A loop over rows so long that all programs together do not fit reads them from memory twice.
+What it takes to compute is in `part_effort.py`.
 
-Where operators were measured one by one (`Staged.measured`), a product takes what it took, and parts are corrected by their operators (`_corrected`). Convolutions in float32 run in TF32, as torch has them by default, in a fraction of the product's time by the profile.
+Where operators were measured one by one (`Staged.measured`), a product takes what it took, and parts are corrected by
+their operators (`_corrected`). Convolutions in float32 run in TF32, as torch has them by default, in a fraction of the
+product's time by the profile.
 
-The constants were read off lone operators and groups of one part that were measured on an H200 (`benchmarks/fuse/data`), in parts of its launch and bandwidth; with them alone, nothing measured, groups of several pointwise operators are off by 3.1 % in the median and 9.9 % at p90. What they miss is for the network to learn.
+The constants were read off lone operators and groups of one part that were measured on an H200
+(`benchmarks/fuse/data`), in parts of its launch and bandwidth; with them alone, nothing measured, groups of several
+pointwise operators are off by 3.1 % in the median and 9.9 % at p90. What they miss is for the network to learn.
 """
 
 from __future__ import annotations
@@ -57,8 +66,13 @@ _IN_FLIGHT = 528  # programs at a time: four on each multiprocessor
 
 @dataclass(frozen=True, slots=True)
 class _Speed:
-    """Of a sort of parts. In launches of the device: `start` of a kernel, `load` for each load that waits for another, `pass_` for each reduction that does, `fill` of the device with programs, `step` for each doubling of what is reduced, `each` for each reduction beside the first.
-    Over the bandwidth of memory: of the cache for what is `read` alone, for what is `written`, and for what is read `beside` that; `far` of memory."""
+    """Of a sort of parts.
+
+    In launches of the device: `start` of a kernel, `load` for each load that waits for another, `pass_` for each
+    reduction that does, `fill` of the device with programs, `step` for each doubling of what is reduced, `each` for
+    each reduction beside the first. Over the bandwidth of memory: of the cache for what is `read` alone, for what is
+    `written`, and for what is read `beside` that; `far` of memory.
+    """
 
     start: float
     load: float
@@ -80,7 +94,10 @@ _COLUMN = _Speed(0.32, 0.082, 0.15, 0.0, 0.0, 0.15, 1.35, 0.8, 6.4, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A group as parts, with seconds in all, of library calls, and the bytes that it touches; `modelled` are the seconds without what operators took by themselves, but for products; `piled` are those of measured reductions one behind the other, with the time that memory takes for what a part moves beyond them."""
+    """A group as parts, with seconds in all, of library calls, and the bytes that it touches; `modelled` are the
+    seconds without what operators took by themselves, but for products; `piled` are those of measured reductions one
+    behind the other, with the time that memory takes for what a part moves beyond them.
+    """
 
     parts: tuple[Part, ...]
     seconds: float
@@ -134,7 +151,9 @@ class Compiled:
         return starts * launch + both + part.reordered * _SECTORS / memory
 
     def _read_again(self, part: Part, footprint: int) -> int:
-        """Bytes that a loop over long rows finds no longer in the cache when it comes to them for the second time: all programs are in their first pass at once."""
+        """Bytes that a loop over long rows finds no longer in the cache when it comes to them for the second time: all
+        programs are in their first pass at once.
+        """
         return part.effort.again if not part.kept and part.outer <= _IN_FLIGHT and footprint > self._cache() else 0
 
     def _rate(self) -> float:
@@ -143,16 +162,25 @@ class Compiled:
         return peak.value / 2 if peak is not None else inf
 
     def _touched(self, kernel: Kernel, parts: Sequence[Part]) -> int:
-        """Bytes of the cache that a group wants: what it reads, of its views what they show, and what it writes. A line that was written stays longer, until it has gone to memory."""
+        """Bytes of the cache that a group wants: what it reads, of its views what they show, and what it writes.
+
+        A line that was written stays longer, until it has gone to memory.
+        """
         busy = [op for op in kernel.body if not moves_nothing(op)]
         made = {value.name for op in kernel.body for value in op.results}
         read = looked_at(busy, made, bases(kernel), self.staged.roofline.types)
         return int((sum(read.values()) + _DIRTY * sum(part.written for part in parts)) / _EVEN)
 
     def _corrected(self, part: Part, seconds: float, busy: Sequence[Op], footprint: int) -> tuple[float, float]:
-        """Seconds of a part by what operators in it took, each by itself, over what they should have taken; and its reductions one behind the other (`Split.piled`). Of a part that is one operator, what it took.
+        """Seconds of a part by what operators in it took, each by itself, over what they should have taken; and its
+        reductions one behind the other (`Split.piled`). Of a part that is one operator, what it took.
 
-        A pointwise part is longer by the factor that its operators over all of its elements were, in the geometric mean. A reduction's own excess is in its waiting more than in its bytes: most of it is added, that of the reduction which moves most nearly what the part does, and of others of its kind. Two norms in one loop over rows take no less than both, and a batch norm's loop, whose rows lie in pieces, no less than it and what the part moves beyond it; two batch norms' rows leave the cache before they are read again."""
+        A pointwise part is longer by the factor that its operators over all of its elements were, in the geometric
+        mean. A reduction's own excess is in its waiting more than in its bytes: most of it is added, that of the
+        reduction which moves most nearly what the part does, and of others of its kind. Two norms in one loop over rows
+        take no less than both, and a batch norm's loop, whose rows lie in pieces, no less than it and what the part
+        moves beyond it; two batch norms' rows leave the cache before they are read again.
+        """
         inside = [op for op in busy if op.name in part.ops] if self.staged.measured else []
         alone = len(inside) == 1
         types = self.staged.roofline.types
@@ -227,7 +255,9 @@ class Compiled:
         return seconds
 
     def _copied(self, read: TensorType, value: str, parts: Sequence[Part]) -> float:
-        """Of a convolution by itself, the copy of what it reads, if that is laid out by the part of a group which makes it."""
+        """Of a convolution by itself, the copy of what it reads, if that is laid out by the part of a group which makes
+        it.
+        """
         for part in parts:
             if part.reordered and value in part.stored:
                 copy = Part(Sort.POINT, read.elements, read.elements, 1, read.bytes, read.bytes, part.ops, part.ops)

@@ -4,10 +4,13 @@
                                  the group, compiled
                                  best(first half) + best(second half)      looked at where compiling the whole gains nothing
 
-Both are timed alike: on the same inputs, which lie in the cache by then. The step finds them elsewhere, so what counts is the ratio: a compiled group takes that part of what its operators take in the step.
+Both are timed alike: on the same inputs, which lie in the cache by then. The step finds them elsewhere, so what counts
+is the ratio: a compiled group takes that part of what its operators take in the step.
 
-It starts with groups of greedy fusion in which products stay alone: they are library calls with or without a compiler, and one that makes a gradient can leave block by block (`row_blocks.py`). A group's halves are its first
-operators and its last, so they are legal where the group is. Groups of one structure are compiled and timed once, and no more than `most` structures are. The first rank measures; all ranks take its groups.
+It starts with groups of greedy fusion in which products stay alone: they are library calls with or without a compiler,
+and one that makes a gradient can leave block by block (`row_blocks.py`). A group's halves are its first operators and
+its last, so they are legal where the group is. Groups of one structure are compiled and timed once, and no more than
+`most` structures are. The first rank measures; all ranks take its groups.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What a compiler makes of a group: its kernels, foretold from the graph alone.
 
-A group that is compiled by itself is seldom one kernel. Inductor leaves products to libraries, puts what is pointwise into its readers, and fuses what runs over the same elements. A part is one launch, or a
-few, over one space of elements:
+A group that is compiled by itself is seldom one kernel. Inductor leaves products to libraries, puts what is pointwise
+into its readers, and fuses what runs over the same elements. A part is one launch, or a few, over one space of
+elements:
 
     POINT     one element of the space for one of the result
     ROW       the innermost dim is reduced: a softmax or a norm with what is pointwise around it is one such part
@@ -9,19 +10,30 @@ few, over one space of elements:
     SCATTER   elements go where indices say: a fill, and the writes. A number scattered into a tensor of one value is a comparison with the index, and a POINT
     LIBRARY   a product
 
-`parts_of` walks the operators in order. Each begins as a part of its own and takes in the parts that make what it reads, where the two fit (`_fits`) and no third part stands between them. At the end, parts over the
-same space that read the same value and do not wait for each other are joined too. Traffic is what crosses the borders of a part; what views of a value show of it counts once.
+`parts_of` walks the operators in order. Each begins as a part of its own and takes in the parts that make what it
+reads, where the two fit (`_fits`) and no third part stands between them. At the end, parts over the same space that
+read the same value and do not wait for each other are joined too. Traffic is what crosses the borders of a part; what
+views of a value show of it counts once.
 
-A reduction to few results would leave most of the device idle, so Inductor splits it: two launches, with partial results between, and what is pointwise over the whole space behind it is a part of its own. Its rule: no split with
-as many results as programs that fill the device (twice its processors for rows, 64 times for columns), nor of a short reduction (8192 elements for rows, 128 for columns). A reduction of fewer than eight elements is written out, and pointwise.
+A reduction to few results would leave most of the device idle, so Inductor splits it: two launches, with partial
+results between, and what is pointwise over the whole space behind it is a part of its own. Its rule: no split with as
+many results as programs that fill the device (twice its processors for rows, 64 times for columns), nor of a short
+reduction (8192 elements for rows, 128 for columns). A reduction of fewer than eight elements is written out, and
+pointwise.
 
-**How values lie.** Inductor has a convolution read its values with the channels last. What a pointwise part writes for it is then written in another order than it is read, an element at a time (`Part.reordered`). A reduction over rows of up to 1024 elements is one pass
-over rows that a program keeps (`Part.kept`), longer ones a loop that reads its rows again. With 8448 rows or more (64 times the processors) Inductor looks closer, and keeps rows of more than 64 elements only where what the reductions read is one run of memory: not a mask that is broadcast
-in the middle, not a transposed value; nor where the reductions' own results have gaps, which it leaves after long strides that are out of step with lines of the cache. Of 682 groups of one reduction over rows, the kernel that it wrote is the foretold one in all but four.
+**How values lie.** Inductor has a convolution read its values with the channels last. What a pointwise part writes for
+it is then written in another order than it is read, an element at a time (`Part.reordered`). A reduction over rows of
+up to 1024 elements is one pass over rows that a program keeps (`Part.kept`), longer ones a loop that reads its rows
+again. With 8448 rows or more (64 times the processors) Inductor looks closer, and keeps rows of more than 64 elements
+only where what the reductions read is one run of memory: not a mask that is broadcast in the middle, not a transposed
+value; nor where the reductions' own results have gaps, which it leaves after long strides that are out of step with
+lines of the cache. Of 682 groups of one reduction over rows, the kernel that it wrote is the foretold one in all but
+four.
 
 What two operators compute alike is computed once (`computed_once.py`).
 
-The backward pass of layer norm also reduces over columns for its weights, with what is pointwise in front of it once more, and a batch norm whose reduction is split goes over its elements once more: `_beside` adds those parts.
+The backward pass of layer norm also reduces over columns for its weights, with what is pointwise in front of it once
+more, and a batch norm whose reduction is split goes over its elements once more: `_beside` adds those parts.
 """
 
 from __future__ import annotations
@@ -69,7 +81,11 @@ class Sort(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`size` elements in its space, `outer` results of a reduction; `ops` by name, and `stored` those of them whose results it writes to memory; `reordered` elements are written with their channels last; `contiguous` says that each value it reads is one run of memory, `kept` that programs keep their rows, and `effort` what there is to compute and to wait for, and `shape` what its programs hold."""
+    """`size` elements in its space, `outer` results of a reduction; `ops` by name, and `stored` those of them whose
+    results it writes to memory; `reordered` elements are written with their channels last; `contiguous` says that each
+    value it reads is one run of memory, `kept` that programs keep their rows, and `effort` what there is to compute and
+    to wait for, and `shape` what its programs hold.
+    """
 
     sort: Sort
     size: int
@@ -193,7 +209,7 @@ class _Group:
             return None
         return tuple(before[int(dim)] for dim in dims)  # type: ignore[arg-type]
 
-    # ---- growing ---------------------------------------------------------------------------------------------------------
+    # ---- growing -----------------------------------------------------------------------------------------------------
 
     def add(self, op: Op) -> None:
         if op.name in self.copies:
@@ -251,7 +267,9 @@ class _Group:
         return one is two and (first.size, first.outer) == (second.size, second.outer)
 
     def _is_looked_up(self, first: _Open, second: _Open) -> bool:
-        """Whether something in the second takes elements of what the first makes from wherever indices say: all of it has to be there before."""
+        """Whether something in the second takes elements of what the first makes from wherever indices say: all of it
+        has to be there before.
+        """
         tables = (op.reads[0] for op in second.ops if op.reads and stem(op.kind) in ("gather", "index", "embedding"))
         return any(self.home.get(self.base.get(name, name)) is first for name in tables)
 
@@ -269,7 +287,7 @@ class _Group:
             name in self.wanted or any(reader not in inside for reader in self.readers.get(name, ())) for name in made
         )
 
-    # ---- order -----------------------------------------------------------------------------------------------------------
+    # ---- order -------------------------------------------------------------------------------------------------------
 
     def _before(self, part: _Open) -> list[_Open]:
         """The parts that make what this one reads."""
@@ -290,7 +308,7 @@ class _Group:
     def _is_between(self, first: _Open, second: _Open) -> bool:
         return any(other is not first and self._is_before(first, other) for other in self._before(second))
 
-    # ---- traffic ---------------------------------------------------------------------------------------------------------
+    # ---- traffic -----------------------------------------------------------------------------------------------------
 
     def _reads(self, part: _Open) -> dict[str, int]:
         """Of each value from outside the part, how many bytes are looked at, through all of its views together."""
@@ -312,7 +330,11 @@ class _Group:
         return True
 
     def _is_kept(self, part: _Open, stored: Set[str]) -> bool:
-        """Whether a program keeps whole rows, or loops over them. With many rows Inductor looks at what the reductions read and write, and does the first only where each is one run of memory."""
+        """Whether a program keeps whole rows, or loops over them.
+
+        With many rows Inductor looks at what the reductions read and write, and does the first only where each is one
+        run of memory.
+        """
         inner = part.size // part.outer
         if inner <= _SHORT or part.outer < _SPLIT["column"][0]:
             return inner <= _LONG
@@ -329,7 +351,10 @@ class _Group:
         return inner <= _LONG
 
     def _elements(self, part: _Open) -> set[str]:
-        """What it reads from outside: a value, or where it looks at some of its elements only, that view. Two parts that read other elements have nothing in common."""
+        """What it reads from outside: a value, or where it looks at some of its elements only, that view.
+
+        Two parts that read other elements have nothing in common.
+        """
         found = set()
         for name in (name for op in part.ops for name in op.reads):
             base = self.base.get(name, name)
@@ -338,7 +363,9 @@ class _Group:
         return found
 
     def inlined(self, op: Op) -> list[Op]:
-        """What is pointwise in front of an operator in its part, and not handed out: another kernel that reads what the operator does computes it again."""
+        """What is pointwise in front of an operator in its part, and not handed out: another kernel that reads what the
+        operator does computes it again.
+        """
         found: list[Op] = []
         needed = {self.base.get(name, name) for name in op.reads}
         for other in reversed(self.home[op.name].ops):
@@ -405,18 +432,24 @@ class _Group:
 
 
 def _scattered(kind: TensorType) -> int:
-    """Elements of a value with its channels last that are alone in a sector when they are written: of planes smaller than a warp, those of several channels go there together."""
+    """Elements of a value with its channels last that are alone in a sector when they are written: of planes smaller
+    than a warp, those of several channels go there together.
+    """
     return kind.elements * min(_WARP, prod(kind.shape[2:])) // _WARP
 
 
 def _is_padded(shape: tuple[int, ...]) -> bool:
-    """Whether Inductor leaves gaps in a value of its own, so that no long stride is out of step with lines of the cache."""
+    """Whether Inductor leaves gaps in a value of its own, so that no long stride is out of step with lines of the
+    cache.
+    """
     strides = [prod(shape[place:]) for place in range(1, len(shape))]
     return any(stride > 1024 and stride % 32 for stride in strides)
 
 
 def _is_one_run(shape: tuple[int, ...], space: tuple[int, ...]) -> bool:
-    """Whether a value that is broadcast to a space is read from its beginning to its end, once or again and again: no dim is broadcast between two that are not."""
+    """Whether a value that is broadcast to a space is read from its beginning to its end, once or again and again: no
+    dim is broadcast between two that are not.
+    """
     shape = (1,) * (len(space) - len(shape)) + shape
     own = [size > 1 for size, whole in zip(shape, space, strict=False) if whole > 1]
     places = [place for place, mine in enumerate(own) if mine]
@@ -453,7 +486,9 @@ def _sums(op: Op, outer: int) -> int:
 
 
 def _beside(op: Op, group: _Group, fused: Set[str]) -> tuple[Part, ...]:
-    """What an operator does over its elements in a part of its own; none if something pointwise reads it and does that too."""
+    """What an operator does over its elements in a part of its own; none if something pointwise reads it and does that
+    too.
+    """
     name, types = stem(op.kind).strip("_"), group.types
     if not op.reads or not (name == "native_layer_norm_backward" or name.startswith("native_batch_norm")):
         return ()

@@ -1,6 +1,7 @@
 """Operators of a group without those that compute once more what another does, as a compiler drops them.
 
-A loss compares its targets with the index that is ignored three times over, once for each of its parts. Fused into one group it is one comparison, and what reads the three reads one value.
+A loss compares its targets with the index that is ignored three times over, once for each of its parts. Fused into one
+group it is one comparison, and what reads the three reads one value.
 """
 
 from __future__ import annotations

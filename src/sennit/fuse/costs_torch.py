@@ -1,8 +1,9 @@
 """Which estimator serves which device.
 
-The weights that ship (`fuse/weights/`) were trained on groups that Inductor compiled for one sort of GPU. For that device the learned estimator answers. For any other the costs are those by
-stages (`kernel_cost.py`), with the device's own profile where it has one. On a CPU operators run one by one, as they are: a group takes the sum of its parts (`Unfused`), by a profile of CPU operators. Times that were
-measured here (`cost/database.py`) come before all of them.
+The weights that ship (`fuse/weights/`) were trained on groups that Inductor compiled for one sort of GPU. For that
+device the learned estimator answers. For any other the costs are those by stages (`kernel_cost.py`), with the device's
+own profile where it has one. On a CPU operators run one by one, as they are: a group takes the sum of its parts
+(`Unfused`), by a profile of CPU operators. Times that were measured here (`cost/database.py`) come before all of them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class Unfused:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A cost, and in words what it rests on. `fuses` is false where a group takes what its operators take, so that there is nothing to choose."""
+    """A cost, and in words what it rests on.
+
+    `fuses` is false where a group takes what its operators take, so that there is nothing to choose.
+    """
 
     cost: KnownCost
     source: str
@@ -67,7 +71,9 @@ def choose_cost(
     measured: Mapping[str, float] | None = None,
     lone: Mapping[str, float] | None = None,
 ) -> Chosen:
-    """`measured` are seconds by signature, of kernels as they run; `lone` those of operators, from which groups are estimated: compiled, where groups are. By default the same."""
+    """`measured` are seconds by signature, of kernels as they run; `lone` those of operators, from which groups are
+    estimated: compiled, where groups are. By default the same.
+    """
     measured = measured or {}
     is_cpu = device.kind.startswith("CPU")
     costs = OperatorCosts(device, load_profile(_CPU), carried=True) if is_cpu else OperatorCosts.of(device)
@@ -90,7 +96,9 @@ def choose_cost(
 
 
 def with_operators_measured(model: StepModel, cost: KnownCost, measure: Measure) -> StepModel:
-    """The model with its unsure operators measured, where groups are their operators one by one: what is known of one counts in every group that has it."""
+    """The model with its unsure operators measured, where groups are their operators one by one: what is known of one
+    counts in every group that has it.
+    """
     estimator = cost.estimator
     assert isinstance(estimator, Unfused)
     asked = [model.question(single) for single in model.single]

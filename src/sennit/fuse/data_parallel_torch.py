@@ -7,23 +7,28 @@
         optimizer.step()
         optimizer.zero_grad()
 
-The model is captured once (`capture/`): forward and backward as one graph. A strategy, given or found by search, says which operators run as one kernel and how
-gradients travel. `forward` runs the forward kernels and returns what the model returns; `backward` of its loss runs the backward kernels (`program_torch.py`), and
-hands each gradient to its bucket the moment it is made (`gradients_torch.py`, `channel_torch.py`).
+The model is captured once (`capture/`): forward and backward as one graph. A strategy, given or found by search, says
+which operators run as one kernel and how gradients travel. `forward` runs the forward kernels and returns what the
+model returns; `backward` of its loss runs the backward kernels (`program_torch.py`), and hands each gradient to its
+bucket the moment it is made (`gradients_torch.py`, `channel_torch.py`).
 
-**Waits.** A bucket with `wait=step` is waited for when the backward pass ends: then `parameter.grad` is there, as after DDP's backward. A bucket with
-`wait=next` is still on its way then. `optimizer.step()` does not touch its parameters; they are updated in the next forward pass, right before the first kernel
-that reads one of them (`update_torch.py`). `flush()` waits for everything and updates it; `state_dict` of this module, of the model and of the optimizer, evaluation,
-`no_sync` and leaving a `with model:` block flush by themselves.
+**Waits.** A bucket with `wait=step` is waited for when the backward pass ends: then `parameter.grad` is there, as after
+DDP's backward. A bucket with `wait=next` is still on its way then. `optimizer.step()` does not touch its parameters;
+they are updated in the next forward pass, right before the first kernel that reads one of them (`update_torch.py`).
+`flush()` waits for everything and updates it; `state_dict` of this module, of the model and of the optimizer,
+evaluation, `no_sync` and leaving a `with model:` block flush by themselves.
 
-**What needs all gradients at once** (clipping by the global norm, a loss scaler's check) cannot be hidden: `clip_grad_norm_` waits for all buckets first, and so does
-`synchronize()`, after which `parameter.grad` is what DDP would leave there. With `across_steps=False` everything is waited for in `backward`.
+**What needs all gradients at once** (clipping by the global norm, a loss scaler's check) cannot be hidden:
+`clip_grad_norm_` waits for all buckets first, and so does `synchronize()`, after which `parameter.grad` is what DDP
+would leave there. With `across_steps=False` everything is waited for in `backward`.
 
-**As DDP does.** Parameters and buffers start from the first rank's values, and buffers are the first rank's again before each forward pass that follows a synchronised one. Gradients
-add to `parameter.grad` where there is one. Inside `no_sync()` nothing is communicated. A parameter that no gradient comes to is refused, or left alone with
+**As DDP does.** Parameters and buffers start from the first rank's values, and buffers are the first rank's again
+before each forward pass that follows a synchronised one. Gradients add to `parameter.grad` where there is one. Inside
+`no_sync()` nothing is communicated. A parameter that no gradient comes to is refused, or left alone with
 `find_unused_parameters=True`. Random operators draw from torch's generator (`draws_torch.py`).
 
-The order of collectives is fixed by the strategy. All ranks compare a digest of graph and strategy at the start; one that differs is named.
+The order of collectives is fixed by the strategy. All ranks compare a digest of graph and strategy at the start; one
+that differs is named.
 """
 
 from __future__ import annotations
@@ -80,10 +85,15 @@ class DataParallel(nn.Module):
         keep_freed_memory: bool = True,
         tuning: Tuning | None = None,
     ) -> None:
-        """`sample` is a batch like those to come: arguments, or keywords by name. Without a strategy, this machine and this group are measured and one is searched
-        for, with waits in the next step unless `across_steps` is false or there is no optimizer; `tuning` says how long to look. `fused_attention` runs `F.scaled_dot_product_attention` as one kernel, as eager
-        torch does; without it the mathematical form runs, as under `sdpa_kernel(SDPBackend.MATH)`. `group` must run its collectives in the order in
-        which they are issued (`serial_group`). `network_first` lets gloo's threads run before those that compute (`network_threads.py`); `keep_freed_memory` keeps a step's memory with the process (`kept_memory.py`)."""
+        """`sample` is a batch like those to come: arguments, or keywords by name.
+
+        Without a strategy, this machine and this group are measured and one is searched for, with waits in the next
+        step unless `across_steps` is false or there is no optimizer; `tuning` says how long to look. `fused_attention`
+        runs `F.scaled_dot_product_attention` as one kernel, as eager torch does; without it the mathematical form runs,
+        as under `sdpa_kernel(SDPBackend.MATH)`. `group` must run its collectives in the order in which they are issued
+        (`serial_group`). `network_first` lets gloo's threads run before those that compute (`network_threads.py`);
+        `keep_freed_memory` keeps a step's memory with the process (`kept_memory.py`).
+        """
         super().__init__()
         if not dist.is_initialized():
             raise RunError(
@@ -144,7 +154,7 @@ class DataParallel(nn.Module):
                 self.preference = Preference.NONE
         self._flush_before_reads()
 
-    # ---- set-up ----------------------------------------------------------------------------------------------------------
+    # ---- set-up ------------------------------------------------------------------------------------------------------
 
     def use(self, strategy: Strategy, *, compile_kernels: bool = False) -> None:
         """Run by this strategy from now on. Every rank must pass the same one."""
@@ -204,7 +214,9 @@ class DataParallel(nn.Module):
         return of[OutputKind.LOSS][0].key, of[OutputKind.RESULT], buffers
 
     def _places(self) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-        """For every parameter and buffer: its name in the graph, and the dictionary and key under which the model holds it, so that one that is replaced is seen."""
+        """For every parameter and buffer: its name in the graph, and the dictionary and key under which the model holds
+        it, so that one that is replaced is seen.
+        """
         for item in self.program.inputs:
             if item.role is Role.INPUT:
                 continue
@@ -225,7 +237,7 @@ class DataParallel(nn.Module):
             self.optimizer.register_state_dict_pre_hook(lambda _: self.flush())
             self.optimizer.register_load_state_dict_pre_hook(lambda *_: self.flush())
 
-    # ---- a step ------------------------------------------------------------------------------------------------------------
+    # ---- a step ------------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for this rank's batch. Only the loss has a gradient."""
@@ -292,7 +304,7 @@ class DataParallel(nn.Module):
         for number in [number for number in gradients.owed if number not in self._late]:
             gradients.arrive(number)
 
-    # ---- updates -----------------------------------------------------------------------------------------------------------
+    # ---- updates -----------------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
         """`optimizer.step()` was called."""
@@ -305,7 +317,9 @@ class DataParallel(nn.Module):
             self.flush()
 
     def _settle(self, number: int) -> None:
-        """Wait for a bucket that is on its way, and update what it completes if the step was asked for; of weights that are read in blocks, the rows that it brings."""
+        """Wait for a bucket that is on its way, and update what it completes if the step was asked for; of weights that
+        are read in blocks, the rows that it brings.
+        """
         gradients, step = self.gradients, self._step
         complete: list[nn.Parameter] = []
         coming = [number]
@@ -341,8 +355,11 @@ class DataParallel(nn.Module):
             self._are_loaded = True
 
     def synchronize(self) -> None:
-        """Wait for every gradient of the last backward pass: `parameter.grad` is then as after DDP's backward. Call it between `backward` and what reads
-        gradients, such as `GradScaler.unscale_`."""
+        """Wait for every gradient of the last backward pass:
+
+        `parameter.grad` is then as after DDP's backward. Call it between `backward` and what reads gradients, such as
+        `GradScaler.unscale_`.
+        """
         self.flush()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -360,7 +377,7 @@ class DataParallel(nn.Module):
         finally:
             self._synchronise = before
 
-    # ---- as a module -------------------------------------------------------------------------------------------------------
+    # ---- as a module -------------------------------------------------------------------------------------------------
 
     @property
     def source(self) -> str:

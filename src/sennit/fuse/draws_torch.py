@@ -1,7 +1,8 @@
 """Random operators that draw from torch's own generator, as the model would under DDP.
 
-A captured graph draws `sennit.uniform`: numbers that are functions of a seed and a counter, so that a plan may split them. Data parallelism splits no operator. There the model's own
-numbers are wanted: a run with DDP and one with `DataParallel` that start from the same generator state drop the same elements. `with_torch_draws` rewrites
+A captured graph draws `sennit.uniform`: numbers that are functions of a seed and a counter, so that a plan may split
+them. Data parallelism splits no operator. There the model's own numbers are wanted: a run with DDP and one with
+`DataParallel` that start from the same generator state drop the same elements. `with_torch_draws` rewrites
 
 | captured | becomes |
 |---|---|
@@ -10,9 +11,12 @@ numbers are wanted: a run with DDP and one with `DataParallel` that start from t
 | x * mask * 1/(1-p), forward and backward | on a CPU x * noise; else the same with the factor as eager torch rounds it |
 | any other uniform | `sennit.rand(shape, dtype)`: torch.rand |
 
-On a CPU eager torch draws `bernoulli_` in the input's type, divides by 1-p there and multiplies once; on a GPU it calls `native_dropout`, whose factor is 1/(1-p), and which keeps other elements where they are of another type: a thread draws for as many as it loads at once. A product with 0 or 1 is exact, so one product with the noise has
-the bits of one with the mask and one with the factor, and costs a third of them: a mask of bools is first made numbers, each time. Dropout and `torch.rand` then give DDP's
-bits. Other distributions (normal, randint) are right in distribution only: the capture has taken them apart into arithmetic on uniform numbers.
+On a CPU eager torch draws `bernoulli_` in the input's type, divides by 1-p there and multiplies once; on a GPU it calls
+`native_dropout`, whose factor is 1/(1-p), and which keeps other elements where they are of another type: a thread draws
+for as many as it loads at once. A product with 0 or 1 is exact, so one product with the noise has the bits of one with
+the mask and one with the factor, and costs a third of them: a mask of bools is first made numbers, each time. Dropout
+and `torch.rand` then give DDP's bits. Other distributions (normal, randint) are right in distribution only: the capture
+has taken them apart into arithmetic on uniform numbers.
 """
 
 from __future__ import annotations
@@ -79,7 +83,9 @@ def with_torch_draws(graph: Graph, device: torch.device) -> Graph:
 
 
 def _noises(graph: Graph, masks: Mapping[str, float], readers: Mapping[str, Sequence[Op]]) -> dict[str, DType]:
-    """Masks that may be noise, with its element type: every reader is x * mask, and only a product with the factor reads that."""
+    """Masks that may be noise, with its element type: every reader is x * mask, and only a product with the factor
+    reads that.
+    """
     outputs = {output.name for output in graph.outputs}
     found: dict[str, DType] = {}
     for mask in masks:

@@ -1,6 +1,8 @@
-"""A captured graph as eager torch would run it on a device: with torch's own random numbers (`draws_torch.py`), and attention as one kernel (`kernels/graph_attention.py`).
+"""A captured graph as eager torch would run it on a device: with torch's own random numbers (`draws_torch.py`), and
+attention as one kernel (`kernels/graph_attention.py`).
 
-Whoever runs a step on its ranks, measures its operators or searches a strategy for it begins with this graph, so that the operators of all three go by the same names.
+Whoever runs a step on its ranks, measures its operators or searches a strategy for it begins with this graph, so that
+the operators of all three go by the same names.
 """
 
 from __future__ import annotations

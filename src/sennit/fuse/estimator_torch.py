@@ -1,17 +1,22 @@
 """The learned estimate of a fused group's time: a small graph network that knows how sure it is.
 
-Nodes and edges are those of `features.py`. With h the node states, each layer lets a node attend to its producers, its readers and itself (GATv2, three kinds of edge):
+Nodes and edges are those of `features.py`. With h the node states, each layer lets a node attend to its producers, its
+readers and itself (GATv2, three kinds of edge):
 
     score(i, j) = a . leaky_relu(W_l h_i + W_r h_j + e_kind(i, j))          softmax over the j that i is joined to
     h_i        <- h_i + MLP(norm(sum_j score(i, j) W_v h_j))
 
-The states are pooled by sum and by maximum, joined with the features of the whole group, and give the mean and the logarithm of the variance of
+The states are pooled by sum and by maximum, joined with the features of the whole group, and give the mean and the
+logarithm of the variance of
 
     log(seconds / seconds by parts)
 
-trained by the absolute error, and the likelihood of a Laplace distribution for its scale. Boosted trees on the group's features (`boosted_trees.py`), the mean of three forests of other seeds, predict the same. Networks and trees err on other groups; forests and networks count alike, so that the networks' mean has a quarter of the answer.
-The variance is the product of two scales, the networks' and one that trees learned from errors of others on models which those had not seen, and the square of half the disagreement: a group unlike
-all that was seen gets a wide interval, and the search can have it measured instead.
+trained by the absolute error, and the likelihood of a Laplace distribution for its scale. Boosted trees on the group's
+features (`boosted_trees.py`), the mean of three forests of other seeds, predict the same. Networks and trees err on
+other groups; forests and networks count alike, so that the networks' mean has a quarter of the answer. The variance is
+the product of two scales, the networks' and one that trees learned from errors of others on models which those had not
+seen, and the square of half the disagreement: a group unlike all that was seen gets a wide interval, and the search can
+have it measured instead.
 """
 
 from __future__ import annotations
@@ -53,7 +58,11 @@ class NetworkConfig:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Groups side by side: `nodes` [n, f], the group of each `owner` [n]; edges `into` a node, `out_of` another, of a `sort` (0 producer, 1 reader, 2 itself), all [e]; `whole` [groups, g]."""
+    """Groups side by side:
+
+    `nodes` [n, f], the group of each `owner` [n]; edges `into` a node, `out_of` another, of a `sort` (0 producer, 1
+    reader, 2 itself), all [e]; `whole` [groups, g].
+    """
 
     nodes: Tensor
     owner: Tensor
@@ -149,7 +158,8 @@ class GraphNetwork(nn.Module):
         count = len(batch.whole)
         total = _sum_by(h, batch.owner, count) / math.sqrt(8.0)
         most = _most_by(h, batch.owner, count)
-        # what training hardly had (a convolution behind something pointwise) is many deviations off, and may not carry the answer away
+        # what training hardly had (a convolution behind something pointwise) is many deviations off, and may not carry
+        # the answer away
         level = self.level(batch.whole).clamp(-_FAR, _FAR)
         found = self.leave(torch.cat([total, most, level], dim=-1))
         mean, spread = self.say(found).unbind(-1)
@@ -212,7 +222,9 @@ class LearnedCost:
 
 
 def save_networks(networks: Sequence[GraphNetwork], path: Path, trees: Forests | None = None) -> None:
-    """Weights in half precision, and the trees' numbers in what they need: an estimate's error is far above their rounding."""
+    """Weights in half precision, and the trees' numbers in what they need: an estimate's error is far above their
+    rounding.
+    """
     torch.save(
         {
             "config": json.dumps(asdict(networks[0].config)),

@@ -1,6 +1,7 @@
 """A fused group as numbers: what the estimator sees.
 
-A group becomes a small graph. Each operator is a node, and so is each value that it reads from outside. Edges go from a producer to its readers. A node has
+A group becomes a small graph. Each operator is a node, and so is each value that it reads from outside. Edges go from a
+producer to its readers. A node has
 
     one of KINDS (or "other", or "input")                                what it does
     log2(1 + x / 2^10) of bytes read, bytes written, elements            how much of it
@@ -13,8 +14,12 @@ A group becomes a small graph. Each operator is a node, and so is each value tha
     flags: its own time was measured; float32, half precision, integer; a view, a view with another innermost dim, a reduction, one over the innermost dim, a product; written for others, broadcast; the sort of its
     part, whether that part writes its result to memory, whether it reads something that is not one run of memory, and whether it loops over its rows
 
-and the group as a whole the logarithms of its time by the roofline, by stages, unfused (`kernel_cost.py`), of the longest operator of each part and by parts (`compiled_cost.py`), of its bytes, counts of operators, inputs, outputs and reductions, what measured operators changed, instructions, waits and what loops read again, and for
-each sort of part its launches, bytes, elements, the longest reduction and the most results, and how the programs of the largest one lie on the device (`launch_shape.py`). The estimator predicts the logarithm of time over time by parts, so sizes that were never seen change what is predicted little.
+and the group as a whole the logarithms of its time by the roofline, by stages, unfused (`kernel_cost.py`), of the
+longest operator of each part and by parts (`compiled_cost.py`), of its bytes, counts of operators, inputs, outputs and
+reductions, what measured operators changed, instructions, waits and what loops read again, and for each sort of part
+its launches, bytes, elements, the longest reduction and the most results, and how the programs of the largest one lie
+on the device (`launch_shape.py`). The estimator predicts the logarithm of time over time by parts, so sizes that were
+never seen change what is predicted little.
 """
 
 from __future__ import annotations
@@ -126,7 +131,9 @@ GLOBAL_WIDTH = 28 + 5 * len(Sort) + 3 * SHAPE_WIDTH
 
 @dataclass(frozen=True, slots=True)
 class GroupFeatures:
-    """`nodes` [n, NODE_WIDTH], `edges` [e, 2] from producer to reader, `whole` [GLOBAL_WIDTH], and seconds by the roofline, by stages and by parts; `measured` says that most of its operators were, one by one."""
+    """`nodes` [n, NODE_WIDTH], `edges` [e, 2] from producer to reader, `whole` [GLOBAL_WIDTH], and seconds by the
+    roofline, by stages and by parts; `measured` says that most of its operators were, one by one.
+    """
 
     nodes: NDArray[np.float32]
     edges: NDArray[np.int64]
@@ -294,7 +301,9 @@ def _operator(
 
 
 def _reduced(op: Op, kind: Class, types: Mapping[str, TensorType]) -> float:
-    """How many elements go into one of the result, where the operator makes fewer than it reads; the width of what it normalises."""
+    """How many elements go into one of the result, where the operator makes fewer than it reads; the width of what it
+    normalises.
+    """
     if not op.reads or kind is Class.VIEW:
         return 1.0
     if stem(op.kind).strip("_").startswith(("softmax", "log_softmax", "native_layer_norm")):

@@ -1,4 +1,6 @@
-"""Values of the first rank, on all ranks: parameters and buffers at the start, buffers before each forward pass that follows a synchronised one, as under DDP. And whether all ranks are about to do what the first one does."""
+"""Values of the first rank, on all ranks: parameters and buffers at the start, buffers before each forward pass that
+follows a synchronised one, as under DDP. And whether all ranks are about to do what the first one does.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,12 @@ def agree(text: str, group: dist.ProcessGroup) -> None:
 
 
 class Together:
-    """The first rank's values of some tensors on their way, in one message for each element type: a layer of batch norm has three small buffers, and every step has them to send.
+    """The first rank's values of some tensors on their way, in one message for each element type: a layer of batch norm
+    has three small buffers, and every step has them to send.
 
-    They are sent when they are made, at the end of a forward pass: the channel is idle until the first gradient. Before the next forward pass they would wait behind all gradients that are still on their way."""
+    They are sent when they are made, at the end of a forward pass: the channel is idle until the first gradient. Before
+    the next forward pass they would wait behind all gradients that are still on their way.
+    """
 
     def __init__(self, tensors: Sequence[Tensor], group: dist.ProcessGroup) -> None:
         by_type: dict[torch.dtype, list[Tensor]] = {}

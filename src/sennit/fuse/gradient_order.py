@@ -1,18 +1,21 @@
 """A training step in an order in which every gradient is made as early as it can be.
 
-A captured backward pass computes, for each layer, the gradient of the layer's input and then those of its parameters; and a gradient that is ready in memory may wait for a view that stands
-behind other products. The channel has nothing to carry meanwhile. An operator is a *tail* if one gradient of a parameter comes of it and nothing else. `gradients_first` moves every tail to the place where all that it
-reads is there; among tails, and among the others, the order stays.
+A captured backward pass computes, for each layer, the gradient of the layer's input and then those of its parameters;
+and a gradient that is ready in memory may wait for a view that stands behind other products. The channel has nothing to
+carry meanwhile. An operator is a *tail* if one gradient of a parameter comes of it and nothing else. `gradients_first`
+moves every tail to the place where all that it reads is there; among tails, and among the others, the order stays.
 
     dx = dy @ W        (others read it)             dw = dy.T @ x      (a tail)
     dw = dy.T @ x      (a tail)           becomes   dx = dy @ W
     x_before = f(dx)                                x_before = f(dx)
 
-What is made of the data alone between the place where the last parameter is read for the first time and the first gradient (the places of the labels, in a loss) needs no loss: it is computed before that place. There
-the channel is busy; behind it, it waits for the first gradient.
+What is made of the data alone between the place where the last parameter is read for the first time and the first
+gradient (the places of the labels, in a loss) needs no loss: it is computed before that place. There the channel is
+busy; behind it, it waits for the first gradient.
 
-The gradient of a weight comes earlier by the time of the layer's input gradient; those of the layers below it come when they came before. The values are the same: operators of a
-graph have no side effects, and operators that draw random numbers are not in the backward pass.
+The gradient of a weight comes earlier by the time of the layer's input gradient; those of the layers below it come when
+they came before. The values are the same: operators of a graph have no side effects, and operators that draw random
+numbers are not in the backward pass.
 """
 
 from __future__ import annotations
@@ -91,7 +94,8 @@ def _tails(graph: Graph, backward: Sequence[Op]) -> set[str]:
 def _ordered(backward: Sequence[Op], tails: set[str]) -> list[Op]:
     maker = {value.name: place for place, op in enumerate(backward) for value in op.results}
     reads = [sorted({maker[name] for name in op.reads if name in maker}) for op in backward]
-    # A tail that waits for nothing in this pass (zeros to add to, a transposed input) could go to its very start, where it would hold up the first gradient. It goes before its first reader.
+    # A tail that waits for nothing in this pass (zeros to add to, a transposed input) could go to its very start, where
+    # it would hold up the first gradient. It goes before its first reader.
     lazy: set[int] = set()
     for place, op in enumerate(backward):
         if op.name in tails and all(other in lazy for other in reads[place]):

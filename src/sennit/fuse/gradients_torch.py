@@ -7,8 +7,9 @@
     gradients.arrive(b)                      # bucket b is there: the parameters whose gradients it completes
     gradients.rows(b, path)                  # and of one whose rows are used as they come, those that it brought
 
-`take` adds to a gradient that is there already and sends the sum. `keep` does the same for a pass that communicates nothing, and leaves it with the parameter. A product is handed on as its factors (`products_torch.py`),
-the gradient of a look-up as what it adds up and where (`table_rows_torch.py`).
+`take` adds to a gradient that is there already and sends the sum. `keep` does the same for a pass that communicates
+nothing, and leaves it with the parameter. A product is handed on as its factors (`products_torch.py`), the gradient of
+a look-up as what it adds up and where (`table_rows_torch.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ __all__ = ["Gradients"]
 
 
 class Gradients:
-    """Those of one strategy. `trained` are the parameters by path; `sent` are they by gradient: a table that is also the head has two. `blocks` are those that are read in blocks of rows (`row_uses.py`)."""
+    """Those of one strategy.
+
+    `trained` are the parameters by path; `sent` are they by gradient: a table that is also the head has two. `blocks`
+    are those that are read in blocks of rows (`row_uses.py`).
+    """
 
     def __init__(
         self,
@@ -58,7 +63,8 @@ class Gradients:
         """What a gradient is added to."""
         parameter = self.sent[path]
         if path + ROWS in self.sent:
-            # it is added to the sum that comes under that name; until then it may lie in the bucket that this part goes to
+            # it is added to the sum that comes under that name; until then it may lie in the bucket that this part goes
+            # to
             parameter.grad = None if parameter.grad is None else parameter.grad.clone()
             return None
         before, parameter.grad = parameter.grad, None
@@ -116,7 +122,9 @@ class Gradients:
             yield slice(start // width, stop // width), gradient, is_complete and place == len(brought) - 1
 
     def arrive(self, number: int, in_rows: Collection[str] = ()) -> list[nn.Parameter]:
-        """A bucket is there: the gradients that it completes are the parameters' now, but for parameters whose rows are taken one by one."""
+        """A bucket is there: the gradients that it completes are the parameters' now, but for parameters whose rows are
+        taken one by one.
+        """
         self.channel.wait(number)
         del self.owed[number]
         complete: list[nn.Parameter] = []

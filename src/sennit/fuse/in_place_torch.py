@@ -1,16 +1,21 @@
 """Operators that may write their result over an operand which nothing reads again.
 
-A captured graph never overwrites. Eager torch does: the engine adds gradients that come from several places (a weight that a recurrent model uses at every position, a residual stream) into the first of them. Written out of
-place, each sum is a new tensor of the size of the weight: memory to get, to touch for the first time, to write through the cache.
+A captured graph never overwrites. Eager torch does: the engine adds gradients that come from several places (a weight
+that a recurrent model uses at every position, a residual stream) into the first of them. Written out of place, each sum
+is a new tensor of the size of the weight: memory to get, to touch for the first time, to write through the cache.
 
     s1 = add(g1, g2)                    add_(g1, g2)
     s2 = add(s1, g3)       becomes      add_(g1, g3)
 
-`overwriting` finds, for one pass (forward or backward) as the sequence of its kernels, the operators of which the first operand may take the result:
+`overwriting` finds, for one pass (forward or backward) as the sequence of its kernels, the operators of which the first
+operand may take the result:
 
-- the operator has a form that writes in place, element by element, and the result has the operand's type. It has the operand's layout as well: torch lays out a result of several operands as the first one lies;
-- an operator of the same pass made the operand, in memory of its own (by its schema, results that may be views of an operand say so), or the pass before left it in memory that nothing else uses (`handed_on`);
-- nothing that shares this memory (`kernels/shared_memory.py`) is read later, by this operator through another name, or kept: for the other pass, for the caller, or as a gradient;
+- the operator has a form that writes in place, element by element, and the result has the operand's type. It has the
+  operand's layout as well: torch lays out a result of several operands as the first one lies;
+- an operator of the same pass made the operand, in memory of its own (by its schema, results that may be views of an
+  operand say so), or the pass before left it in memory that nothing else uses (`handed_on`);
+- nothing that shares this memory (`kernels/shared_memory.py`) is read later, by this operator through another name, or
+  kept: for the other pass, for the caller, or as a gradient;
 - neither the operator nor any that touched this memory is computed twice.
 
 The kernels that write in place are those that write out of place, so the bits are the same.
@@ -43,8 +48,11 @@ def overwriting(
     whole: Collection[str] = (),
     own: Collection[str] = (),
 ) -> frozenset[str]:
-    """The operators, by name, that may write over their first operand. `kept` are values that are read after the pass; `whole` are operators that run inside something else: a compiled kernel, blocks of rows; `own` are values that the
-    pass before handed on in memory of their own."""
+    """The operators, by name, that may write over their first operand.
+
+    `kept` are values that are read after the pass; `whole` are operators that run inside something else: a compiled
+    kernel, blocks of rows; `own` are values that the pass before handed on in memory of their own.
+    """
     body = [op for kernel in kernels for op in kernel.body]
     twice = {name for kernel in kernels for name in kernel.repeated}
     memory = _memory(body)

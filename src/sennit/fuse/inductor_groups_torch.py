@@ -1,15 +1,19 @@
-"""The groups that Inductor itself would form: a seed of the search, so that its result is never behind the compiler's default in its own costs.
+"""The groups that Inductor itself would form: a seed of the search, so that its result is never behind the compiler's
+default in its own costs.
 
-A phase of the step is handed to Inductor as one graph. Its scheduler fuses, and is stopped before it writes any code; each kernel that it made says from which nodes of the graph it came
-(`from_node`, kept through decompositions and pattern passes). From that:
+A phase of the step is handed to Inductor as one graph. Its scheduler fuses, and is stopped before it writes any code;
+each kernel that it made says from which nodes of the graph it came (`from_node`, kept through decompositions and
+pattern passes). From that:
 
     home of an operator       the kernel that writes its result; else the first one that computes it
     group                     operators of one home
     again                     pointwise operators and views that a kernel computes although their home is another: what Inductor inlines into several readers. What it reads from
                               memory, and what lies behind that, it does not compute
 
-A library call is the home of its product alone: what it lists beside that was computed by others before it. An operator that Inductor decomposes into parts of several kernels (the backward pass of a norm) is whole in
-its home here, and compiled again there: such a group is several kernels. Groups that would wait for each other are not formed, so the grouping is always legal.
+A library call is the home of its product alone: what it lists beside that was computed by others before it. An operator
+that Inductor decomposes into parts of several kernels (the backward pass of a norm) is whole in its home here, and
+compiled again there: such a group is several kernels. Groups that would wait for each other are not formed, so the
+grouping is always legal.
 """
 
 from __future__ import annotations
@@ -35,9 +39,11 @@ COMPILER = Limits(size=1 << 20, repeats=1 << 20, regions=True)
 
 @dataclass(frozen=True, slots=True)
 class InductorKernel:
-    """Operators, by their number in the step, that a kernel computes, those whose results it writes, and those whose results it reads from memory.
+    """Operators, by their number in the step, that a kernel computes, those whose results it writes, and those whose
+    results it reads from memory.
 
-    `is_library` is a call that Inductor does not write; `is_nothing` a buffer whose parts others write in place, as those of a concatenation.
+    `is_library` is a call that Inductor does not write; `is_nothing` a buffer whose parts others write in place, as
+    those of a concatenation.
     """
 
     computes: frozenset[int]
@@ -52,7 +58,10 @@ class _SeenError(Exception):
 
 
 def inductor_groups(model: StepModel, values: Callable[[Sequence[str]], list[Tensor]]) -> Grouping:
-    """Inductor's groups of each phase of the step. `values` gives tensors for names of values; only how they lie and where matters."""
+    """Inductor's groups of each phase of the step.
+
+    `values` gives tensors for names of values; only how they lie and where matters.
+    """
     found: list[InductorKernel] = []
     for phase in dict.fromkeys(model.phase):
         found += scheduled(model, phase, values)
@@ -158,7 +167,9 @@ def grouping_of(model: StepModel, found: Sequence[InductorKernel]) -> Grouping:
 
 
 def _homes(model: StepModel, found: Sequence[InductorKernel]) -> dict[int, int]:
-    """Of the kernels that compute an operator: one that writes it, with the most of its neighbours, the first of equals."""
+    """Of the kernels that compute an operator: one that writes it, with the most of its neighbours, the first of
+    equals.
+    """
     candidates: dict[int, list[int]] = {}
     for number, item in enumerate(found):
         if item.is_library:  # what it lists beside its own call came before it

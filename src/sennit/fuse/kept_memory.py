@@ -1,10 +1,13 @@
 """A step's memory stays with the process.
 
-A step allocates its activations and frees them, and the next one does so again. glibc gives memory at the end of its heap back to the kernel where more than a threshold of it is free, and maps large blocks one by one; a page that comes
-back is filled with zeros at its first touch. Whether that happens depends on what else lies in the heap, so the same step takes one time in one run and another in the next: a small convolutional net of 136 ms had 11,128 such page faults a step, 22 ms of them in the kernel,
-or none.
+A step allocates its activations and frees them, and the next one does so again. glibc gives memory at the end of its
+heap back to the kernel where more than a threshold of it is free, and maps large blocks one by one; a page that comes
+back is filled with zeros at its first touch. Whether that happens depends on what else lies in the heap, so the same
+step takes one time in one run and another in the next: a small convolutional net of 136 ms had 11,128 such page faults
+a step, 22 ms of them in the kernel, or none.
 
-`keep_memory` tells glibc to give back less than `KEPT` bytes never, for all of the process. The memory of a training step is needed again in the next, so nothing is lost by it but what was allocated once at the start.
+`keep_memory` tells glibc to give back less than `KEPT` bytes never, for all of the process. The memory of a training
+step is needed again in the next, so nothing is lost by it but what was allocated once at the start.
 """
 
 from __future__ import annotations

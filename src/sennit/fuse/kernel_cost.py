@@ -1,21 +1,27 @@
 """What a kernel costs: the parts of a group, seen from outside.
 
-A kernel reads each value that comes from outside once, writes each value that someone outside reads, and does the arithmetic of its body. What
-stays inside never reaches memory: that is what operator fusion saves. So by the roofline
+A kernel reads each value that comes from outside once, writes each value that someone outside reads, and does the
+arithmetic of its body. What stays inside never reaches memory: that is what operator fusion saves. So by the roofline
 
     seconds = max(bytes in and out / bandwidth, sum of the products' flops / rate, elements / special) + launch
 
-with one launch for the whole group. A kernel of views only costs nothing. This is the estimate (`Roofline`) that needs nothing but a device description;
-measured profiles and the learned estimator give the same type.
+with one launch for the whole group. A kernel of views only costs nothing. This is the estimate (`Roofline`) that needs
+nothing but a device description; measured profiles and the learned estimator give the same type.
 
-**Stages.** A compiler leaves a matrix product to a library, so a group around one is up to three launches: what the product reads, the product, what is made of it. `Staged` adds them up:
+**Stages.** A compiler leaves a matrix product to a library, so a group around one is up to three launches: what the
+product reads, the product, what is made of it. `Staged` adds them up:
 
     seconds = sum over the stages of (bytes into and out of the stage / bandwidth + launch) + seconds of the product
 
-with the product, or an operator that is alone, by the device's measured profile where it has one. What views of one value show of it counts once; of a table that is looked up in, what is found.
+with the product, or an operator that is alone, by the device's measured profile where it has one. What views of one
+value show of it counts once; of a table that is looked up in, what is found.
 
-Operators that were measured one by one (`Staged.measured`, by signature) take the time that they took: that is known of a model before any of its groups is. A product of a transposed value takes another time than one of values that lie plainly, and Inductor adds the
-bias of a product that only pointwise operators read with them; a sum of a product and another value that is handed out it makes one call with the product. So a product is asked for as a compiler calls it in the group (`called`): with the views in front of it, without such a bias; and by itself only where that was not measured.
+Operators that were measured one by one (`Staged.measured`, by signature) take the time that they took: that is known of
+a model before any of its groups is. A product of a transposed value takes another time than one of values that lie
+plainly, and Inductor adds the bias of a product that only pointwise operators read with them; a sum of a product and
+another value that is handed out it makes one call with the product. So a product is asked for as a compiler calls it in
+the group (`called`): with the views in front of it, without such a bias; and by itself only where that was not
+measured.
 """
 
 from __future__ import annotations
@@ -69,7 +75,10 @@ class KernelCost(Protocol):
 
 
 def traffic(kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> int:
-    """Bytes that the kernel reads and writes. A value that is only looked at through views inside counts as what the views take."""
+    """Bytes that the kernel reads and writes.
+
+    A value that is only looked at through views inside counts as what the views take.
+    """
     made = {value.name for op in kernel.body for value in op.results}
     return sum(types[name].bytes for name in kernel.reads) + sum(types[name].bytes for name in made & written)
 
@@ -114,7 +123,9 @@ class Roofline:
 
 @dataclass(frozen=True, slots=True)
 class Lone:
-    """An operator by itself: the bytes that it moves, the seconds that it should take, and those that it took; `parts` launches or groups of them is it."""
+    """An operator by itself: the bytes that it moves, the seconds that it should take, and those that it took; `parts`
+    launches or groups of them is it.
+    """
 
     moved: int
     modelled: float
@@ -124,7 +135,10 @@ class Lone:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Kernels of a graph on a device, by stages, with the device's profile. `measured` are seconds of lone operators, by signature."""
+    """Kernels of a graph on a device, by stages, with the device's profile.
+
+    `measured` are seconds of lone operators, by signature.
+    """
 
     roofline: Roofline
     costs: OperatorCosts
@@ -228,7 +242,11 @@ class Staged:
 
 
 def called(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> Kernel:
-    """A product of a kernel as a compiler calls it: with the views of the kernel that its operands are, without its bias where only pointwise operators of the kernel read it (in half precision the bias stays, since the sum would be rounded twice, or is copied before the product: `copies_bias`), and with the sum that it makes one call of (`added_to`)."""
+    """A product of a kernel as a compiler calls it: with the views of the kernel that its operands are, without its
+    bias where only pointwise operators of the kernel read it (in half precision the bias stays, since the sum would be
+    rounded twice, or is copied before the product: `copies_bias`), and with the sum that it makes one call of
+    (`added_to`).
+    """
     if _has_bias(op) and _is_only_for_pointwise(op, kernel, written, types) and not _keeps_bias(op):
         op = replace(op, kind="aten.mm.default", args=op.args[1:])
     elif (total := added_to(op, kernel, written, types)) is not None:
@@ -244,7 +262,11 @@ def called(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, 
 
 
 def copies_bias(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> bool:
-    """Whether the bias of a product in half precision is copied into its result first. A compiler leaves gaps in values of its own whose rows are long and end within a line of the cache, and there the library cannot add a bias by itself."""
+    """Whether the bias of a product in half precision is copied into its result first.
+
+    A compiler leaves gaps in values of its own whose rows are long and end within a line of the cache, and there the
+    library cannot add a bias by itself.
+    """
     is_half = _has_bias(op) and op.results[0].type.dtype in _HALF
     return is_half and not _keeps_bias(op) and _is_only_for_pointwise(op, kernel, written, types)
 
@@ -260,7 +282,10 @@ def _keeps_bias(op: Op) -> bool:
 
 
 def added_to(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str, TensorType]) -> Op | None:
-    """The sum of a product `mm` and another value that a compiler makes one call of the library, `addmm`: nothing else reads the product, and something reads the sum that is not pointwise, or is outside. Rows and columns that are exchanged twice are as they were. Of two products the first takes the second."""
+    """The sum of a product `mm` and another value that a compiler makes one call of the library, `addmm`: nothing else
+    reads the product, and something reads the sum that is not pointwise, or is outside. Rows and columns that are
+    exchanged twice are as they were. Of two products the first takes the second.
+    """
     mine = _for_one(op, kernel, written)
     if mine is None:
         return None
@@ -280,7 +305,9 @@ def added_to(op: Op, kernel: Kernel, written: frozenset[str], types: Mapping[str
 
 
 def _for_one(op: Op, kernel: Kernel, written: frozenset[str]) -> tuple[str, Op] | None:
-    """Of a product `mm` that one operator reads: its value there, which may have been transposed and back, and the operator."""
+    """Of a product `mm` that one operator reads: its value there, which may have been transposed and back, and the
+    operator.
+    """
     if op.kind != "aten.mm.default":
         return None
     name, turned = op.results[0].name, False

@@ -1,15 +1,20 @@
 """Kernels that change: the workspace of the search.
 
-A `KernelSet` holds a partition of the operators into kernels, with a line: an order in which they can run. A move changes both in place, and costs what it touches, not the size of the graph.
+A `KernelSet` holds a partition of the operators into kernels, with a line: an order in which they can run. A move
+changes both in place, and costs what it touches, not the size of the graph.
 
-**Fusing** A and B, A before B in the line, makes a cycle exactly if a path leads from A to B through a third kernel. Everything on such a path stands between them in the line. So with R the
-kernels between them that can be reached from A: it is refused if one of R leads to B. Else the kernels between them that are not in R may go before A, and those of R behind B:
+**Fusing** A and B, A before B in the line, makes a cycle exactly if a path leads from A to B through a third kernel.
+Everything on such a path stands between them in the line. So with R the kernels between them that can be reached from
+A: it is refused if one of R leads to B. Else the kernels between them that are not in R may go before A, and those of R
+behind B:
 
     ... A  x1 r1 x2 r2  B ...     becomes     ... x1 x2  AB  r1 r2 ...
 
-**Repeating** operator x in kernel K: K then reads what x reads, and no longer x. It is refused unless the kernels of all that stand before K in the line already.
+**Repeating** operator x in kernel K: K then reads what x reads, and no longer x. It is refused unless the kernels of
+all that stand before K in the line already.
 
-**Cutting** a kernel in two, the first operators and the rest, and **undoing** it leave their parts in its place in the line, in the order of the graph.
+**Cutting** a kernel in two, the first operators and the rest, and **undoing** it leave their parts in its place in the
+line, in the order of the graph.
 
 What was changed since the last copy is known (`gone`, `new`), so that a search asks the cost of those kernels alone.
 """
@@ -30,7 +35,8 @@ __all__ = ["KernelSet", "Limits", "is_legal"]
 class Limits:
     """Operators in a kernel at most, operators that it may repeat, and whether a product may have others beside it.
 
-    With `regions` a group may have several products, and reductions beside them: the compiler makes several kernels of it, and lays out what is between them as it likes.
+    With `regions` a group may have several products, and reductions beside them: the compiler makes several kernels of
+    it, and lays out what is between them as it likes.
     """
 
     size: int = 48
@@ -107,7 +113,10 @@ class KernelSet:
         return self.members[number], self.again.get(number, _NONE)
 
     def union(self, first: int, second: int) -> tuple[Numbers, Numbers] | None:
-        """What the kernels of two operators would be as one; None where its operators may not be one kernel. Whether the order allows it is for `fuse` to say."""
+        """What the kernels of two operators would be as one; None where its operators may not be one kernel.
+
+        Whether the order allows it is for `fuse` to say.
+        """
         (one, once), (other, twice) = self.kernel(first), self.kernel(second)
         union = one | other
         again = (once | twice) - union
@@ -115,7 +124,7 @@ class KernelSet:
             return None
         return union, again
 
-    # ---- moves -----------------------------------------------------------------------------------------------------------
+    # ---- moves -------------------------------------------------------------------------------------------------------
 
     def fuse(self, first: int, second: int) -> bool:
         """The kernels of two operators as one. False where that is not legal."""
@@ -199,7 +208,7 @@ class KernelSet:
         read = reads[draw.randrange(len(reads))]
         return self.repeat(reader, read) if repeats and chance > 0.85 else self.fuse(read, reader)
 
-    # ---- parts -----------------------------------------------------------------------------------------------------------
+    # ---- parts -------------------------------------------------------------------------------------------------------
 
     def _reached(self, one: int, other: int) -> set[int] | None:
         """The kernels between two that can be reached from the first; None where one of them leads to the second."""

@@ -1,13 +1,15 @@
 """A kernel of a strategy as something that torch runs: its operators as they are, or compiled into one.
 
-`kernel_module` writes the body of a kernel as an fx graph: values that come from outside are its inputs, values that something outside
-reads its outputs. Run as it is, it calls the very operators that the model calls, so its results are the model's, bit for bit. `compile_kernel`
-hands it to Inductor by itself: the compiler then sees this group and nothing else, and cannot move what our own driver places around it.
+`kernel_module` writes the body of a kernel as an fx graph: values that come from outside are its inputs, values that
+something outside reads its outputs. Run as it is, it calls the very operators that the model calls, so its results are
+the model's, bit for bit. `compile_kernel` hands it to Inductor by itself: the compiler then sees this group and nothing
+else, and cannot move what our own driver places around it.
 
-Layers repeat, and so do their kernels. `signature` names a kernel by its structure, without the names of its values; two kernels with one signature share one
-compiled artifact.
+Layers repeat, and so do their kernels. `signature` names a kernel by its structure, without the names of its values;
+two kernels with one signature share one compiled artifact.
 
-A graph does not say on which device a tensor is made from numbers (`aten.full`, `aten.arange`): the device of the model is passed to what `takes_device`.
+A graph does not say on which device a tensor is made from numbers (`aten.full`, `aten.arange`): the device of the model
+is passed to what `takes_device`.
 """
 
 from __future__ import annotations
@@ -105,7 +107,11 @@ _BOUND = frozenset(
 
 
 def direct_of(op: Op) -> Callable[..., Any]:
-    """The same operator by torch's own binding where it has one. Its arguments are read in half the time that a call through `torch.ops` takes, 2 us less: a step makes a thousand such calls."""
+    """The same operator by torch's own binding where it has one.
+
+    Its arguments are read in half the time that a call through `torch.ops` takes, 2 us less: a step makes a thousand
+    such calls.
+    """
     target: Any = target_of(op)
     if op.kind in DRAWS or cuda_call(op.kind) is not None:
         return target  # type: ignore[no-any-return]
@@ -154,8 +160,8 @@ def call_of(
     args = tuple(_argument(arg, values) for arg in op.args)
     kwargs = {name: _argument(arg, values) for name, arg in op.kwargs}
     if op.kind == "aten.clone.default":
-        # a capture keeps values and not how they lie. A model copies to have its values in order (`contiguous`, a reshape): a copy in the order of what it
-        # copies would be made a second time by the view behind it
+        # a capture keeps values and not how they lie. A model copies to have its values in order (`contiguous`, a
+        # reshape): a copy in the order of what it copies would be made a second time by the view behind it
         kwargs["memory_format"] = torch.contiguous_format
     return target_of(op), args, {**kwargs, "device": device} if takes_device(op) else kwargs
 
@@ -189,7 +195,9 @@ def returns_several(op: Op) -> bool:
 
 
 def wanted_results(op: Op) -> tuple[int, ...]:
-    """The places of the results that the operator gives: some have a mask of those that are wanted and give None for the others."""
+    """The places of the results that the operator gives: some have a mask of those that are wanted and give None for
+    the others.
+    """
     for arg in op.args:
         if isinstance(arg, tuple) and arg and all(isinstance(flag, bool) for flag in arg):
             return tuple(place for place, flag in enumerate(arg) if flag)
@@ -209,7 +217,10 @@ def _argument(arg: Arg, values: Mapping[str, Any]) -> Any:
 
 
 def is_worth_compiling(kernel: Kernel, *, lone: bool = False) -> bool:
-    """A single library call gains nothing from a compiler; neither do views. With `lone` a single operator that no library has a better kernel for is worth it too, as on a GPU."""
+    """A single library call gains nothing from a compiler; neither do views.
+
+    With `lone` a single operator that no library has a better kernel for is worth it too, as on a GPU.
+    """
     busy = [op for op in kernel.body if not moves_nothing(op)]
     if len(busy) == 1 and lone:
         return stem(busy[0].kind) not in PRODUCTS and not is_attention(busy[0])
@@ -217,7 +228,11 @@ def is_worth_compiling(kernel: Kernel, *, lone: bool = False) -> bool:
 
 
 def compile_kernel(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
-    """The module compiled by Inductor alone, for inputs of these shapes. It is tuned when it is first called: left to itself, Inductor makes values of all its sizes while it compiles and tunes on them, with whatever else the device does then."""
+    """The module compiled by Inductor alone, for inputs of these shapes.
+
+    It is tuned when it is first called: left to itself, Inductor makes values of all its sizes while it compiles and
+    tunes on them, with whatever else the device does then.
+    """
     from torch._inductor import standalone_compile
 
     options = {"config_patches": {"triton.autotune_at_compile_time": False}}
@@ -229,8 +244,10 @@ def compile_kernel(module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable
 
 @dataclass(slots=True)
 class CompiledKernel:
-    """A kernel that is compiled when it is first called: the compiler fixes the strides of the inputs, and which strides they have is known when they are there.
-    `artifacts` are shared by all kernels of a model, by signature and strides; at one place of a program the strides are always the same."""
+    """A kernel that is compiled when it is first called: the compiler fixes the strides of the inputs, and which
+    strides they have is known when they are there. `artifacts` are shared by all kernels of a model, by signature and
+    strides; at one place of a program the strides are always the same.
+    """
 
     module: fx.GraphModule
     signature: str

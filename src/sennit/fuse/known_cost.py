@@ -1,7 +1,8 @@
 """Kernels that were measured, and an estimator for all others; each structure is asked once.
 
-A search asks for thousands of kernels, and most have the structure (`signature.py`) of one that was asked before. `KnownCost` remembers by structure. Where a time was measured it is the answer,
-with no deviation: that is how an estimate that is unsure is replaced (`unsure` lists them, the widest first).
+A search asks for thousands of kernels, and most have the structure (`signature.py`) of one that was asked before.
+`KnownCost` remembers by structure. Where a time was measured it is the answer, with no deviation: that is how an
+estimate that is unsure is replaced (`unsure` lists them, the widest first).
 """
 
 from __future__ import annotations

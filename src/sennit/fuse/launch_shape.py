@@ -1,4 +1,5 @@
-"""How the programs of a part lie on the device: what a compiler chooses from sizes alone, and what the estimator learns from.
+"""How the programs of a part lie on the device: what a compiler chooses from sizes alone, and what the estimator learns
+from.
 
 Inductor's heuristics, for a GPU of 132 multiprocessors:
 
@@ -7,8 +8,10 @@ Inductor's heuristics, for a GPU of 132 multiprocessors:
     columns       a block of 2 to 64 columns a program, by how many there are
     pointwise     1024 elements a program; a value that lies across is read by tiles of 32 x 32, of which sides that are no multiple waste a part
 
-A multiprocessor holds 32 programs of a warp with up to 64 registers, and fewer with more: what a thread holds of values of whole rows is most of its registers. `shape_features` gives of a part the logarithms of its programs for each multiprocessor, of what
-the last round of programs wastes, of what powers of two and tiles waste, and counts of what is loaded, stored and reduced.
+A multiprocessor holds 32 programs of a warp with up to 64 registers, and fewer with more: what a thread holds of values
+of whole rows is most of its registers. `shape_features` gives of a part the logarithms of its programs for each
+multiprocessor, of what the last round of programs wastes, of what powers of two and tiles waste, and counts of what is
+loaded, stored and reduced.
 """
 
 from __future__ import annotations
@@ -31,7 +34,10 @@ _REGISTERS = 65536
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """Of a part: the values that it `loads`, those of them that are as `wide` as it and their `bytes` an element, `stores`, `reductions`, what tiles waste of it (`tiled`, 1 for nothing) and how many values lie `across`; `uneven` says that something is broadcast over a dim that is no power of two."""
+    """Of a part: the values that it `loads`, those of them that are as `wide` as it and their `bytes` an element,
+    `stores`, `reductions`, what tiles waste of it (`tiled`, 1 for nothing) and how many values lie `across`; `uneven`
+    says that something is broadcast over a dim that is no power of two.
+    """
 
     loads: int = 1
     wide: int = 1

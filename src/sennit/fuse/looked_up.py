@@ -1,19 +1,23 @@
 """Gradients of tables: of an embedding, a step touches the rows that the batch names, and only those have to travel.
 
-A rank with a batch of `count` indices makes a gradient of which at most `count` rows are not zero. Over all ranks that is at most ranks * count rows. Where this is far less than the table, the ranks tell each other their indices when the
-backward pass begins (the channel has nothing to carry then), each packs its rows of the union, and the packed rows are summed in the table's place. The sum of the other rows is zero, so the result has the bits of the sum of whole tables.
+A rank with a batch of `count` indices makes a gradient of which at most `count` rows are not zero. Over all ranks that
+is at most ranks * count rows. Where this is far less than the table, the ranks tell each other their indices when the
+backward pass begins (the channel has nothing to carry then), each packs its rows of the union, and the packed rows are
+summed in the table's place. The sum of the other rows is zero, so the result has the bits of the sum of whole tables.
 In a language model the table of the tokens is made last and needed first: it is what no order of buckets can hide.
 
     path            LookUp(indices, count, rows, width)          carried: min(rows, ranks * count) * width elements
 
-**A table that is also the head** (tied embeddings) has the sum of two gradients: that of the head, dense and made first, and that of the look-up, made last. `rows_apart` gives such a parameter two gradients to communicate:
+**A table that is also the head** (tied embeddings) has the sum of two gradients: that of the head, dense and made
+first, and that of the look-up, made last. `rows_apart` gives such a parameter two gradients to communicate:
 
     gradient "tokens.weight" %add        becomes        gradient "tokens.weight" %of_head        gradient "tokens.weight:rows" %add
 
-The first leaves early, without the rows of the union. These travel in the second, as sums of both: each is the mean of what the ranks have as their own sums, as under DDP. The other rows are the head's alone: what
-is added to them is zero.
+The first leaves early, without the rows of the union. These travel in the second, as sums of both: each is the mean of
+what the ranks have as their own sums, as under DDP. The other rows are the head's alone: what is added to them is zero.
 
-`looked_up` finds such gradients in a graph. Whoever enforces them makes the packed rows at once, without the table (`table_rows_torch.py`), and falls back to whole tables where a rank adds to a gradient that is there already
+`looked_up` finds such gradients in a graph. Whoever enforces them makes the packed rows at once, without the table
+(`table_rows_torch.py`), and falls back to whole tables where a rank adds to a gradient that is there already
 (`channel_torch.py`).
 """
 
@@ -35,9 +39,12 @@ _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten.resh
 
 @dataclass(frozen=True, slots=True)
 class LookUp:
-    """A gradient of `rows` rows of `width` elements, of which the values `indices`, `count` of them on each rank, name those that are not zero or differ from the head's. `most` rows travel at most.
+    """A gradient of `rows` rows of `width` elements, of which the values `indices`, `count` of them on each rank, name
+    those that are not zero or differ from the head's. `most` rows travel at most.
 
-    The operator `table` adds the rows of `source` up where `places` says, but for those at `padding`; the operator `total`, if there is one, adds the head's gradient."""
+    The operator `table` adds the rows of `source` up where `places` says, but for those at `padding`; the operator
+    `total`, if there is one, adds the head's gradient.
+    """
 
     indices: str
     count: int

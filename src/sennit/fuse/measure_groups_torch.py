@@ -1,7 +1,9 @@
-"""Groups of a step, compiled by Inductor one by one and timed on the device at hand: what `measured_search.py` asks for.
+"""Groups of a step, compiled by Inductor one by one and timed on the device at hand: what `measured_search.py` asks
+for.
 
-Inputs are small random numbers that lie plainly in memory, as those that the estimator was trained on. On a GPU many calls are one CUDA graph, so that the host does not count (`replay_times_torch.py`); on a CPU the time is that of
-the thread, so that other processes do not. A group that the compiler refuses is named in the log and has no time.
+Inputs are small random numbers that lie plainly in memory, as those that the estimator was trained on. On a GPU many
+calls are one CUDA graph, so that the host does not count (`replay_times_torch.py`); on a CPU the time is that of the
+thread, so that other processes do not. A group that the compiler refuses is named in the log and has no time.
 """
 
 from __future__ import annotations

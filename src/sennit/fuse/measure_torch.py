@@ -1,9 +1,11 @@
 """Measuring a training step's kernels on the device at hand, into the database of `cost/database.py`.
 
-A step runs kernel by kernel on the model's own values, so that inputs lie in memory as they do in training. A structure that occurs in many layers is measured once, where it first
-occurs, `rounds` times: by events on a GPU, by the CPU time of the thread on a CPU, where what else runs on the machine does not count. With `compiled`, groups of greedy fusion are also compiled
-by Inductor, one by one, and measured; a group that Inductor refuses is left out and named. On a GPU so are single operators, and products as a compiler calls them (`kernel_cost.called`): what the estimator of groups knows most from. These are timed as
-replays of a CUDA graph, since a compiled step is one.
+A step runs kernel by kernel on the model's own values, so that inputs lie in memory as they do in training. A structure
+that occurs in many layers is measured once, where it first occurs, `rounds` times: by events on a GPU, by the CPU time
+of the thread on a CPU, where what else runs on the machine does not count. With `compiled`, groups of greedy fusion are
+also compiled by Inductor, one by one, and measured; a group that Inductor refuses is left out and named. On a GPU so
+are single operators, and products as a compiler calls them (`kernel_cost.called`): what the estimator of groups knows
+most from. These are timed as replays of a CUDA graph, since a compiled step is one.
 """
 
 from __future__ import annotations
@@ -59,7 +61,10 @@ def measure_step(
     compiled: bool = False,
     say: Say = lambda message: None,
 ) -> list[MeasuredKernel]:
-    """Every operator of the graph by structure, and with `compiled` the groups too. `state` has parameters, buffers and inputs by path."""
+    """Every operator of the graph by structure, and with `compiled` the groups too.
+
+    `state` has parameters, buffers and inputs by path.
+    """
     model = StepModel(graph, _Free(), Channel(0.0, 0.0))
     wanted: dict[
         int, list[tuple[Question, bool]]
@@ -76,7 +81,9 @@ def measure_step(
 
 
 def _as_called(graph: Graph) -> Iterator[tuple[int, Question]]:
-    """Every operator that computes, by place; products with the views in front of them, with and without the bias that pointwise readers would add."""
+    """Every operator that computes, by place; products with the views in front of them, with and without the bias that
+    pointwise readers would add.
+    """
     whole, types = Kernel(graph.ops), graph.types()
     for place, op in enumerate(graph.ops):
         if moves_nothing(op):

@@ -1,13 +1,15 @@
 """Estimates that are unsure, replaced by measurements where the search leans on them.
 
-An estimator says how far off it may be (`Estimate.deviation`). Measuring every kernel that a search asks about would take days; measuring those that its answers consist of takes seconds:
+An estimator says how far off it may be (`Estimate.deviation`). Measuring every kernel that a search asks about would
+take days; measuring those that its answers consist of takes seconds:
 
     1. search, and keep the best few strategies
     2. of their kernels, measure one of each structure whose deviation is `least` or more, the widest first, `most` at a time
     3. forget what the search remembered, and search again, until nothing is unsure or `rounds` are over
 
-An estimate that was too low made its strategy one of the best: exactly those are found out, and an error in the other direction costs a strategy that was not looked at. What was measured stays known (`KnownCost.learn`), for this search and
-for whoever compares strategies behind it.
+An estimate that was too low made its strategy one of the best: exactly those are found out, and an error in the other
+direction costs a strategy that was not looked at. What was measured stays known (`KnownCost.learn`), for this search
+and for whoever compares strategies behind it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ Measure = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Remeasure:
-    """Which kernels are measured: those whose deviation (of the logarithm of their time) is `least` or more, of the `keep` best strategies."""
+    """Which kernels are measured: those whose deviation (of the logarithm of their time) is `least` or more, of the
+    `keep` best strategies.
+    """
 
     least: float = 0.07
     most: int = 64
@@ -57,7 +61,10 @@ def search_measured(
     name: str = "joint",
     start: Sequence[Grouping] = (),
 ) -> tuple[Found, tuple[Learned, ...]]:
-    """The best strategy found, with every kernel of it measured that was unsure; and what was measured. `cost` is the model's."""
+    """The best strategy found, with every kernel of it measured that was unsure; and what was measured.
+
+    `cost` is the model's.
+    """
     assert model.cost is cost, "what is learned must be what the model asks"
     how = how or Remeasure()
     options = replace(options or SearchOptions(), keep=how.keep)

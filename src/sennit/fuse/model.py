@@ -1,7 +1,8 @@
 """A training step as the search sees it: operators by number, what they read, which gradient comes out where.
 
-`StepModel` is made once from a graph and answers, for any grouping of operators and any buckets, how long a step takes (`clock.py`). Groups and repeats are
-sets of numbers, so that they are compared and remembered fast; `strategy` turns them into the value that prints and is enforced.
+`StepModel` is made once from a graph and answers, for any grouping of operators and any buckets, how long a step takes
+(`clock.py`). Groups and repeats are sets of numbers, so that they are compared and remembered fast; `strategy` turns
+them into the value that prints and is enforced.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ class StepModel:
         uses: Mapping[str, RowUse] | None = None,
         per_block: Mapping[str, float] | None = None,
     ) -> None:
-        """`in_rows` are gradients that are made block by block of rows where they are cut (`row_blocks.py`), `uses` weights that are read so (`row_uses.py`); of those in `packed` only some rows travel where they are not cut (`looked_up.py`). `per_block`: by product, the seconds that it takes longer for each block but the first."""
+        """`in_rows` are gradients that are made block by block of rows where they are cut (`row_blocks.py`), `uses`
+        weights that are read so (`row_uses.py`); of those in `packed` only some rows travel where they are not cut
+        (`looked_up.py`). `per_block`: by product, the seconds that it takes longer for each block but the first.
+        """
         self.graph, self.cost, self.channel = graph, cost, channel
         self.in_rows, self.packed, self.uses = dict(in_rows or {}), dict(packed or {}), dict(uses or {})
         self.per_block = dict(per_block or {})
@@ -113,10 +117,12 @@ class StepModel:
         uses = {path: first[parameter_of(path)] for path, _, _ in self.gradients if parameter_of(path) in first}
         return {**first, **uses}
 
-    # ---- kernels -------------------------------------------------------------------------------------------------------
+    # ---- kernels -----------------------------------------------------------------------------------------------------
 
     def order(self, grouping: Grouping) -> list[Numbers] | None:
-        """The kernels, each as the set of its operators, in the order in which they run; None where they wait for each other."""
+        """The kernels, each as the set of its operators, in the order in which they run; None where they wait for each
+        other.
+        """
         count = len(self.ops)
         home = list(
             range(count)
@@ -197,7 +203,7 @@ class StepModel:
         """Ask the costs again: something was measured since."""
         self._costs.clear()
 
-    # ---- steps ---------------------------------------------------------------------------------------------------------
+    # ---- steps -------------------------------------------------------------------------------------------------------
 
     def arrivals(self, order: Sequence[Numbers], seconds: Sequence[float]) -> list[Gradient]:
         """The gradients in the order in which kernels make them, with the time of compute alone."""
@@ -216,7 +222,11 @@ class StepModel:
         return steady_state(timing, self.channel.sharing)
 
     def carried(self, bucket: Bucket, cut: Collection[str] = ()) -> int:
-        """Bytes of a bucket. `cut` are gradients that travel in pieces: of a table that is one of them, all rows travel, and all rows of a head."""
+        """Bytes of a bucket.
+
+        `cut` are gradients that travel in pieces: of a table that is one of them, all rows travel, and all rows of a
+        head.
+        """
         return sum(self._carried(part, is_rows_cut=part.path + ROWS in cut) for part in bucket.parts)
 
     def _carried(self, part: Part, *, is_rows_cut: bool) -> int:
@@ -233,7 +243,9 @@ class StepModel:
         return sum(self.bytes[path] * (stop - start) // self.elements[path] for path, (start, stop) in spans)
 
     def copied(self, bucket: Bucket) -> int:
-        """Bytes that are copied when it is there: pieces of gradients, where it does not lie in the place of its only one."""
+        """Bytes that are copied when it is there: pieces of gradients, where it does not lie in the place of its only
+        one.
+        """
         if len(bucket.parts) == 1:
             return 0
         spans = [(part.path, part.span) for part in bucket.parts if part.span is not None]
@@ -252,8 +264,9 @@ class StepModel:
 class KernelOrder:
     """Kernels in order with their times: what buckets are timed against.
 
-    The clock's events are the ends of kernels that make a bucket's last gradient and the starts of those that need one. Kernels between two events count as one, so
-    that a bucketing is timed in a fraction of a millisecond whatever the size of the graph.
+    The clock's events are the ends of kernels that make a bucket's last gradient and the starts of those that need one.
+    Kernels between two events count as one, so that a bucketing is timed in a fraction of a millisecond whatever the
+    size of the graph.
     """
 
     def __init__(self, model: StepModel, order: Sequence[Numbers], seconds: Sequence[float]) -> None:
@@ -274,7 +287,9 @@ class KernelOrder:
         self.until = list(accumulate(seconds, initial=0.0))  # seconds of the kernels before each
 
     def timing(self, buckets: Sequence[Bucket], *, by_priority: bool = False, also: Sequence[int] = ()) -> Timing:
-        """With `by_priority` the channel chooses: what is needed first in the next step goes first, after what this step waits for. Kernels are also kept apart before those `also` names."""
+        """With `by_priority` the channel chooses: what is needed first in the next step goes first, after what this
+        step waits for. Kernels are also kept apart before those `also` names.
+        """
         model, channel = self.model, self.model.channel
         ready = self._ready(buckets)
         needed = self._needed(buckets)
@@ -337,7 +352,9 @@ class KernelOrder:
         ]
 
     def _needed(self, buckets: Sequence[Bucket]) -> list[float | None]:
-        """After how many kernels of the next step each bucket is waited for; 3.5 where that is halfway through the fourth, None where this step waits for it."""
+        """After how many kernels of the next step each bucket is waited for; 3.5 where that is halfway through the
+        fourth, None where this step waits for it.
+        """
         rows: dict[tuple[str, int], float] = {}
         for path, blocks in use_blocks(buckets, self.model.uses, self._alone).items():
             done = 0

@@ -1,7 +1,7 @@
 """Moments of what a device does, and the seconds between them.
 
-On a CPU a moment is read off the wall clock. A GPU works behind the host: there a moment is an event in its stream, and noting one does not make the host wait, so that steps overlap
-as they do in training.
+On a CPU a moment is read off the wall clock. A GPU works behind the host: there a moment is an event in its stream, and
+noting one does not make the host wait, so that steps overlap as they do in training.
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@
 | cut | a kernel | two: its first operators, and the rest |
 | undo | a kernel | its operators alone |
 
-A kernel is legal if its operators are of one phase, none is opaque, at most one is a matrix product or convolution (libraries make that kernel, with what is
-pointwise before and after it), a product has no reduction beside it, there are at most `size` of them, and the kernels still have an order. With `Limits.regions` a group may be anything of one phase that a
-compiler takes: it then makes several kernels of it itself.
+A kernel is legal if its operators are of one phase, none is opaque, at most one is a matrix product or convolution
+(libraries make that kernel, with what is pointwise before and after it), a product has no reduction beside it, there
+are at most `size` of them, and the kernels still have an order. With `Limits.regions` a group may be anything of one
+phase that a compiler takes: it then makes several kernels of it itself.
 """
 
 from __future__ import annotations
@@ -29,9 +30,13 @@ AS_COMPILED = Limits(
 
 
 def has_detour(model: StepModel, home: Mapping[int, Numbers], first: Numbers, second: Numbers) -> bool:
-    """Whether a path leads out of the union of two kernels and back: then they cannot be one. Looks at the whole graph; the oracle of `KernelSet.fuse`."""
+    """Whether a path leads out of the union of two kernels and back: then they cannot be one.
+
+    Looks at the whole graph; the oracle of `KernelSet.fuse`.
+    """
     union = first | second
-    # readers stand behind what they read, so only a kernel with an earlier operator leads back: nothing behind the last of those matters
+    # readers stand behind what they read, so only a kernel with an earlier operator leads back: nothing behind the last
+    # of those matters
     last = max(max(union), max(home, default=0))
     waiting = [reader for place in union for reader in model.readers[place] if reader not in union]
     seen: set[int] = set()
@@ -66,7 +71,8 @@ def fused_greedily(model: StepModel, limits: Limits) -> Grouping:
 
 
 def fused_by_cost(model: StepModel, limits: Limits, start: Grouping | None = None, rounds: int = 8) -> Grouping:
-    """Every operator with what it reads, wherever the estimate of one kernel is below that of two; again until nothing changes.
+    """Every operator with what it reads, wherever the estimate of one kernel is below that of two; again until nothing
+    changes.
 
     What a round may try is estimated together, since estimators answer many questions faster than one at a time.
     """

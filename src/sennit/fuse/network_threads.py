@@ -1,10 +1,14 @@
-"""The threads that move gradients run as soon as they have something to do, also where the model computes on the same core.
+"""The threads that move gradients run as soon as they have something to do, also where the model computes on the same
+core.
 
-A gloo collective is a chain: a thread that waits for sockets wakes the thread that runs the collective, which adds and sends, which lets the other rank's go on. Each of them needs some microseconds of a core.
-Linux lets a thread that computes finish its slice first, 1.4 to 3 ms of it, so on a core that computes all the time every link of the chain waits that long, and a small message takes several times as long as on an idle
-core. The computing loses nothing by letting them go first: they sleep again at once.
+A gloo collective is a chain: a thread that waits for sockets wakes the thread that runs the collective, which adds and
+sends, which lets the other rank's go on. Each of them needs some microseconds of a core. Linux lets a thread that
+computes finish its slice first, 1.4 to 3 ms of it, so on a core that computes all the time every link of the chain
+waits that long, and a small message takes several times as long as on an idle core. The computing loses nothing by
+letting them go first: they sleep again at once.
 
-`network_first` asks the kernel for that, by the first of these that it grants, for each thread that gloo made in this process:
+`network_first` asks the kernel for that, by the first of these that it grants, for each thread that gloo made in this
+process:
 
 | preference | needs | is |
 |---|---|---|
@@ -13,11 +17,14 @@ core. The computing loses nothing by letting them go first: they sleep again at 
 | short slice | Linux 6.12 | the slice alone |
 | none | | as before |
 
-**All or none.** The thread that waits for sockets and the one that runs the collective wait for each other by yielding, not by sleeping. Where one of them has a real-time priority and the other does not, or another one, the first yields to nobody and takes the
-core until the kernel throttles it: an all-reduce of 8 MB took 1,020 ms so and 69 ms with both or neither (two hosts, 1 Gbit/s, nothing computing). So all of gloo's threads get the same, and a thread that has no name yet must not be missed:
-ask after the first collective of each group, and again where a group was made later.
+**All or none.** The thread that waits for sockets and the one that runs the collective wait for each other by yielding,
+not by sleeping. Where one of them has a real-time priority and the other does not, or another one, the first yields to
+nobody and takes the core until the kernel throttles it: an all-reduce of 8 MB took 1,020 ms so and 69 ms with both or
+neither (two hosts, 1 Gbit/s, nothing computing). So all of gloo's threads get the same, and a thread that has no name
+yet must not be missed: ask after the first collective of each group, and again where a group was made later.
 
-Some containers permit the second and not the first. Other systems and kernels that know none of them are left as they are. It is asked once for each group; threads keep it until they end, or until `ordinary` takes it back.
+Some containers permit the second and not the first. Other systems and kernels that know none of them are left as they
+are. It is asked once for each group; threads keep it until they end, or until `ordinary` takes it back.
 """
 
 from __future__ import annotations
@@ -56,8 +63,11 @@ class Preference(Enum):
 
 
 def gloo_threads() -> tuple[int, ...]:
-    """The threads of this process that gloo's devices and process groups made. By name; the one that waits for sockets has none before torch 2.13, so a thread counts too that is not Python's, bears the name of
-    the process and waits for sockets."""
+    """The threads of this process that gloo's devices and process groups made.
+
+    By name; the one that waits for sockets has none before torch 2.13, so a thread counts too that is not Python's,
+    bears the name of the process and waits for sockets.
+    """
     if not sys.platform.startswith("linux"):
         return ()
     names = {int(task.name): _read(task / "comm") for task in _TASKS.iterdir()}

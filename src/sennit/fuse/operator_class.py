@@ -64,7 +64,8 @@ _REDUCTIONS = (
     "native_batch_norm",
     "native_batch_norm_backward",
     "cumsum",
-    # elements go where indices say: compilers put what is pointwise before them into the same kernel, and a scatter into zeros is a comparison with the index
+    # elements go where indices say: compilers put what is pointwise before them into the same kernel, and a scatter
+    # into zeros is a comparison with the index
     "embedding_dense_backward",
     "index_put",
     "scatter",

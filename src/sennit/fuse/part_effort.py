@@ -5,8 +5,10 @@
     passes         how many reductions wait for one another: a softmax has the maximum before the sum
     again          bytes that a loop over rows reads once more, because what is behind a reduction needs them too
 
-A multiprocessor issues an instruction for 128 elements in a cycle. Few operators are more than a handful of instructions; those that are (`_INSTRUCTIONS`) are written out by the compiler, with divisions, exponentials and the selection of a range. They were
-read off lone operators on an H200 whose bytes were in the cache (`benchmarks/fuse/data`): seconds beyond the traffic, in instructions.
+A multiprocessor issues an instruction for 128 elements in a cycle. Few operators are more than a handful of
+instructions; those that are (`_INSTRUCTIONS`) are written out by the compiler, with divisions, exponentials and the
+selection of a range. They were read off lone operators on an H200 whose bytes were in the cache
+(`benchmarks/fuse/data`): seconds beyond the traffic, in instructions.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ _INSTRUCTIONS = {
 _LIGHT = 2.0
 _SPREAD = 4.0  # to find the place of an element in a value that is broadcast
 _TURNED, _ACROSS = 4.0, 12.0  # in a value that lies in another order; and where rows are columns there
-_JOINED = 50.0  # in one that lies in another order and is joined with others, by such divisions: nothing is loaded as a vector
+# in one that lies in another order and is joined with others, by such divisions: nothing is loaded as a vector
+_JOINED = 50.0
 _REDUCED = {  # where a program keeps its rows, and where it loops over them
     "_softmax": (39.5, 80.0),
     "_log_softmax": (23.0, 55.0),
@@ -92,7 +95,11 @@ def effort_of(
     read: Mapping[str, int],
     types: Mapping[str, TensorType],
 ) -> Effort:
-    """Of operators of one part over `size` elements, in order, whose rows a program keeps or not. `base` has what views show, `turned` the views that lie in another order, `read` the bytes of each value that comes from outside."""
+    """Of operators of one part over `size` elements, in order, whose rows a program keeps or not.
+
+    `base` has what views show, `turned` the views that lie in another order, `read` the bytes of each value that comes
+    from outside.
+    """
     found: dict[str, _Value] = {}
     instructions, odd, joined = 0.0, False, False
     views: list[tuple[str, tuple[int, ...] | None]] = []
@@ -161,7 +168,10 @@ def _is_odd(op: Op, types: Mapping[str, TensorType]) -> bool:
 def looked_at(
     ops: Sequence[Op], inside: Container[str], base: Mapping[str, str], types: Mapping[str, TensorType]
 ) -> dict[str, int]:
-    """Of each value that is not made inside, how many bytes operators look at. Two slices of one value show other elements; of a table, what is found counts."""
+    """Of each value that is not made inside, how many bytes operators look at.
+
+    Two slices of one value show other elements; of a table, what is found counts.
+    """
     views: dict[str, dict[str, int]] = {}
     for op in ops:
         if makes_of_nothing(op):

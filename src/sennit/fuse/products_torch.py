@@ -1,14 +1,20 @@
 """Matrix products that are computed another way where that gives the same bits.
 
-Two thirds of a step are products, and most gradients come out of them. Written as the graph has them, a product makes a new tensor, and what follows reads it once: it is scaled into its bucket, or added to a sum. A library's product does both itself:
+Two thirds of a step are products, and most gradients come out of them. Written as the graph has them, a product makes a
+new tensor, and what follows reads it once: it is scaled into its bucket, or added to a sum. A library's product does
+both itself:
 
     bucket[rows] = scale * (left @ right)[rows]           addmm(beta=0, alpha=scale, out=bucket[rows])            `RowBlocks`
     total += left @ right                                 total.addmm_(left, right)                               `ProductSum`
 
-Each saves the memory of the result, and writing and reading it: for a recurrent model, whose weights get a product at every position, a tenth of the step. And a product whose right factor comes in pieces is computed with them (`ReadInBlocks`).
+Each saves the memory of the result, and writing and reading it: for a recurrent model, whose weights get a product at
+every position, a tenth of the step. And a product whose right factor comes in pieces is computed with them
+(`ReadInBlocks`).
 
-Which rounding comes where is the library's choice: it may split a long sum of products and add each part to the total, or scale a factor before. So the first call computes both ways on the values at hand and compares the bits. Where
-they differ it keeps to the plain way from then on. A few elements may be the same by chance, so small products are compared on random values too, until `ENOUGH` elements were (`samples`).
+Which rounding comes where is the library's choice: it may split a long sum of products and add each part to the total,
+or scale a factor before. So the first call computes both ways on the values at hand and compares the bits. Where they
+differ it keeps to the plain way from then on. A few elements may be the same by chance, so small products are compared
+on random values too, until `ENOUGH` elements were (`samples`).
 """
 
 from __future__ import annotations
@@ -28,7 +34,10 @@ ENOUGH, _MOST = 1 << 12, 64
 
 
 def samples(elements: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors, and random ones that lie as they do: as many as give `ENOUGH` of results that have so many elements. Nothing is taken from torch's generator."""
+    """The tensors, and random ones that lie as they do: as many as give `ENOUGH` of results that have so many elements.
+
+    Nothing is taken from torch's generator.
+    """
     yield tensors
     drawn = torch.Generator(tensors[0].device).manual_seed(0)
     for _ in range(min(_MOST, ENOUGH // max(1, elements))):
@@ -37,7 +46,11 @@ def samples(elements: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 @dataclass(slots=True)
 class RowBlocks:
-    """left @ right in blocks of rows, each with its first element's place. `is_same`: blocks have the bits of the whole; `is_direct`: and so they have where they are scaled and written to their place in one call."""
+    """left @ right in blocks of rows, each with its first element's place.
+
+    `is_same`: blocks have the bits of the whole; `is_direct`: and so they have where they are scaled and written to
+    their place in one call.
+    """
 
     rows: tuple[tuple[int, int], ...]
     width: int
@@ -59,7 +72,10 @@ class RowBlocks:
     def written(
         self, left: Tensor, right: Tensor, places: Sequence[Tensor], scale: float
     ) -> Iterator[tuple[int, int]] | None:
-        """The rows of each block once they are in their place, times `scale`. None, and nothing that counts is written, where that would give other bits."""
+        """The rows of each block once they are in their place, times `scale`.
+
+        None, and nothing that counts is written, where that would give other bits.
+        """
         if self.is_direct is None and frexp(scale)[0] != 0.5:
             self.is_direct = False  # a power of two changes no bits, another number may
         if self.is_direct is None:
@@ -99,7 +115,10 @@ class ProductSum:
 
 @dataclass(slots=True)
 class ReadInBlocks:
-    """x @ weight.T + bias, each block of columns when its rows of the weight are there: `settle` waits for a bucket, and for one that is there it does nothing."""
+    """x @ weight.T + bias, each block of columns when its rows of the weight are there:
+
+    `settle` waits for a bucket, and for one that is there it does nothing.
+    """
 
     blocks: tuple[UseBlock, ...]
     is_same: bool | None = None

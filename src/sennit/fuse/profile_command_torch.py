@@ -1,4 +1,6 @@
-"""What `sennit profile` measures: the captured step's kernels on one device, and the collectives of the process group that this process is part of."""
+"""What `sennit profile` measures: the captured step's kernels on one device, and the collectives of the process group
+that this process is part of.
+"""
 
 from __future__ import annotations
 

@@ -1,23 +1,33 @@
-"""Measuring a training step on the machine at hand: what each kernel takes, and what the process group's collectives take.
+"""Measuring a training step on the machine at hand: what each kernel takes, and what the process group's collectives
+take.
 
-**Kernels.** A step is run kernel by kernel, on real values, `rounds` times; a kernel's time is the least of its rounds. On a CPU that is the thread's own time,
-on a GPU the time until the device is done. `MeasuredCost` then answers for groups of operators: a group that runs its operators as they are takes the sum of them; a group that is
-compiled is asked of an estimator.
+**Kernels.** A step is run kernel by kernel, on real values, `rounds` times; a kernel's time is the least of its rounds.
+On a CPU that is the thread's own time, on a GPU the time until the device is done. `MeasuredCost` then answers for
+groups of operators: a group that runs its operators as they are takes the sum of them; a group that is compiled is
+asked of an estimator.
 
-**Collectives.** All-reduces run on the group itself: a small one alone gives the latency of an idle channel. Then one message, the same bytes in many messages behind each other, and twice the bytes in two:
+**Collectives.** All-reduces run on the group itself: a small one alone gives the latency of an idle channel. Then one
+message, the same bytes in many messages behind each other, and twice the bytes in two:
 
     what one more message costs = (many - one) / (count - 1)        seconds per byte = (two - one - that cost) / bytes
 
-Differences, because a link that is limited by a token bucket lets the first bytes of a stream pass at once. No message has segments of 64 KiB: gloo cuts an all-reduce of p ranks in 2 p segments or more, and one of 64 to 65 KiB is
-a packet as large as they get and a few bytes, which Linux holds back while packets before them are queued (`tcp_autocorking`). With 4 ranks messages of 512 to 520 KiB then take up to twice as long as those around them, in most runs; with that setting off none do (`benchmarks/fuse/message_sizes.py`). The same beside this thread computing products (`Sharing`) says what a message takes longer there, and how many products it got done, each of
-them worth the time that it takes alone, how much slower computing is there. The thread's processor time would not say it: what the kernel does for the network in its name is counted in it, and so is waiting for memory that both use.
-A message also costs computing something whatever its bytes: the call, and threads of the network that wake up on this core. Small messages are sent off between products, a turn with them and a turn without:
+Differences, because a link that is limited by a token bucket lets the first bytes of a stream pass at once. No message
+has segments of 64 KiB: gloo cuts an all-reduce of p ranks in 2 p segments or more, and one of 64 to 65 KiB is a packet
+as large as they get and a few bytes, which Linux holds back while packets before them are queued (`tcp_autocorking`).
+With 4 ranks messages of 512 to 520 KiB then take up to twice as long as those around them, in most runs; with that
+setting off none do (`benchmarks/fuse/message_sizes.py`). The same beside this thread computing products (`Sharing`)
+says what a message takes longer there, and how many products it got done, each of them worth the time that it takes
+alone, how much slower computing is there. The thread's processor time would not say it: what the kernel does for the
+network in its name is counted in it, and so is waiting for memory that both use. A message also costs computing
+something whatever its bytes: the call, and threads of the network that wake up on this core. Small messages are sent
+off between products, a turn with them and a turn without:
 
     seconds of computing for a message = (turn with messages - turn without) / messages
 
 All ranks end with the same figures.
 
-**Blocks.** A product that is made in blocks, of rows or of columns, takes longer than in one piece. Each that may be is timed both ways (`measure_blocks`), once the operators' own times are known.
+**Blocks.** A product that is made in blocks, of rows or of columns, takes longer than in one piece. Each that may be is
+timed both ways (`measure_blocks`), once the operators' own times are known.
 """
 
 from __future__ import annotations
@@ -94,7 +104,10 @@ def measure_operators(graph: Graph, model: nn.Module, sample: Mapping[str, Tenso
 def measure_blocks(
     graph: Graph, model: nn.Module, sample: Mapping[str, Tensor], by_rows: Collection[str], by_columns: Collection[str]
 ) -> dict[str, float]:
-    """Of products that may be made in blocks, of rows or of columns of their result: the seconds that each block but the first costs: a library that packs an operand for each call does so for each block. Those whose blocks have other bits than the whole are not among them: a step makes them in one piece (`products_torch.py`)."""
+    """Of products that may be made in blocks, of rows or of columns of their result: the seconds that each block but
+    the first costs: a library that packs an operand for each call does so for each block. Those whose blocks have other
+    bits than the whole are not among them: a step makes them in one piece (`products_torch.py`).
+    """
     found: dict[str, float] = {}
     if not by_rows and not by_columns:
         return found
@@ -190,7 +203,10 @@ def measure_channel(
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """What this thread computes beside messages, and the seconds that each takes where there are none. A layer's product: its weight is as large as those of a small model, and does not stay in a core's own cache."""
+    """What this thread computes beside messages, and the seconds that each takes where there are none.
+
+    A layer's product: its weight is as large as those of a small model, and does not stay in a core's own cache.
+    """
 
     left: Tensor
     right: Tensor
@@ -213,7 +229,9 @@ class Products:
 def _queues(
     group: dist.ProcessGroup, rounds: int, beside: Products | None, device: torch.device | str
 ) -> tuple[float, float, float]:
-    """Of messages that queue: what each of them costs, seconds per byte, and how fast this thread computes meanwhile: 1 as alone."""
+    """Of messages that queue: what each of them costs, seconds per byte, and how fast this thread computes meanwhile: 1
+    as alone.
+    """
     wanted = {"one": (_LARGE, 1), "many": (_ONE, _MANY), "two": (_LARGE, 2)}
     found = {key: queued(group, size, rounds, count, beside, device) for key, (size, count) in wanted.items()}
     seconds = {key: slowest(group, spent, device) for key, (spent, _) in found.items()}
@@ -234,7 +252,9 @@ def _alone(group: dist.ProcessGroup, size: int, rounds: int, device: torch.devic
 
 
 def _issued(group: dist.ProcessGroup, rounds: int, products: Products) -> float:
-    """Seconds that one small message takes from a thread that computes: the median over rounds of a turn without messages and one with them, which follow each other."""
+    """Seconds that one small message takes from a thread that computes: the median over rounds of a turn without
+    messages and one with them, which follow each other.
+    """
     buffers = [torch.zeros(_SMALL // 4) for _ in range(_MANY)]
     apart = math.ceil(_APART / products.seconds)
     found: list[float] = []
@@ -265,7 +285,9 @@ def queued(
     beside: Products | None,
     device: torch.device | str = "cpu",
 ) -> tuple[float, float]:
-    """Seconds of `count` all-reduces behind each other; and, if there is something to compute beside them, how fast that went: 1 as alone."""
+    """Seconds of `count` all-reduces behind each other; and, if there is something to compute beside them, how fast
+    that went: 1 as alone.
+    """
     buffers = [torch.zeros(size // 4, device=device) for _ in range(count)]
     spent: list[float] = []
     rates: list[float] = []

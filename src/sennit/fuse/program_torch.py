@@ -7,25 +7,30 @@
         a2 = aten_embedding_default(a0, a1)          gradient('head.weight', a7)
         ...                                          ...
 
-`values` holds tensors by the names of the graph: at first its inputs, then what one pass leaves to the other or to the caller. Everything else is a local variable, and each goes with a `del`
-after its last use: memory is freed where it can be, and a sum is written over an operand that nothing reads again (`in_place_torch.py`). `settle(b)` stands before the first kernel that reads a parameter of bucket b, where b is waited for in the next
-step; `gradient(path, tensor)` follows the kernel that makes it. A gradient that a product makes is not made here: whoever takes it gets the factors, and computes it where it is wanted, in one piece or, where the strategy
-cuts it, in blocks of rows (`products_torch.py`):
+`values` holds tensors by the names of the graph: at first its inputs, then what one pass leaves to the other or to the
+caller. Everything else is a local variable, and each goes with a `del` after its last use: memory is freed where it can
+be, and a sum is written over an operand that nothing reads again (`in_place_torch.py`). `settle(b)` stands before the
+first kernel that reads a parameter of bucket b, where b is waited for in the next step; `gradient(path, tensor)`
+follows the kernel that makes it. A gradient that a product makes is not made here: whoever takes it gets the factors,
+and computes it where it is wanted, in one piece or, where the strategy cuts it, in blocks of rows
+(`products_torch.py`):
 
         product('head.weight', rows_head_weight, a5, a6)
 
-Nor is that of a look-up of which packed rows travel (`looked_up.py`): whoever takes it gets the rows to add up and their places, and adds those of the head where the table is the head too.
+Nor is that of a look-up of which packed rows travel (`looked_up.py`): whoever takes it gets the rows to add up and
+their places, and adds those of the head where the table is the head too.
 
         rows('tokens.weight:rows', a9, a1)
 
-A product that is the first to read a weight which the strategy cuts waits for it block by block of rows (`row_uses.py`):
+A product that is the first to read a weight which the strategy cuts waits for it block by block of rows
+(`row_uses.py`):
 
         a12 = reads_head_weight(settle, a11, a3, a4)
 
 Terms of sums that need not be written first are not (`running_sums.py`).
 
-A step of a small model runs thousands of operators of some microseconds each. Straight code costs less beside them than a loop over kernels with a dictionary of values
-would, and it can be read: `StepProgram.source` is what runs.
+A step of a small model runs thousands of operators of some microseconds each. Straight code costs less beside them than
+a loop over kernels with a dictionary of values would, and it can be read: `StepProgram.source` is what runs.
 """
 
 from __future__ import annotations
@@ -81,7 +86,10 @@ class _Line:
 
 @dataclass(slots=True)
 class _Pass:
-    """One function being written. `env` gives the variable of a value, `stays` the values that are needed after this pass."""
+    """One function being written.
+
+    `env` gives the variable of a value, `stays` the values that are needed after this pass.
+    """
 
     stays: frozenset[str]
     lines: list[_Line] = field(default_factory=list)
@@ -127,7 +135,10 @@ class StepProgram:
         uses: Mapping[str, RowUse] | None = None,
         artifacts: dict[Any, Any] | None = None,
     ) -> None:
-        """Of the gradients in `packed`, rows travel; weights in `uses` may be read in blocks of rows. `artifacts` holds what was compiled, and takes more; with None, operators run as they are."""
+        """Of the gradients in `packed`, rows travel; weights in `uses` may be read in blocks of rows.
+
+        `artifacts` holds what was compiled, and takes more; with None, operators run as they are.
+        """
         self.graph, self.strategy, self.device = graph, strategy, device
         found = kernels(strategy, graph)
         self._refuse_reordered_draws(found)
@@ -192,7 +203,10 @@ class StepProgram:
             )
 
     def _leave_to_taker(self, found: Sequence[Kernel], packed: Mapping[str, LookUp]) -> None:
-        """Products that make a gradient, and look-ups of which packed rows travel. Each with a kernel of its own, that is, and a gradient of one parameter."""
+        """Products that make a gradient, and look-ups of which packed rows travel.
+
+        Each with a kernel of its own, that is, and a gradient of one parameter.
+        """
         alone = frozenset(kernel.body[0].name for kernel in found if len(kernel.body) == 1)
         products = {
             path: product
@@ -277,7 +291,10 @@ class StepProgram:
         )
 
     def _write_operators(self, writing: _Pass, kernel: Kernel, over: frozenset[str]) -> None:
-        """The kernel's operators as they are, those in `over` over their first operand. What it repeats gets variables of its own: others hold the first results."""
+        """The kernel's operators as they are, those in `over` over their first operand.
+
+        What it repeats gets variables of its own: others hold the first results.
+        """
         private = _made([op for op in kernel.body if op.name in kernel.repeated])
         outer = {name: variable for name, variable in writing.env.items() if name in private}
         for op in kernel.body:
@@ -370,8 +387,11 @@ def first_needs(
     strategy: Strategy,
     in_blocks: Mapping[str, Sequence[UseBlock]] | None = None,
 ) -> dict[int, list[int]]:
-    """By kernel, the buckets that wait in the next step and whose parameters it is the first to read. A bucket that no kernel reads is
-    settled when the backward pass begins; rows of a parameter in `in_blocks` are settled by the product that reads them."""
+    """By kernel, the buckets that wait in the next step and whose parameters it is the first to read.
+
+    A bucket that no kernel reads is settled when the backward pass begins; rows of a parameter in `in_blocks` are
+    settled by the product that reads them.
+    """
     names = {item.value.name: item.path for item in graph.inputs if item.role is Role.PARAM}
     first: dict[str, int] = {}
     for place, kernel in enumerate(forward):

@@ -1,7 +1,8 @@
 """Cheap forward operators computed again in the backward pass, so that their results need not be kept.
 
-What the backward pass reads of the forward pass has to be written to memory and read again. A pointwise operator costs nothing beside that traffic where its inputs are read anyway: the several values inside a GELU are all
-functions of the one product before it. `recomputed` gives a graph with copies of such operators in the backward phase:
+What the backward pass reads of the forward pass has to be written to memory and read again. A pointwise operator costs
+nothing beside that traffic where its inputs are read anyway: the several values inside a GELU are all functions of the
+one product before it. `recomputed` gives a graph with copies of such operators in the backward phase:
 
     base of a read      the value that it shows, through views
     chain of a value    the cheap operators (pointwise, views, softmax over rows) that lead to it, back to anchors
@@ -9,9 +10,12 @@ functions of the one product before it. `recomputed` gives a graph with copies o
 
     a value is computed again if          bytes of its anchors that the backward pass would not read otherwise  <  twice its own bytes
 
-since recomputing saves one write and one read; a chain with a softmax, which has to go over its rows once more, only for a quarter of that. Values that are in memory anyway are read. A backward operator then reads the copy; the copies call the same operators on the same values, so results stay the same to the last bit.
+since recomputing saves one write and one read; a chain with a softmax, which has to go over its rows once more, only
+for a quarter of that. Values that are in memory anyway are read. A backward operator then reads the copy; the copies
+call the same operators on the same values, so results stay the same to the last bit.
 
-It is what a compiler does when it is handed both passes as one graph, and what `torch.compile` does when it cuts them apart. It pays only where groups are compiled; operators that run one by one would only do more.
+It is what a compiler does when it is handed both passes as one graph, and what `torch.compile` does when it cuts them
+apart. It pays only where groups are compiled; operators that run one by one would only do more.
 """
 
 from __future__ import annotations
@@ -30,7 +34,10 @@ _ROWS = ("_softmax", "_log_softmax")
 
 
 def recomputed(graph: Graph, *, least: int = 1 << 18) -> Graph:
-    """The graph with cheap forward operators copied into the backward phase where that saves traffic. Values of fewer than `least` bytes are not worth copies."""
+    """The graph with cheap forward operators copied into the backward phase where that saves traffic.
+
+    Values of fewer than `least` bytes are not worth copies.
+    """
     step = _Step(graph, least)
     chosen = step.chosen()
     return step.rewritten(chosen) if chosen else graph
@@ -65,7 +72,9 @@ class _Step:
         return self.base.get(name, name)
 
     def _stored(self) -> set[str]:
-        """Values that are in memory after the forward pass, whatever the backward pass reads: a library call stands between them and a reader."""
+        """Values that are in memory after the forward pass, whatever the backward pass reads: a library call stands
+        between them and a reader.
+        """
         found = {self._base(output.name) for output in self.graph.outputs}
         level: dict[str, int] = {}  # library calls on the longest way to a value
         for op in self.graph.ops:
@@ -77,7 +86,7 @@ class _Step:
             found |= {self._base(name) for name in op.reads if level.get(self._base(name), 0) < here}
         return found
 
-    # ---- choosing --------------------------------------------------------------------------------------------------------
+    # ---- choosing ----------------------------------------------------------------------------------------------------
 
     def chosen(self) -> dict[str, _Chain]:
         """By value that is computed again, its chain."""
@@ -128,7 +137,7 @@ class _Step:
         has_rows = any(stem(self.graph.ops[place].kind) in _ROWS for place in ops)
         return _Chain(frozenset(ops), frozenset(anchors), has_rows) if len(ops) <= _LONGEST else None
 
-    # ---- rewriting -------------------------------------------------------------------------------------------------------
+    # ---- rewriting ---------------------------------------------------------------------------------------------------
 
     def rewritten(self, chosen: Mapping[str, _Chain]) -> Graph:
         copied = {place for chain in chosen.values() for place in chain.ops}

@@ -1,15 +1,18 @@
 """Seconds that a call takes on a GPU, without the host's part in it.
 
-Many calls are captured as one CUDA graph, and the graph is replayed several times. Three things would count that are not the call's:
+Many calls are captured as one CUDA graph, and the graph is replayed several times. Three things would count that are
+not the call's:
 
     the host's launch of the graph   5 to 30 us, more where other processes want the cores. With an idle device it lies between the first event and the first kernel, and a graph of forty calls of 1 us is
                                      longer by as much. So the device first waits in a kernel that spins, until all replays and events are queued behind it.
     the graph's own beginning        one gap for each replay, so a graph is made long: `_LENGTH` seconds, up to `_MOST` calls.
     what another process does        a context that loads a module takes the device for a moment: a replay in between is longer, and the median of replays is not.
 
-`captured` may run beside other processes that measure; `replayed`, `queued_seconds` and `graphed_seconds` want the device for themselves.
+`captured` may run beside other processes that measure; `replayed`, `queued_seconds` and `graphed_seconds` want the
+device for themselves.
 
-A tuner that chooses between kernels has to see them in the same way (`graphed_seconds`): launched one by one from a busy host, short kernels may take as long as their launches, and which of them is kept is chance.
+A tuner that chooses between kernels has to see them in the same way (`graphed_seconds`): launched one by one from a
+busy host, short kernels may take as long as their launches, and which of them is kept is chance.
 """
 
 from __future__ import annotations
@@ -62,7 +65,11 @@ def _spin(times: int = 1) -> None:
 
 
 def queued_seconds(run: Callable[[], Any], calls: int = 4) -> float:
-    """Of one run, from a few behind a spin. If the device began before the host was done with all of them, once more behind a longer one. Without a graph, so where there can be none too."""
+    """Of one run, from a few behind a spin.
+
+    If the device began before the host was done with all of them, once more behind a longer one. Without a graph, so
+    where there can be none too.
+    """
     run()
     torch.cuda.synchronize()
     seconds = 0.0
@@ -82,7 +89,11 @@ def queued_seconds(run: Callable[[], Any], calls: int = 4) -> float:
 
 
 def graphed_seconds(run: Callable[[], Any], rounds: int = 5) -> float:
-    """Of one run, by replays of a graph of up to 40: the gaps between its kernels are those of a graph. What launches on a stream that it found before is in the graph only if that is this stream, so on the default stream, which cannot be captured, runs are queued."""
+    """Of one run, by replays of a graph of up to 40: the gaps between its kernels are those of a graph.
+
+    What launches on a stream that it found before is in the graph only if that is this stream, so on the default
+    stream, which cannot be captured, runs are queued.
+    """
     rough = queued_seconds(run)
     stream = torch.cuda.current_stream()
     if stream == torch.cuda.default_stream():
@@ -97,7 +108,11 @@ def calls_of(rough: float, turns: int = 1) -> int:
 
 
 def captured(call: Callable[..., Any], turns: Sequence[Sequence[Tensor]], rough: float, stream: Any = None) -> Captured:
-    """A graph of calls on the inputs of `turns`, one after the other; `rough` seconds each. With one turn, they find their inputs where the call before left them. They are captured on `stream`, or one of its own."""
+    """A graph of calls on the inputs of `turns`, one after the other; `rough` seconds each.
+
+    With one turn, they find their inputs where the call before left them. They are captured on `stream`, or one of its
+    own.
+    """
     calls = calls_of(rough, len(turns))
     graph: Any = torch.cuda.CUDAGraph()
     # other threads and processes may allocate meanwhile

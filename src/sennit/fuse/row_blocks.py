@@ -1,13 +1,16 @@
 """Gradients that a matrix product makes, block by block of rows.
 
-The first gradient of a step is often a large product: the head of a language model. Nothing travels until it is done. Each row of a product is made by itself, so where a strategy cuts the gradient over several buckets,
-the product is computed in blocks of rows, and a bucket leaves with its block:
+The first gradient of a step is often a large product: the head of a language model. Nothing travels until it is done.
+Each row of a product is made by itself, so where a strategy cuts the gradient over several buckets, the product is
+computed in blocks of rows, and a bucket leaves with its block:
 
     dw = dy.T @ x          for start, stop in blocks:    dw[start:stop] = dy.T[start:stop] @ x
 
-`row_products` finds the gradients of a graph that are made so: `mm`, then views that give its rows in order. Nothing else reads them, but for the sum with a look-up's rows in a table that is also the head (`looked_up.py`), which
-whoever takes the product makes too. `blocks` turns the spans of a strategy into rows: a span that ends inside a row gets the whole of it in
-its block. Which element of a row is summed in which order is the library's choice and might depend on how many rows there are; whoever runs blocks compares the bits (`program_torch.py`).
+`row_products` finds the gradients of a graph that are made so: `mm`, then views that give its rows in order. Nothing
+else reads them, but for the sum with a look-up's rows in a table that is also the head (`looked_up.py`), which whoever
+takes the product makes too. `blocks` turns the spans of a strategy into rows: a span that ends inside a row gets the
+whole of it in its block. Which element of a row is summed in which order is the library's choice and might depend on
+how many rows there are; whoever runs blocks compares the bits (`program_torch.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ __all__ = ["RowProduct", "blocks", "cut_spans", "ready_fractions", "row_products
 
 @dataclass(frozen=True, slots=True)
 class RowProduct:
-    """`product` is the operator %product = left @ right; `views` the operators behind it, the last of which gives the gradient; it has `rows` rows of `width` elements."""
+    """`product` is the operator %product = left @ right; `views` the operators behind it, the last of which gives the
+    gradient; it has `rows` rows of `width` elements.
+    """
 
     product: str
     left: str

@@ -1,15 +1,19 @@
 """Weights that a forward pass reads block by block of rows, each when it has arrived.
 
-A weight that is waited for in the next step is needed by the first product that reads it, and until then nothing of it may be missing. But column k of that product needs row k of the weight only:
+A weight that is waited for in the next step is needed by the first product that reads it, and until then nothing of it
+may be missing. But column k of that product needs row k of the weight only:
 
     y = x @ W.T + b        for start, stop in blocks:    wait for W[start:stop];  y[:, start:stop] = x @ W[start:stop].T + b[start:stop]
 
-So where a strategy cuts the gradient of W over several buckets, the last of them travels while the product of the others is computed. For the last large layer of a model this is the time in which nothing else can travel: what came
+So where a strategy cuts the gradient of W over several buckets, the last of them travels while the product of the
+others is computed. For the last large layer of a model this is the time in which nothing else can travel: what came
 before was needed earlier, and no gradient is there yet.
 
-`row_uses` finds such weights: the first operators that read them are transposing views, and the first that reads one of these is `mm` or `addmm` in the forward pass, with the view as its right factor. `use_blocks` turns a strategy's buckets
-into blocks, in the order in which buckets travel. A cut inside a row leaves the weight in one piece, and so does a bucket that is waited for in the step that made it. Rows must be updated by themselves too, so the optimizer must treat each element by
-itself (`update_torch.py`).
+`row_uses` finds such weights: the first operators that read them are transposing views, and the first that reads one of
+these is `mm` or `addmm` in the forward pass, with the view as its right factor. `use_blocks` turns a strategy's buckets
+into blocks, in the order in which buckets travel. A cut inside a row leaves the weight in one piece, and so does a
+bucket that is waited for in the step that made it. Rows must be updated by themselves too, so the optimizer must treat
+each element by itself (`update_torch.py`).
 """
 
 from __future__ import annotations
@@ -82,7 +86,10 @@ def _use(op: Op, view: str, weight: str, shape: tuple[int, ...]) -> RowUse | Non
 def use_blocks(
     buckets: Sequence[Bucket], uses: Mapping[str, RowUse], alone: Collection[str]
 ) -> dict[str, tuple[UseBlock, ...]]:
-    """By parameter, the blocks in which it is read where it is cut between rows. `alone` are operators that are a kernel by themselves: others are not computed in parts."""
+    """By parameter, the blocks in which it is read where it is cut between rows.
+
+    `alone` are operators that are a kernel by themselves: others are not computed in parts.
+    """
     cut: dict[str, list[UseBlock]] = {}
     whole: set[str] = set()
     for number, bucket in enumerate(buckets):

@@ -1,7 +1,9 @@
 """Sums that grow term by term, and terms that need not be made as tensors of their own.
 
-The gradient of what is used many times is a sum with a term for each use: a recurrent weight has a product for every position, and the input of a recurrent layer, of which every position takes a slice, has the gradient of a slice: zeros, but for
-one position. `in_place_torch.py` writes such a sum over its first term. Two kinds of terms then go into it without being written first:
+The gradient of what is used many times is a sum with a term for each use: a recurrent weight has a product for every
+position, and the input of a recurrent layer, of which every position takes a slice, has the gradient of a slice: zeros,
+but for one position. `in_place_torch.py` writes such a sum over its first term. Two kinds of terms then go into it
+without being written first:
 
     m = mm(left, right)                                         ProductTerm        total += left @ right         (`products_torch.py`)
     t2 = add(t1, m)
@@ -10,10 +12,13 @@ one position. `in_place_torch.py` writes such a sum over its first term. Two kin
     s0 = select_backward(g0, shape, dim, 0)
     t  = add(s1, s0)                                            SliceTerm          total[.., 0] += g0
 
-The bits are those of the sum. Elements outside of a slice get zeros added to them, and x + 0 is x, but for x = -0, which becomes 0. A total that starts from zeros never holds -0, since 0 + -0 is 0 and x - x is 0; written out, the first term may hold
-it until the second is added. Slices of one sum are at different indices, so each of its elements is one term or 0, and 0 where that term is -0.
+The bits are those of the sum. Elements outside of a slice get zeros added to them, and x + 0 is x, but for x = -0,
+which becomes 0. A total that starts from zeros never holds -0, since 0 + -0 is 0 and x - x is 0; written out, the first
+term may hold it until the second is added. Slices of one sum are at different indices, so each of its elements is one
+term or 0, and 0 where that term is -0.
 
-A term stands right before its sum, and nothing else reads it. Small products are left alone: to write them costs nothing.
+A term stands right before its sum, and nothing else reads it. Small products are left alone: to write them costs
+nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +70,11 @@ Term = ProductTerm | SliceTerm | SliceStart
 def running_sums(
     kernels: Sequence[Kernel], over: Collection[str], kept: Collection[str], inside: Collection[str] = ()
 ) -> dict[str, Term | None]:
-    """By operator: what is done in its place, None for nothing. `over` are operators that write over their first operand, `kept` values that are read after the pass, `inside` operators that run inside something else."""
+    """By operator: what is done in its place, None for nothing.
+
+    `over` are operators that write over their first operand, `kept` values that are read after the pass, `inside`
+    operators that run inside something else.
+    """
     body = [op for kernel in kernels for op in kernel.body]
     alone = {kernel.body[0].name for kernel in kernels if len(kernel.body) == 1}.difference(inside)
     reads = Counter(name for op in body for name in op.reads)
@@ -97,7 +106,9 @@ def running_sums(
 def _product(
     body: Sequence[Op], place: int, term: str, private: Collection[str]
 ) -> tuple[tuple[str, str], list[str]] | None:
-    """The factors of a product whose result, seen through views that exchange rows and columns and back, is this term; and the operators that make it. They stand right before the sum."""
+    """The factors of a product whose result, seen through views that exchange rows and columns and back, is this term;
+    and the operators that make it. They stand right before the sum.
+    """
     names: list[str] = []
     turned = False
     for op in reversed(body[:place]):

@@ -7,13 +7,17 @@
     4. keep what takes at most `alpha` times the best; stop when the queue is empty, after `patience` tries without gain, at the deadline, or when told
     5. refine the buckets of the best (`bucket_search.py`)
 
-**What makes it fast.** A move touches a few kernels, and only those are estimated (`kernel_set.py`); kernels of one structure are estimated once (`known_cost.py`). A candidate's kernels and updates
-take a time that no buckets can beat: where that alone is above `alpha` times the best, the candidate goes before an order or a bucket is looked at. Candidates are told apart by the
-hash of their kernels, so none is tried twice.
+**What makes it fast.** A move touches a few kernels, and only those are estimated (`kernel_set.py`); kernels of one
+structure are estimated once (`known_cost.py`). A candidate's kernels and updates take a time that no buckets can beat:
+where that alone is above `alpha` times the best, the candidate goes before an order or a bucket is looked at.
+Candidates are told apart by the hash of their kernels, so none is tried twice.
 
-Everything is drawn from one seed: a search that ends by `patience` gives the same strategy again. Whenever it is stopped, it reports the best so far.
+Everything is drawn from one seed: a search that ends by `patience` gives the same strategy again. Whenever it is
+stopped, it reports the best so far.
 
-**Report.** The step time, the bounds (`full_overlap`, `tight` for waits in the same step, `structural` for these kernels with any buckets), and the gap. With `keep`, the next best too: `measured_best` asks a measurement to choose among them.
+**Report.** The step time, the bounds (`full_overlap`, `tight` for waits in the same step, `structural` for these
+kernels with any buckets), and the gap. With `keep`, the next best too: `measured_best` asks a measurement to choose
+among them.
 """
 
 from __future__ import annotations
@@ -46,7 +50,9 @@ __all__ = ["Found", "SearchOptions", "measured_best", "refine_buckets", "search"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A strategy with its simulated step time, the bounds of it, how many candidates were looked at, and how many of them were timed. `others` are the next best, with their times."""
+    """A strategy with its simulated step time, the bounds of it, how many candidates were looked at, and how many of
+    them were timed. `others` are the next best, with their times.
+    """
 
     strategy: Strategy
     seconds: float
@@ -84,7 +90,11 @@ def search(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Found:
-    """The best strategy found. `start` are further seeds. `progress` is told the number of candidates and the best step time, now and then; the search ends when `stop` says so."""
+    """The best strategy found.
+
+    `start` are further seeds. `progress` is told the number of candidates and the best step time, now and then; the
+    search ends when `stop` says so.
+    """
     return _Search(model, options or SearchOptions(), progress, stop).run(name, start)
 
 
@@ -138,7 +148,10 @@ class _Search:
         return [Grouping(), fused_greedily(self.model, limits), as_compiled, *by_cost]
 
     def _improve(self, candidate: _Candidate) -> bool:
-        """Whether random moves from this candidate found a better one. It goes back to the queue while it is among the best."""
+        """Whether random moves from this candidate found a better one.
+
+        It goes back to the queue while it is among the best.
+        """
         gained = False
         for _ in range(3):
             kernels = candidate.kernels.copy()

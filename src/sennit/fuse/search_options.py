@@ -11,12 +11,15 @@ __all__ = ["SearchOptions"]
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """`alpha`, `beta` and `patience` are the paper's: a candidate is kept up to alpha times the best, gets up to beta moves at a time, and so many without gain end the search.
+    """`alpha`, `beta` and `patience` are the paper's: a candidate is kept up to alpha times the best, gets up to beta
+    moves at a time, and so many without gain end the search.
 
-    Switches, for ablation and for what cannot be enforced: `operators` (fusing operators), `repeats` (computing some again), `tensors` (gradients share buckets), `splits` (a gradient is cut
-    over several), `across_steps` (waits in the next step), `reduce_scatter` (buckets reduced to shares and gathered), `algorithms` (each bucket names the
-    fastest for its size; off, since torch's process groups choose by themselves and `DataParallel` refuses what it cannot enforce).
-    `sizes` are bytes of a bucket to start from; None takes parts of all there is. `keep` is how many of the best are reported.
+    Switches, for ablation and for what cannot be enforced: `operators` (fusing operators), `repeats` (computing some
+    again), `tensors` (gradients share buckets), `splits` (a gradient is cut over several), `across_steps` (waits in the
+    next step), `reduce_scatter` (buckets reduced to shares and gathered), `algorithms` (each bucket names the fastest
+    for its size; off, since torch's process groups choose by themselves and `DataParallel` refuses what it cannot
+    enforce). `sizes` are bytes of a bucket to start from; None takes parts of all there is. `keep` is how many of the
+    best are reported.
     """
 
     alpha: float = 1.05

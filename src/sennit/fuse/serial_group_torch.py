@@ -20,8 +20,10 @@ _SERIAL = "sennit_serial_gloo"
 def serial_group(ranks: Sequence[int] | None = None, device: torch.device | str = "cpu") -> dist.ProcessGroup:
     """A process group whose collectives on the device run one after another, in the order in which they are issued.
 
-    A gloo group has two threads, and `new_group` passes no options on to it: two buckets would share the link, and one which is needed soon would arrive late because of one which is not. So a backend that is
-    gloo with one thread is registered with torch. NCCL has a stream and sennit's backend a thread for each group: they are in order already."""
+    A gloo group has two threads, and `new_group` passes no options on to it: two buckets would share the link, and one
+    which is needed soon would arrive late because of one which is not. So a backend that is gloo with one thread is
+    registered with torch. NCCL has a stream and sennit's backend a thread for each group: they are in order already.
+    """
     default = dist.group.WORLD
     assert default is not None
     if isinstance(default._get_backend(torch.device(device)), dist.ProcessGroupGloo):
@@ -31,7 +33,8 @@ def serial_group(ranks: Sequence[int] | None = None, device: torch.device | str 
     else:
         group = dist.new_group(ranks)
     assert isinstance(group, dist.ProcessGroup)
-    # its thread has a name from its first collective on: who looks for gloo's threads (`network_threads.py`) must not miss it
+    # its thread has a name from its first collective on: who looks for gloo's threads (`network_threads.py`) must not
+    # miss it
     dist.barrier(group)
     return group
 

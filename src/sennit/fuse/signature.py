@@ -5,7 +5,8 @@
     operator  := result ("," result)* "=" KIND "(" argument ("," argument)* ")"
     result    := %N "!"?                                  "!" where something outside reads it
 
-Values are numbered in the order in which they first occur. Layers repeat, and so do their kernels: what was compiled, measured or estimated for one is so for all with its signature.
+Values are numbered in the order in which they first occur. Layers repeat, and so do their kernels: what was compiled,
+measured or estimated for one is so for all with its signature.
 """
 
 from __future__ import annotations

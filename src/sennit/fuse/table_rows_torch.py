@@ -1,13 +1,16 @@
 """Rows of tables that travel packed: made, kept apart from the head's, and left out of it (`looked_up.py`).
 
-**Made.** The gradient of a look-up adds rows of the batch up in a table of zeros. Where only the rows of the union U travel, the table has |U| rows, and indices are places in U:
+**Made.** The gradient of a look-up adds rows of the batch up in a table of zeros. Where only the rows of the union U
+travel, the table has |U| rows, and indices are places in U:
 
     table[i]  +=  rows of the batch with index i                packed[place of i in U]  +=  the same rows, in the same order
 
-**The head's.** A table that is also the head has the head's gradient in all its rows. It leaves first, block by block. Rows of U are kept when their block is made (`HeadRows`), and the packed rows are sums of both.
+**The head's.** A table that is also the head has the head's gradient in all its rows. It leaves first, block by block.
+Rows of U are kept when their block is made (`HeadRows`), and the packed rows are sums of both.
 
-**Left out.** Rows of U travel packed, so the head's need not carry them. Before a bucket leaves, the rows of the head at its end that are not in U move to the places of those that are, and the bucket ends where they were; when it
-has arrived they move back (`LeftOut`):
+**Left out.** Rows of U travel packed, so the head's need not carry them. Before a bucket leaves, the rows of the head
+at its end that are not in U move to the places of those that are, and the bucket ends where they were; when it has
+arrived they move back (`LeftOut`):
 
     a b c d e f    U = {b, e}        a f c d | e f        sent: a f c d        arrived, moved back: A F C D E F  ->  A . C D . F        the packed rows take the places of b and e
 """
@@ -67,7 +70,10 @@ class HeadRows:
 
 @dataclass(frozen=True, slots=True)
 class HeadEnd:
-    """The end of a bucket's buffer that holds rows of a head: of `spans`, one behind the other. The gradient `path` has those that travel packed."""
+    """The end of a bucket's buffer that holds rows of a head: of `spans`, one behind the other.
+
+    The gradient `path` has those that travel packed.
+    """
 
     path: str
     region: Tensor

@@ -1,15 +1,20 @@
 """When a step is where: the time of each kernel as it runs in the step.
 
-Operators are measured one by one, each with a result of its own (`profile_torch.py`). In the step they cost less or more: sums go over an operand, products into their total, values are in the cache or are not. So a step without
-communication is run whole, and notes the time where a parameter is first read and where a gradient is there. These are the places that the clock asks for. What lies between two of them is a *stretch* of operators:
+Operators are measured one by one, each with a result of its own (`profile_torch.py`). In the step they cost less or
+more: sums go over an operand, products into their total, values are in the cache or are not. So a step without
+communication is run whole, and notes the time where a parameter is first read and where a gradient is there. These are
+the places that the clock asks for. What lies between two of them is a *stretch* of operators:
 
     |-- stretch --|-- stretch --|-- ... --|          seconds of an operator  =  alone * (seconds of its stretch / sum of those alone in it)
     start      first use     gradient    end
 
-A stretch takes the median of the quicker half of the rounds: the sum of the least of a hundred of them is less than any step takes. One factor for all of a step, as before, put the first gradient of an LSTM, whose backward pass gains most, 10 ms of 20 too early.
+A stretch takes the median of the quicker half of the rounds: the sum of the least of a hundred of them is less than any
+step takes. One factor for all of a step, as before, put the first gradient of an LSTM, whose backward pass gains most,
+10 ms of 20 too early.
 
-The step fills its buckets and does not send them. One that keeps gradients in new tensors, as a step inside `no_sync` does, takes longer: their memory is touched for the first time, and what a product could write into its bucket is written elsewhere
-(an LSTM: 63 ms to its first gradient and 186 in all, beside 52 and 149 in the step that runs).
+The step fills its buckets and does not send them. One that keeps gradients in new tensors, as a step inside `no_sync`
+does, takes longer: their memory is touched for the first time, and what a product could write into its bucket is
+written elsewhere (an LSTM: 63 ms to its first gradient and 186 in all, beside 52 and 149 in the step that runs).
 """
 
 from __future__ import annotations
@@ -55,7 +60,10 @@ def in_stretches(alone: Mapping[str, float], names: list[str], seconds: Mapping[
 
 
 def stretches(owner: DataParallel, inputs: Mapping[str, Tensor], rounds: int) -> dict[Stretch, float]:
-    """The stretches of a step that sends no gradients with their seconds on the wall, medians over the quicker half of the rounds and those of the rank that is slowest in all, while the other ranks do the same: they may share this rank's cores."""
+    """The stretches of a step that sends no gradients with their seconds on the wall, medians over the quicker half of
+    the rounds and those of the rank that is slowest in all, while the other ranks do the same: they may share this
+    rank's cores.
+    """
     owner.use(_every_gradient_apart(owner))
     step = _Marks(owner)
     turns: list[dict[Stretch, float]] = []
@@ -73,8 +81,12 @@ def stretches(owner: DataParallel, inputs: Mapping[str, Tensor], rounds: int) ->
 
 
 def rate_beside(owner: DataParallel, inputs: Mapping[str, Tensor], rounds: int, nbytes: int) -> tuple[float, float]:
-    """How fast such a step computes while the channel carries so many bytes, 1 as alone, and the bytes of a message, on average. The rate is the median over rounds of a turn alone and one beside them, of the rank that loses most. The two turns of a round follow each other: what the machine does in one minute
-    and not in the next is in both. Two medians of minutes apart had anything between 0.74 and 1.00 for a step whose rate was 0.8. The messages are what the step fills, some of it at a time: one small buffer again and again would stay in a cache, which gradients do not."""
+    """How fast such a step computes while the channel carries so many bytes, 1 as alone, and the bytes of a message, on
+    average. The rate is the median over rounds of a turn alone and one beside them, of the rank that loses most. The
+    two turns of a round follow each other: what the machine does in one minute and not in the next is in both. Two
+    medians of minutes apart had anything between 0.74 and 1.00 for a step whose rate was 0.8. The messages are what the
+    step fills, some of it at a time: one small buffer again and again would stay in a cache, which gradients do not.
+    """
     owner.use(_every_gradient_apart(owner))
     step = _Marks(owner)
     buffers = [slot.buffer for slot in step.gradients.channel.slots]
@@ -97,7 +109,9 @@ def rate_beside(owner: DataParallel, inputs: Mapping[str, Tensor], rounds: int, 
 
 
 def messages_of(buffers: Sequence[Tensor], nbytes: int) -> list[Tensor]:
-    """So many bytes of these buffers, in messages as large as buckets are, again and again; ranks sum up what happens to be in them. Where all are smaller, one buffer of zeros stands for those that a bucket would put together."""
+    """So many bytes of these buffers, in messages as large as buckets are, again and again; ranks sum up what happens
+    to be in them. Where all are smaller, one buffer of zeros stands for those that a bucket would put together.
+    """
     pieces = [part for buffer in buffers for part in torch.tensor_split(buffer, -(-buffer.nbytes // _MESSAGE))]
     pieces = [part for part in pieces if part.nbytes >= _LEAST_MESSAGE] or [torch.zeros(_MESSAGE // 4)]
     found: list[Tensor] = []

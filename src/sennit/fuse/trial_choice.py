@@ -1,7 +1,9 @@
-"""Which strategy is the fastest, by two witnesses: the clock, which knows the work, and some steps of each, which know the machine.
+"""Which strategy is the fastest, by two witnesses: the clock, which knows the work, and some steps of each, which know
+the machine.
 
-Strategy i has simulated seconds s_i and the seconds t_i1, ... of n_i steps. Neither is right. The clock may be wrong by one factor for all (something else runs on the machine) and by a little more or less for
-each; steps scatter, and three of them say little. So with m_i the median of the steps of strategy i:
+Strategy i has simulated seconds s_i and the seconds t_i1, ... of n_i steps. Neither is right. The clock may be wrong by
+one factor for all (something else runs on the machine) and by a little more or less for each; steps scatter, and three
+of them say little. So with m_i the median of the steps of strategy i:
 
     b       = median of m_i / s_i                                        by how much all are slower than simulated
     clock   = spread of m_i / (b s_i), less what the steps' own scatter makes of it; at least `LEAST`
@@ -9,8 +11,10 @@ each; steps scatter, and three of them say little. So with m_i the median of the
 
     seconds_i  =  (m_i / steps_i^2  +  b s_i / clock^2) / (1 / steps_i^2  +  1 / clock^2)
 
-(all spreads are fractions; 1.4826 times the median of distances from the median, which a few steps that took twice as long do not move). With few steps the clock decides between strategies that are close; with many, or where the clock is off, the steps do.
-The plain least median of a few steps each takes whichever was lucky: with four ranks it took one of 344 ms where that simulated as the best took 307 when measured for longer.
+(all spreads are fractions; 1.4826 times the median of distances from the median, which a few steps that took twice as
+long do not move). With few steps the clock decides between strategies that are close; with many, or where the clock is
+off, the steps do. The plain least median of a few steps each takes whichever was lucky: with four ranks it took one of
+344 ms where that simulated as the best took 307 when measured for longer.
 """
 
 from __future__ import annotations

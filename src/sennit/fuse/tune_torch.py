@@ -6,10 +6,13 @@
     4. run them for some steps each, in turns; after every turn the slower half goes, and those that are left are visited more often; what is slower, the steps of the slowest rank and the clock say together (`trial_choice.py`)
     5. run the winner with the network's threads before the model's and without; what is faster stays
 
-The clock knows what it was told. What it was not told decides between strategies that it puts close together: how the threads of the network share a core with the model's, what else runs on
-the machine. So the last word has the real step. A trial computes and communicates and updates nothing: parameters, buffers, gradients and the generator's state are as before when it ends.
+The clock knows what it was told. What it was not told decides between strategies that it puts close together: how the
+threads of the network share a core with the model's, what else runs on the machine. So the last word has the real step.
+A trial computes and communicates and updates nothing: parameters, buffers, gradients and the generator's state are as
+before when it ends.
 
-The first rank searches; all ranks try the same strategies and agree on the winner, since their times are compared as the slowest rank's.
+The first rank searches; all ranks try the same strategies and agree on the winner, since their times are compared as
+the slowest rank's.
 """
 
 from __future__ import annotations
@@ -64,7 +67,11 @@ _VISITS = 2  # of a strategy in one turn, at most
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How long to look: `turns` of `steps` steps for each of the `most` strategies that the clock has first, of which `sizes` (bytes of a bucket) gives two each. With no turns the clock's word is taken."""
+    """How long to look:
+
+    `turns` of `steps` steps for each of the `most` strategies that the clock has first, of which `sizes` (bytes of a
+    bucket) gives two each. With no turns the clock's word is taken.
+    """
 
     turns: int = 3
     steps: int = 3
@@ -115,7 +122,10 @@ def _named(strategy: Strategy, remark: str) -> Strategy:
 
 
 def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tuning) -> StepModel:
-    """The step as the clock sees it, on this machine and this group. Operators are timed one by one, and then as they run in the step (`timeline_torch.py`)."""
+    """The step as the clock sees it, on this machine and this group.
+
+    Operators are timed one by one, and then as they run in the step (`timeline_torch.py`).
+    """
     cost = measure_operators(owner.graph, owner.module, {**inputs, **owner.constants})
     alone = stretches(owner, inputs, _ROUNDS)
     names = [op.name for op in owner.graph.ops]
@@ -135,7 +145,11 @@ def measured_model(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tu
 
 
 def _compute_rate(owner: DataParallel, inputs: Mapping[str, Tensor], alone: float, channel: Channel) -> float:
-    """How fast the step computes beside messages that are carried, 1 as alone. By the step itself: one whose weights pass through the cache again and again loses more there than one of large products. What each message costs by itself, the clock counts by itself: beside messages of s seconds the step computes at
+    """How fast the step computes beside messages that are carried, 1 as alone.
+
+    By the step itself: one whose weights pass through the cache again and again loses more there than one of large
+    products. What each message costs by itself, the clock counts by itself: beside messages of s seconds the step
+    computes at
 
     rate - issued / s
     """
@@ -183,7 +197,9 @@ def candidates(
 
 
 def _worth_running(trials: Sequence[Trial], most: int) -> list[Trial]:
-    """The first ones, and the first that waits for nothing in the next step: what the clock does not know may be one or the other's loss alone."""
+    """The first ones, and the first that waits for nothing in the next step: what the clock does not know may be one or
+    the other's loss alone.
+    """
     in_step = [trial for trial in trials if all(bucket.wait is WaitAt.STEP for bucket in trial.strategy.buckets)]
     return [*trials[:most], *(trial for trial in in_step[:1] if trial not in trials[:most])]
 
@@ -208,7 +224,12 @@ def _run(
 
 
 def is_preference_worth(owner: DataParallel, inputs: Mapping[str, Tensor], tuning: Tuning) -> bool:
-    """Whether steps are faster with the network's threads before the model's. Where several ranks share a core they need not be: a thread that runs for one rank takes the core from another that computes. Ordinary threads must be clearly faster: a turn or two in which the machine did something else chose them where a step took 320 ms with them and 292 without."""
+    """Whether steps are faster with the network's threads before the model's.
+
+    Where several ranks share a core they need not be: a thread that runs for one rank takes the core from another that
+    computes. Ordinary threads must be clearly faster: a turn or two in which the machine did something else chose them
+    where a step took 320 ms with them and 292 without.
+    """
     times: dict[bool, list[float]] = {True: [], False: []}
     with _untouched(owner):
         for _ in range(tuning.turns):
@@ -219,7 +240,11 @@ def is_preference_worth(owner: DataParallel, inputs: Mapping[str, Tensor], tunin
 
 
 def timed_steps(owner: DataParallel, inputs: Mapping[str, Tensor], count: int) -> list[float]:
-    """Seconds of steady steps without updates, the slowest rank's. The first two are not: nothing is waited for in the first, and the channel has less to carry before the second than before those that follow."""
+    """Seconds of steady steps without updates, the slowest rank's.
+
+    The first two are not: nothing is waited for in the first, and the channel has less to carry before the second than
+    before those that follow.
+    """
     dist.barrier(owner.group)
     moments = Moments(owner.device)
     for _ in range(_FILLING + count):
@@ -264,7 +289,10 @@ def _copy_per_byte(device: torch.device) -> float:
 
 
 def _update_per_byte(optimizer: torch.optim.Optimizer, most: int) -> float:
-    """Seconds of the optimizer's step per byte of parameters, timed on copies of some of them. Zero for optimizers that are not torch's own: what else they would touch is not known."""
+    """Seconds of the optimizer's step per byte of parameters, timed on copies of some of them.
+
+    Zero for optimizers that are not torch's own: what else they would touch is not known.
+    """
     if not type(optimizer).__module__.startswith("torch.optim"):
         return 0.0
     copied = copy.copy(optimizer)

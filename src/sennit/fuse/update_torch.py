@@ -1,4 +1,5 @@
-"""An optimizer's step in parts: each parameter when its gradient has arrived, with the settings of the moment at which the step was asked for.
+"""An optimizer's step in parts: each parameter when its gradient has arrived, with the settings of the moment at which
+the step was asked for.
 
     step = DeferredStep(optimizer)
     step.ask(waiting)          # optimizer.step(): update what is there now; `waiting` are parameters whose gradients are on their way
@@ -6,14 +7,16 @@
     step.update_rows(...)      # some rows of one of them are there
     step.forget()              # a new backward pass begins: nothing is asked for
 
-Between `ask` and `update` a scheduler may change learning rates; the update uses those of `ask`. Torch's optimizers treat each parameter by itself, so
-a step in parts gives the bits of a step at once. An optimizer that looks at several parameters together (one global norm, one step counter for a group) does not; with such a
-one use `across_steps=False`.
+Between `ask` and `update` a scheduler may change learning rates; the update uses those of `ask`. Torch's optimizers
+treat each parameter by itself, so a step in parts gives the bits of a step at once. An optimizer that looks at several
+parameters together (one global norm, one step counter for a group) does not; with such a one use `across_steps=False`.
 
 A parameter's gradient is gone after its update, as after `zero_grad`.
 
-**Rows.** Torch's common optimizers treat each element by itself (`BY_ELEMENT`), so rows of a parameter can be updated when they have come (`row_uses.py`): the optimizer gets a view of these rows as a parameter, whose state are views of the parameter's state. What is one number for all of it (the count of steps) is the same for every block, and
-becomes the parameter's with the last of them. An optimizer that makes its state in its first step makes it for the whole.
+**Rows.** Torch's common optimizers treat each element by itself (`BY_ELEMENT`), so rows of a parameter can be updated
+when they have come (`row_uses.py`): the optimizer gets a view of these rows as a parameter, whose state are views of
+the parameter's state. What is one number for all of it (the count of steps) is the same for every block, and becomes
+the parameter's with the last of them. An optimizer that makes its state in its first step makes it for the whole.
 """
 
 from __future__ import annotations
@@ -102,7 +105,10 @@ class DeferredStep:
 
     @property
     def is_by_element(self) -> bool:
-        """Whether rows of a parameter may be updated by themselves. A class that is derived from one of torch's may do something else."""
+        """Whether rows of a parameter may be updated by themselves.
+
+        A class that is derived from one of torch's may do something else.
+        """
         return type(self.optimizer) in BY_ELEMENT
 
     def has_state(self, parameter: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """The reference interpreter of an algorithm: its moves one after another, all ranks in one process, on numpy arrays.
 
-A rank's input is an array of shape (chunks, elements). What nobody wrote is filled with the byte 255: not a number in floating
-types, -1 in signed integers. In place the smaller of input and output is a view into the larger one.
+A rank's input is an array of shape (chunks, elements). What nobody wrote is filled with the byte 255: not a number in
+floating types, -1 in signed integers. In place the smaller of input and output is a view into the larger one.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ throughout:
 - **Results are tuples.** A result that `output_mask` leaves out is left out of the tuple, as it is of `Op.results`.
 - **Nothing is written in place.** A result may share memory with an argument.
 
-Operators are grouped by family; a family is a function that returns its table. To add an operator, write its definition with
-the parameters of its ATen schema and enter it in the table of its family.
+Operators are grouped by family; a family is a function that returns its table. To add an operator, write its definition
+with the parameters of its ATen schema and enter it in the table of its family.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _products() -> Family:
     }
 
 
-# ---- views: the same elements under another shape -----------------------------------------------------------------------
+# ---- views: the same elements under another shape --------------------------------------------------------------------
 
 
 def _views() -> Family:

@@ -1,7 +1,7 @@
 """Where the buffers of a rank lie: the chunks of all its buffers as one row of cells, and the checks of places in it.
 
-A buffer is an extent of the row: its first cell and its number of chunks. In place, input and output are extents that overlap, so two
-places touch the same memory if and only if their cells overlap.
+A buffer is an extent of the row: its first cell and its number of chunks. In place, input and output are extents that
+overlap, so two places touch the same memory if and only if their cells overlap.
 """
 
 from __future__ import annotations

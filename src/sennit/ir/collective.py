@@ -1,4 +1,5 @@
-"""What a collective must do, and a collective algorithm as a sequence of moves of chunks: the contract of `collective/`.
+"""What a collective must do, and a collective algorithm as a sequence of moves of chunks: the contract of
+`collective/`.
 
     algorithm := "algorithm" STRING collective "{" scratch* move* "}"
     collective := known | custom
@@ -10,13 +11,13 @@
     move    := ("copy" | "reduce") chunks "to" chunks ("channel" INT)? ("instance" INT)? ("switch" INT)? STRING?    the user's line last
     chunks  := "r" INT "." BUFFER "[" START ":" STOP "]"          BUFFER: "input" | "output" | a scratch name
 
-**Values.** What a chunk holds is a sum of contributions: chunk i of the input of rank r, each at most once. It is written as
-pairs (i, set of ranks), the set as the bits of an integer, so that union and overlap are single operations at 1024 ranks.
-`reduce` of two values with a contribution in common would count it twice: an error.
+**Values.** What a chunk holds is a sum of contributions: chunk i of the input of rank r, each at most once. It is
+written as pairs (i, set of ranks), the set as the bits of an integer, so that union and overlap are single operations
+at 1024 ranks. `reduce` of two values with a contribution in common would count it twice: an error.
 
-**Collectives** are conditions: `before` says what each rank's input holds, `after` what each rank's output must hold. A value that
-`after` leaves None may be anything. `chunks` is the number of chunks that one rank's part is cut into; the sizes of the
-buffers follow:
+**Collectives** are conditions: `before` says what each rank's input holds, `after` what each rank's output must hold. A
+value that `after` leaves None may be anything. `chunks` is the number of chunks that one rank's part is cut into; the
+sizes of the buffers follow:
 
 | collective | input chunks | output chunks | after: output chunk j of rank r |
 |---|---|---|---|
@@ -33,13 +34,14 @@ buffers follow:
 **In place** the input of a rank is a part of its output, or the other way round: chunk i of the smaller buffer is chunk
 `alias_offset(rank) + i` of the larger one. A custom collective gives the offset of every rank after "at".
 
-**Meaning.** The moves run one after another, in order: `copy` overwrites its target, `reduce` adds to it. That is the sequential
-meaning that every compiled form must keep; `collective/` may run moves in any order and place that keeps it.
+**Meaning.** The moves run one after another, in order: `copy` overwrites its target, `reduce` adds to it. That is the
+sequential meaning that every compiled form must keep; `collective/` may run moves in any order and place that keeps it.
 
-**In the switch.** Moves one after another with the same number after "switch" may be done at once by a switch that joins their ranks. They are
-either a *multicast*, copies of one source to the same place of different ranks, or a *reduction*: the same place of different ranks summed
-into one target, by a copy and then reduces; or by reduces alone, where the target is that place itself. A compiled form that has no such step
-does the moves one by one: the meaning is the same.
+**In the switch.** Moves one after another with the same number after "switch" may be done at once by a switch that
+joins their ranks. They are either a *multicast*, copies of one source to the same place of different ranks, or a
+*reduction*: the same place of different ranks summed into one target, by a copy and then reduces; or by reduces alone,
+where the target is that place itself. A compiled form that has no such step does the moves one by one: the meaning is
+the same.
 """
 
 from __future__ import annotations
@@ -391,8 +393,11 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """`copy`: target = source. `reduce`: target += source. `channel` and `instance` are hints of the user; `line` is where
-    the user wrote it, for messages; `switch` numbers the multicast or reduction of a switch that the move is a part of."""
+    """`copy`: target = source.
+
+    `reduce`: target += source. `channel` and `instance` are hints of the user; `line` is where the user wrote it, for
+    messages; `switch` numbers the multicast or reduction of a switch that the move is a part of.
+    """
 
     kind: MoveKind
     source: Chunks

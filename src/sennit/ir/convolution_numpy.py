@@ -2,8 +2,8 @@
 
     y[b, o, p] = bias[o] + sum over c, k of x[b, c, p * stride + k * dilation - padding] * w[o, c, k]
 
-with c running over the channels of o's group, and x zero outside. The derivative is that of this sum with respect to x, w and
-bias, taken term by term. Transposed convolutions are not defined here.
+with c running over the channels of o's group, and x zero outside. The derivative is that of this sum with respect to x,
+w and bias, taken term by term. Transposed convolutions are not defined here.
 """
 
 from __future__ import annotations

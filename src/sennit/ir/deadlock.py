@@ -1,30 +1,34 @@
 """Deadlock: whether the lanes of a program can come to wait for each other for ever.
 
 **Rules of execution.** A lane issues its steps in program order. Computing is done when it is issued. A communication
-only starts when it is issued; it *completes* once every participant has issued it and, on every lane that takes part, the
-communication before it on the same stream (`stream_of`) has completed (of exchanges, that from the same devices to the same
-devices; such come in one order in all their lanes, by a rule of `program_exchange.py`). A step waits at its issue for the completion of every communication whose result it reads. A `free` does not wait: the memory is given back once the
-communications that use it have completed.
+only starts when it is issued; it *completes* once every participant has issued it and, on every lane that takes part,
+the communication before it on the same stream (`stream_of`) has completed (of exchanges, that from the same devices to
+the same devices; such come in one order in all their lanes, by a rule of `program_exchange.py`). A step waits at its
+issue for the completion of every communication whose result it reads. A `free` does not wait: the memory is given back
+once the communications that use it have completed.
 
 **The graph.** One *issue* node per step of each lane; one *completion* node per communication, contracted over its
-participants (`program_match.py`). Edges: step to next step; the issue of each participant to the completion; completion to
-the next completion on a stream; completion to the issue of each step that waits for it. By the rules above a node can
-happen if and only if all its predecessors have happened. Exchanges need no edge for their order: the later of two has all
-participants of the earlier, each behind it, so what waits for the later one waits for every issue of the earlier one too. So:
+participants (`program_match.py`). Edges: step to next step; the issue of each participant to the completion; completion
+to the next completion on a stream; completion to the issue of each step that waits for it. By the rules above a node
+can happen if and only if all its predecessors have happened. Exchanges need no edge for their order: the later of two
+has all participants of the earlier, each behind it, so what waits for the later one waits for every issue of the
+earlier one too. So:
 
-- *A cycle is a deadlock.* Suppose a node of a cycle happened, and take the first of the cycle that did: its predecessor on
+- *A cycle is a deadlock.* Suppose a node of a cycle happened, and take the first of the cycle that did: its predecessor
+  on
   the cycle had not happened, against the rules. No node of the cycle ever happens: a set of steps each waiting on another.
-- *No cycle, no deadlock.* At any moment the nodes that have not happened form an acyclic graph; if there are any, one of
+- *No cycle, no deadlock.* At any moment the nodes that have not happened form an acyclic graph; if there are any, one
+  of
   them has no predecessor among them, and can happen. A topological order is a legal execution, and however the lanes are
   timed, the execution never gets stuck.
 
-**Lanes for devices.** The rules hold device by device, with a collective per group and a transfer per pair of devices, also in
-an exchange. Mapping a device to its lane maps the device graph onto this one, edge to edge, and so a cycle to a closed
-walk: what is accepted here does not hang on any device. Conversely, where each group of a collective has a device in each
-lane that the collective joins, each edge out of a node here lifts to an edge out of each of its device nodes; walking
-round a cycle again and again must then revisit a device node, which closes a cycle of devices. Where groups join lanes only
-pairwise (A with B, B with C), or some devices of an exchange have no message for each other, the contraction waits for
-more than the devices do, and errs on the safe side.
+**Lanes for devices.** The rules hold device by device, with a collective per group and a transfer per pair of devices,
+also in an exchange. Mapping a device to its lane maps the device graph onto this one, edge to edge, and so a cycle to a
+closed walk: what is accepted here does not hang on any device. Conversely, where each group of a collective has a
+device in each lane that the collective joins, each edge out of a node here lifts to an edge out of each of its device
+nodes; walking round a cycle again and again must then revisit a device node, which closes a cycle of devices. Where
+groups join lanes only pairwise (A with B, B with C), or some devices of an exchange have no message for each other, the
+contraction waits for more than the devices do, and errs on the safe side.
 
 | part | function | time |
 |---|---|---|

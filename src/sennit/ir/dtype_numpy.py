@@ -1,8 +1,9 @@
 """Element types in numpy: the type of each name, and the type that torch gives to the result of a pointwise operator.
 
-Promotion follows torch, not numpy. Operands weigh by kind: an array with dims, then a zero-dim array, then a Python number.
-The heaviest kind present decides, unless a lighter one is of a higher class (bool < integer < float). Inside one kind, the
-higher class wins as it is (i64 with f32 is f32), and the wider type inside one class. A Python float is an f32.
+Promotion follows torch, not numpy. Operands weigh by kind: an array with dims, then a zero-dim array, then a Python
+number. The heaviest kind present decides, unless a lighter one is of a higher class (bool < integer < float). Inside
+one kind, the higher class wins as it is (i64 with f32 is f32), and the wider type inside one class. A Python float is
+an f32.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Events and memory samples of a timeline as arrays, where one row stands for the devices that did the same.
 
-A simulated step of 16384 devices has tens of millions of events, and most of them say the same of another device. `EventRows`
-holds one row for all devices of a lane that ran alike; it *is* the sequence of its events, each made when it is asked for:
+A simulated step of 16384 devices has tens of millions of events, and most of them say the same of another device.
+`EventRows` holds one row for all devices of a lane that ran alike; it *is* the sequence of its events, each made when
+it is asked for:
 
     row    := start, stop, label (stream, category, name), bytes, devices, task, cause
     task   := the rows that started and ended together: a collective, a sender with its receiver; they are neighbours
     cause  := the task whose end let this one start, or -1
 
-The events of a task are numbered row by row, and in a row device by device. An event's `after` is the event of the cause's
-task on the same device where there is one, else the one at the same place of its row.
+The events of a task are numbered row by row, and in a row device by device. An event's `after` is the event of the
+cause's task on the same device where there is one, else the one at the same place of its row.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class _Cause:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventRows(Sequence[Event]):
-    """All arrays are by row, `first_row` by task; `devices[group[row]]` are those of a row. Rows are in order of start."""
+    """All arrays are by row, `first_row` by task; `devices[group[row]]` are those of a row.
+
+    Rows are in order of start.
+    """
 
     start: Floats
     stop: Floats
@@ -118,7 +122,7 @@ class EventRows(Sequence[Event]):
             events.append(Event(device, stream, category, name, start, stop, size, after))
         return events
 
-    # ---- what a timeline asks for, without making events ---------------------------------------------------------------
+    # ---- what a timeline asks for, without making events -------------------------------------------------------------
 
     def all_devices(self) -> set[int]:
         return {device for group in set(self.group.tolist()) for device in self.devices[group]}

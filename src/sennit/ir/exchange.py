@@ -1,18 +1,20 @@
 """Which device sends which indices to which: the meaning of an exchange, and what it costs.
 
-Per dim, every index has two labels (`labels.py`): the coordinates that hold it in the source, and those that hold it in the
-result. A receiver needs all indices with its result labels. Their source labels cut them into *cells*, one for each combination
-over the dims; the holders of a cell are the devices with its source labels, one or more where the source is replicated. So
+Per dim, every index has two labels (`labels.py`): the coordinates that hold it in the source, and those that hold it in
+the result. A receiver needs all indices with its result labels. Their source labels cut them into *cells*, one for each
+combination over the dims; the holders of a cell are the devices with its source labels, one or more where the source is
+replicated. So
 
     transfers to e  =  { (one holder of c, e, c intersected with the result's region at e)  for each cell c that meets it }
 
-and a device receives at most one region from each other device. A receiver that holds a cell takes its own copy; otherwise
-the holder that sends least so far sends it, the lowest device of several. Receivers come in ascending order of device, so
-every rank finds the same transfers. Neither even sizes nor a common mesh are needed.
+and a device receives at most one region from each other device. A receiver that holds a cell takes its own copy;
+otherwise the holder that sends least so far sends it, the lowest device of several. Receivers come in ascending order
+of device, so every rank finds the same transfers. Neither even sizes nor a common mesh are needed.
 
-A device holds one cell, so what the holders of a cell send is for that cell alone: W elements in transfers of at most z over r
-holders. Least-loaded-first then loads no holder with more than W/r + z (1 - 1/r), and exactly ceil(n/r) z where all n
-transfers of the cell, local copies among them, have one size. `traffic` counts with this, without making the transfers.
+A device holds one cell, so what the holders of a cell send is for that cell alone: W elements in transfers of at most z
+over r holders. Least-loaded-first then loads no holder with more than W/r + z (1 - 1/r), and exactly ceil(n/r) z where
+all n transfers of the cell, local copies among them, have one size. `traffic` counts with this, without making the
+transfers.
 
 Axes that are pending in both layouts keep their parts apart: a holder agrees with the receiver on their coordinates.
 """
@@ -45,9 +47,10 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What an exchange moves between devices, in elements: all devices together, the busiest receiver, and a bound of the
-    busiest sender (exact where transfers have one size); and the most messages that one device receives. `whole` says that
-    every receiver has all from one device."""
+    """What an exchange moves between devices, in elements: all devices together, the busiest receiver, and a bound of
+    the busiest sender (exact where transfers have one size); and the most messages that one device receives. `whole`
+    says that every receiver has all from one device.
+    """
 
     received: int
     most_received: int
@@ -155,7 +158,9 @@ def _labels(layout: Layout, digits: Sequence[AxisDigit]) -> Integers:
 
 @dataclass(frozen=True, slots=True)
 class _Dim:
-    """One dim: the labels of each device, the indices of each pair of labels, and the source labels that meet a result label."""
+    """One dim: the labels of each device, the indices of each pair of labels, and the source labels that meet a result
+    label.
+    """
 
     source_labels: list[int]
     result_labels: list[int]

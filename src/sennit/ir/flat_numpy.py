@@ -1,7 +1,10 @@
-"""Several tensors in one flat one, so that one collective carries them all: the numpy meaning of the operators around it.
+"""Several tensors in one flat one, so that one collective carries them all: the numpy meaning of the operators around
+it.
 
-With p pieces for the p members of a group, the flat tensor is p rows, one for each member: row r has piece r of the first tensor, then piece r of the second, ... So a reduce-scatter of the
-rows leaves each member its pieces of all tensors side by side, and a gather of such rows brings every piece of every tensor. With one piece the row is the tensors themselves.
+With p pieces for the p members of a group, the flat tensor is p rows, one for each member: row r has piece r of the
+first tensor, then piece r of the second, ... So a reduce-scatter of the rows leaves each member its pieces of all
+tensors side by side, and a gather of such rows brings every piece of every tensor. With one piece the row is the
+tensors themselves.
 
 | step | reads | makes |
 |---|---|---|
@@ -9,9 +12,12 @@ rows leaves each member its pieces of all tensors side by side, and a gather of 
 | `sennit.parts(%row)` | one row | what is in it, as views |
 | `sennit.join(%rows, p, [[dim, inner], ...])` | p rows | the tensors, copied: the inverse of `pack` |
 
-A piece is taken between the outer and the inner elements of one dim, local size outer * p * inner (`run/rank.py`). What the rows are made of are local pieces, whatever other axes split them: their layouts say nothing
-about the tensors in them. A sum is taken element by element, so an element of the flat tensor is the sum of the same terms as in its own tensor. It has the same bits where the order of the terms depends on the member that keeps
-it alone, and not on where in the message it lies: so on ranks in one process, on gloo (`run/distributed.py`) and on the backend "sennit"; NCCL promises nothing.
+A piece is taken between the outer and the inner elements of one dim, local size outer * p * inner (`run/rank.py`). What
+the rows are made of are local pieces, whatever other axes split them: their layouts say nothing about the tensors in
+them. A sum is taken element by element, so an element of the flat tensor is the sum of the same terms as in its own
+tensor. It has the same bits where the order of the terms depends on the member that keeps it alone, and not on where in
+the message it lies: so on ranks in one process, on gloo (`run/distributed.py`) and on the backend "sennit"; NCCL
+promises nothing.
 """
 
 from __future__ import annotations

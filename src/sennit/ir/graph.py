@@ -16,22 +16,22 @@ Static single assignment: a value has one definition, before its uses. `Op.kind`
 operator to the forward one whose derivative it computes.
 
 **Inputs.** `param` and `buffer` go by their path in the model; `input` by its path in the call (`input_ids`,
-`batch.labels`, `args.0`); `tangent` is the upstream gradient of a loss (`tangent`, or `tangent.PATH` for the loss of that
-path); `seed` is the pair (seed, step) that all random numbers of the step are made from, by `sennit.uniform`
+`batch.labels`, `args.0`); `tangent` is the upstream gradient of a loss (`tangent`, or `tangent.PATH` for the loss of
+that path); `seed` is the pair (seed, step) that all random numbers of the step are made from, by `sennit.uniform`
 (`ir/random_numpy.py`).
 
 **Outputs.** A `loss` is a scalar that the gradients differentiate; its path is its place in what the model returns,
-absent where that is the loss alone. There may be several: the gradients are those of their sum, each weighted by its tangent.
-`buffer` is the new value of a buffer that the model updates (running statistics). `result` is anything else that the model
-returns, not differentiated. No two outputs share a key.
+absent where that is the loss alone. There may be several: the gradients are those of their sum, each weighted by its
+tangent. `buffer` is the new value of a buffer that the model updates (running statistics). `result` is anything else
+that the model returns, not differentiated. No two outputs share a key.
 
-**Calls.** A model may call a module several times (recycling). `call` counts, from 0, the calls of the outermost module around the
-operator that is called more than once.
+**Calls.** A model may call a module several times (recycling). `call` counts, from 0, the calls of the outermost module
+around the operator that is called more than once.
 
-**Repeats.** Equal layers give equal operators. `repeat "h" of 12 : 40 + 57 * 10` says that `h` has 12 units (layers, or groups of
-layers), and that the operators 40 to 40 + 57 * 10 - 1 are ten copies of 57 each: they differ in the names of values, of
-modules and of parameters only, so what a pass finds for one copy holds for all. The first and the last unit are not among them:
-their surroundings differ. A pass that changes operators drops the repeats (they count positions).
+**Repeats.** Equal layers give equal operators. `repeat "h" of 12 : 40 + 57 * 10` says that `h` has 12 units (layers, or
+groups of layers), and that the operators 40 to 40 + 57 * 10 - 1 are ten copies of 57 each: they differ in the names of
+values, of modules and of parameters only, so what a pass finds for one copy holds for all. The first and the last unit
+are not among them: their surroundings differ. A pass that changes operators drops the repeats (they count positions).
 """
 
 from __future__ import annotations

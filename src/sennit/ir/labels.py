@@ -1,9 +1,10 @@
 """How the indices of one dim lie under two layouts at once.
 
-Under a layout, index i of a dim has a *label*: the coordinates `(i // stride) % size` of the axes that split the dim, as one
-mixed-radix number. A device has a label too, from its own coordinates, and holds the indices that have the same. `DimPairs`
-counts the indices for each pair (label under the one layout, label under the other). It works on units of the greatest
-common divisor of all strides, in which labels do not change, so its cost does not depend on how long the dim is.
+Under a layout, index i of a dim has a *label*: the coordinates `(i // stride) % size` of the axes that split the dim,
+as one mixed-radix number. A device has a label too, from its own coordinates, and holds the indices that have the same.
+`DimPairs` counts the indices for each pair (label under the one layout, label under the other). It works on units of
+the greatest common divisor of all strides, in which labels do not change, so its cost does not depend on how long the
+dim is.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ class AxisDigit:
 
 @dataclass(frozen=True, slots=True)
 class DimPairs:
-    """The pairs of labels that occur, ascending, as `label * needs + other label`; how many indices have each; and the pair of
-    every unit of the dim. There are `haves` labels of the one layout and `needs` of the other."""
+    """The pairs of labels that occur, ascending, as `label * needs + other label`; how many indices have each; and the
+    pair of every unit of the dim. There are `haves` labels of the one layout and `needs` of the other.
+    """
 
     size: int
     unit: int

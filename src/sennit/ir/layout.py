@@ -14,13 +14,13 @@
 The piece at a point holds, per dim, the indices whose every digit matches the point, in ascending order. Reducing the
 pieces over the pending axes gives the array's values there. That is the whole definition; `Layout.indices` is it.
 
-**Digits.** `(i // s) % p` is the digit of i at positions s to s*p of a mixed-radix number. Two axes on one dim must take
-disjoint digits: the larger stride is a multiple of the smaller stride times its axis size. Dropping an axis, adding one
-or moving one never touches the others, in any order. The plain block split of size g over axes a, b, ... (major to
-minor, K their product) takes c = ceil(g / K) as the least stride: device k of K holds indices k*c to (k+1)*c. With uneven
-g the last pieces are short or empty; the definition is the same. A layout is *even* where stride * size divides the dim
-for every digit; then all pieces have one shape and each dim is a list of factors (`Layout.factors`): over factors, every
-layout is a block layout.
+**Digits.** `(i // s) % p` is the digit of i at positions s to s*p of a mixed-radix number. Two axes on one dim must
+take disjoint digits: the larger stride is a multiple of the smaller stride times its axis size. Dropping an axis,
+adding one or moving one never touches the others, in any order. The plain block split of size g over axes a, b, ...
+(major to minor, K their product) takes c = ceil(g / K) as the least stride: device k of K holds indices k*c to (k+1)*c.
+With uneven g the last pieces are short or empty; the definition is the same. A layout is *even* where stride * size
+divides the dim for every digit; then all pieces have one shape and each dim is a list of factors (`Layout.factors`):
+over factors, every layout is a block layout.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Layouts as JAX partition specs, and back.
 
-A `PartitionSpec` names, per dim, the axes that split it, major to minor; the dim is cut into as many equal blocks as the
-axes have coordinates together. That is the plain block layout (`Layout.block`), so a layout has a partition spec if and
-only if, in every dim, the strides of its digits are the strides of plain blocks and the size is a multiple of their
+A `PartitionSpec` names, per dim, the axes that split it, major to minor; the dim is cut into as many equal blocks as
+the axes have coordinates together. That is the plain block layout (`Layout.block`), so a layout has a partition spec if
+and only if, in every dim, the strides of its digits are the strides of plain blocks and the size is a multiple of their
 number. What a spec cannot say is refused with the reason:
 
 - a strided split: the digits of a spec are the most significant ones, with nothing local above them;

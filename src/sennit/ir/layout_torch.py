@@ -15,9 +15,9 @@ the dim (`Layout.factors`) that are above its own and are still there when its t
 of axes later in the mesh. `to_placements` walks the list that way and removes a factor each time; `from_placements`
 walks it backwards and finds the stride of the digit that was taken.
 
-**Uneven dims.** Sennit cuts g indices over axes of K coordinates in all into K blocks of ceil(g / K). DTensor cuts
-once per axis, the next axis cutting what the one before left. With one axis these agree. With more they agree for some
-sizes (7 over 2 x 2) and not for others (9 over 2 x 2 is 3, 2, 2, 2 in DTensor and 3, 3, 3, 0 here). What agrees at every
+**Uneven dims.** Sennit cuts g indices over axes of K coordinates in all into K blocks of ceil(g / K). DTensor cuts once
+per axis, the next axis cutting what the one before left. With one axis these agree. With more they agree for some sizes
+(7 over 2 x 2) and not for others (9 over 2 x 2 is 3, 2, 2, 2 in DTensor and 3, 3, 3, 0 here). What agrees at every
 coordinate converts; the rest is refused (`_check_same_chunks`), because no layout says it.
 
 The j-th placement belongs to the j-th space axis of the mesh. An axis of size 1 splits nothing, and a dim of size 0 has
@@ -79,7 +79,8 @@ def from_placements(mesh: Mesh, shape: Sequence[int], placements: Sequence[Place
     shards: dict[int, list[_Shard]] = {}
     for axis, placement in zip(mesh.space, placements, strict=True):
         if isinstance(placement, Shard | _StridedShard):
-            # in some versions of torch one class derives from the other, so the split factor is asked for, not the class
+            # in some versions of torch one class derives from the other, so the split factor is asked for, not the
+            # class
             shard = _Shard(axis, int(getattr(placement, "split_factor", 1)))
             shards.setdefault(_checked_dim(placement.dim, shape, axis, where), []).append(shard)
         elif isinstance(placement, Replicate):
@@ -227,7 +228,8 @@ def _checked_dim(dim: int, shape: Sequence[int], axis: Axis, where: str) -> int:
 
 
 def _checked_reduction(placement: Placement, axis: Axis, where: str) -> Reduction:
-    # a masked Partial holds a mask beside its values and reduces by both: it derives from Partial and is not one of ours
+    # a masked Partial holds a mask beside its values and reduces by both: it derives from Partial and is not one of
+    # ours
     if type(placement) is not Partial:
         raise LayoutError(
             f"placement {placement!r} of axis {axis.name!r} has no layout",

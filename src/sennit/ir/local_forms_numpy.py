@@ -1,8 +1,8 @@
 """Local forms: operators on pieces whose positions matter. Their definitions, on numpy arrays.
 
-A step of kind `sennit.NAME` that stands for a graph operator computes that operator on one device's pieces. Its arguments are those of
-the operator; where the pieces lie follows from the layouts of the buffers that it reads and writes, at the device's point. With
-I the global indices of a piece along a dim:
+A step of kind `sennit.NAME` that stands for a graph operator computes that operator on one device's pieces. Its
+arguments are those of the operator; where the pieces lie follows from the layouts of the buffers that it reads and
+writes, at the device's point. With I the global indices of a piece along a dim:
 
 | form | reads | makes |
 |---|---|---|
@@ -16,7 +16,8 @@ I the global indices of a piece along a dim:
 | `convolution_backward(g, x, w, ...)` | g at I of the spatial dims | what these outputs add to each derivative: pending sums |
 | `pack`, `parts`, `join` | | several tensors in one that travels (`flat_numpy.py`); they stand for no operator of the graph |
 
-Dims that are split otherwise (samples, channels, ...) are as in the operator itself. `apply_form` is the oracle for `run/local_forms.py`.
+Dims that are split otherwise (samples, channels, ...) are as in the operator itself. `apply_form` is the oracle for
+`run/local_forms.py`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     order := the dims from the outermost to the innermost, and whether the elements are dense (no gaps between them)
 
-What a step writes is dense, with its dims in order. A view moves dims or leaves elements out without moving any, so its result may
-be neither; a copy or a pointwise operator that reads it is then slower than its bytes say, by a factor of two where rows
-stay whole and by more where neighbours are apart. A program's types have shapes and no strides; this is what is kept of them.
-Where a view splits or merges dims that are out of order, the order is not known, and `dims` is empty.
+What a step writes is dense, with its dims in order. A view moves dims or leaves elements out without moving any, so its
+result may be neither; a copy or a pointwise operator that reads it is then slower than its bytes say, by a factor of
+two where rows stay whole and by more where neighbours are apart. A program's types have shapes and no strides; this is
+what is kept of them. Where a view splits or merges dims that are out of order, the order is not known, and `dims` is
+empty.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The numpy meaning of sennit's own local operators (`ir/program.py`): what one device does with its own pieces.
 
-Each takes the buffers that it reads, the buffer that it writes and the pieces of one device, and moves indices as the layouts
-say, at the times of the buffers. What the layouts do not allow is a `LayoutError`.
+Each takes the buffers that it reads, the buffer that it writes and the pieces of one device, and moves indices as the
+layouts say, at the times of the buffers. What the layouts do not allow is a `LayoutError`.
 """
 
 from __future__ import annotations

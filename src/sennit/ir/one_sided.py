@@ -15,17 +15,20 @@
     operand   := "rank" INT place
     place     := BUFFER "[" START ":" STOP "]"
 
-**Machine.** Every rank has the same buffers as in a schedule and all ranks may touch all of them. A block runs its steps in order. A signal
-counts: block b of rank r and this block share a counter that only they use, `signal` adds one after all steps before it are seen by the
-other side, `wait` blocks until the counter has reached its number. There are no messages and no slots: a put never waits.
+**Machine.** Every rank has the same buffers as in a schedule and all ranks may touch all of them. A block runs its
+steps in order. A signal counts: block b of rank r and this block share a counter that only they use, `signal` adds one
+after all steps before it are seen by the other side, `wait` blocks until the counter has reached its number. There are
+no messages and no slots: a put never waits.
 
-A step reads all that it reads, then writes. `multi_reduce` is one pass over memory where single reduces would read and write the target
-once for each operand. `multicast` and `switch_reduce` are done by a switch that all the ranks named hang on (NVLink SHARP): the data
-crosses this rank's link once, whatever the number of ranks. The order in which a switch adds is its own.
+A step reads all that it reads, then writes. `multi_reduce` is one pass over memory where single reduces would read and
+write the target once for each operand. `multicast` and `switch_reduce` are done by a switch that all the ranks named
+hang on (NVLink SHARP): the data crosses this rank's link once, whatever the number of ranks. The order in which a
+switch adds is its own.
 
-**Entry and exit.** Block 0 of each rank is its *gate*. It first signals: the buffers of this rank are there and may be used. Every step
-that touches them from another rank comes after that signal, directly or through others. Then the gate waits, until nobody touches them any
-more. So a rank that has left the program may reuse its buffers, and one that is late is not written to.
+**Entry and exit.** Block 0 of each rank is its *gate*. It first signals: the buffers of this rank are there and may be
+used. Every step that touches them from another rank comes after that signal, directly or through others. Then the gate
+waits, until nobody touches them any more. So a rank that has left the program may reuse its buffers, and one that is
+late is not written to.
 """
 
 from __future__ import annotations
@@ -150,7 +153,9 @@ Step = DataStep | Signal | Await
 
 @dataclass(frozen=True, slots=True)
 class Accesses:
-    """What a step does to memory: each of `writes` = the sum of `reads`, in their order; and of what it held, first, if `adds`."""
+    """What a step does to memory: each of `writes` = the sum of `reads`, in their order; and of what it held, first, if
+    `adds`.
+    """
 
     reads: tuple[tuple[int, Place], ...]
     writes: tuple[tuple[int, Place], ...]
@@ -158,7 +163,9 @@ class Accesses:
 
 
 def accesses(step: DataStep, here: int) -> Accesses:
-    """The memory that a step of rank `here` touches: the one place that knows, for the checker, interpreter and verifier."""
+    """The memory that a step of rank `here` touches: the one place that knows, for the checker, interpreter and
+    verifier.
+    """
     match step:
         case Put():
             return Accesses(((here, step.source),), ((step.rank, step.target),), adds=False)

@@ -1,8 +1,9 @@
 """The reference interpreter of a one-sided program: all blocks of all ranks in one process, on numpy arrays.
 
-Which block goes on is drawn from a seeded generator. A step that moves data takes two turns: it reads its operands, then it writes its
-result, and others may come between. So a program that lacks a signal gives another result under some seed. A block whose counter is
-too low is parked until it is signalled; if only parked blocks are left, the program deadlocks.
+Which block goes on is drawn from a seeded generator. A step that moves data takes two turns: it reads its operands,
+then it writes its result, and others may come between. So a program that lacks a signal gives another result under some
+seed. A block whose counter is too low is parked until it is signalled; if only parked blocks are left, the program
+deadlocks.
 """
 
 from __future__ import annotations

@@ -15,32 +15,34 @@
     collective := "all_reduce" | "all_gather" | "reduce_scatter" | "all_to_all"
     output  := "loss" STRING? %name | "gradient" STRING %name | "buffer" STRING %name | "result" STRING %name
 
-**Lanes.** Devices that run the same steps share a *lane*: a data- and tensor-parallel program has one, a pipeline one per
-stage, whatever the number of devices. What differs between the devices of a lane follows from their coordinates on the
-mesh: groups, regions, peers. The i-th device of a lane sends to the i-th device of the other lane.
+**Lanes.** Devices that run the same steps share a *lane*: a data- and tensor-parallel program has one, a pipeline one
+per stage, whatever the number of devices. What differs between the devices of a lane follows from their coordinates on
+the mesh: groups, regions, peers. The i-th device of a lane sends to the i-th device of the other lane.
 
-**Buffers.** A buffer holds, on each device of its lane, that device's piece of a logical tensor under a layout. Time axes
-that split or leave pending the tensor are fixed by `times`: the coordinates that the buffer covers (one micro-batch, or
-those accumulated so far). A buffer is written once, by the step that defines it.
+**Buffers.** A buffer holds, on each device of its lane, that device's piece of a logical tensor under a layout. Time
+axes that split or leave pending the tensor are fixed by `times`: the coordinates that the buffer covers (one
+micro-batch, or those accumulated so far). A buffer is written once, by the step that defines it.
 
-**Exchanges.** An exchange moves one tensor from the layout A in which the lanes with a source hold it together to the layout B
-in which those with a result want it. The two meshes may be disjoint, overlap, or be the same devices in another order or
-with other axes; a lane may give, take, or do both. Which device sends which indices to which follows from the two
-buffers (`program_exchange.py`), so all ranks know it without a word. The label names the exchange: each lane of `lanes`
-has exactly one with it.
+**Exchanges.** An exchange moves one tensor from the layout A in which the lanes with a source hold it together to the
+layout B in which those with a result want it. The two meshes may be disjoint, overlap, or be the same devices in
+another order or with other axes; a lane may give, take, or do both. Which device sends which indices to which follows
+from the two buffers (`program_exchange.py`), so all ranks know it without a word. The label names the exchange: each
+lane of `lanes` has exactly one with it.
 
 **Local operators**, which move no data between devices:
 
 - `sennit.slice(%x)`: replicated axes become split;
-- `sennit.take(%x)`: any part, also on another mesh: on every device the region of the result lies in that of the source;
+- `sennit.take(%x)`: any part, also on another mesh: on every device the region of the result lies in that of the
+  source;
 - `sennit.partial(%x)`: replicated axes become pending (the identity of the reduction off coordinate 0);
 - `sennit.accumulate(%sum, %x)`: a pending time axis, the times of both; the axis is resolved once all times are in;
 - `sennit.concat(%x0, %x1, ...)`: the pieces of a split time axis, in order; the axis becomes replicated;
-- `sennit.pack`, `sennit.parts`, `sennit.join`: several tensors in one flat one, for one collective, and out of it again (`flat_numpy.py`).
+- `sennit.pack`, `sennit.parts`, `sennit.join`: several tensors in one flat one, for one collective, and out of it again
+  (`flat_numpy.py`).
 
-**Streams.** A device issues its steps in order. Compute steps run on one stream in that order; each collective or transfer
-runs on the stream that `stream_of` names, starts once its input is there, and is waited for by the first step that reads
-its result. `free` never waits: the memory is given back once the steps that still use the buffer are done.
+**Streams.** A device issues its steps in order. Compute steps run on one stream in that order; each collective or
+transfer runs on the stream that `stream_of` names, starts once its input is there, and is waited for by the first step
+that reads its result. `free` never waits: the memory is given back once the steps that still use the buffer are done.
 """
 
 from __future__ import annotations
@@ -86,7 +88,10 @@ class CollectiveKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A device's piece of a logical tensor: `tensor` names it, `layout` says which piece, `times` which micro-batches."""
+    """A device's piece of a logical tensor:
+
+    `tensor` names it, `layout` says which piece, `times` which micro-batches.
+    """
 
     name: str
     tensor: str
@@ -153,7 +158,10 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One tensor from the lanes with a source to those with a result. `lanes` names all that take part, this one too."""
+    """One tensor from the lanes with a source to those with a result.
+
+    `lanes` names all that take part, this one too.
+    """
 
     label: str
     source: str | None
@@ -262,8 +270,9 @@ def defines(step: Step) -> tuple[Buffer, ...]:
 
 
 def stream_of(step: Step) -> str:
-    """The stream of its device that a step runs on: one for compute, one per set of axes, one per peer and direction, one per
-    set of lanes and side of their exchanges."""
+    """The stream of its device that a step runs on: one for compute, one per set of axes, one per peer and direction,
+    one per set of lanes and side of their exchanges.
+    """
     match step:
         case Compute() | Free():
             return "compute"

@@ -13,9 +13,9 @@
 | matching | every send, receive, collective and exchange meets its partners, which agree on the piece | `match_communications` |
 | deadlock | no set of steps waits for each other | `check_deadlock` |
 
-`check_program` applies them in this order; each may rely on those before it. Together they take time linear in the number
-of steps (devices enter once per mesh). Whether an operator may be split as its buffers say is a question about operators,
-which `plan/` answers.
+`check_program` applies them in this order; each may rely on those before it. Together they take time linear in the
+number of steps (devices enter once per mesh). Whether an operator may be split as its buffers say is a question about
+operators, which `plan/` answers.
 """
 
 from __future__ import annotations

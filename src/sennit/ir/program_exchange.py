@@ -1,13 +1,14 @@
 """Exchanges of a program: who meets in one, what it moves, and the rules that make it sound.
 
-The lanes with a source hold one tensor together, under the layout A of their buffer; its mesh has exactly their devices. The
-lanes with a result get it under the layout B of theirs, on a mesh of exactly their devices. Nothing else ties the two
-meshes together. Each device of B ends with the indices of its region under B. Each index comes from the device itself
-where it holds it under A, else from the holder that has sent least so far, the lowest of several (`exchange.py`).
+The lanes with a source hold one tensor together, under the layout A of their buffer; its mesh has exactly their
+devices. The lanes with a result get it under the layout B of theirs, on a mesh of exactly their devices. Nothing else
+ties the two meshes together. Each device of B ends with the indices of its region under B. Each index comes from the
+device itself where it holds it under A, else from the holder that has sent least so far, the lowest of several
+(`exchange.py`).
 
-**Time.** Time axes are alike on both sides, and so are the times: an exchange moves one micro-batch, or what is replicated in
-time, or one part of a sum over micro-batches. The entries of time axes therefore only bound the indices: with S the
-indices at these times, the transfers are those of the space entries of A and B, within S.
+**Time.** Time axes are alike on both sides, and so are the times: an exchange moves one micro-batch, or what is
+replicated in time, or one part of a sum over micro-batches. The entries of time axes therefore only bound the indices:
+with S the indices at these times, the transfers are those of the space entries of A and B, within S.
 
 **Rules**
 

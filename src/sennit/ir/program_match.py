@@ -1,11 +1,11 @@
 """Who communicates with whom: the transfers, collectives and exchanges of a program, put together into communications.
 
-**Transfers.** The k-th send from lane A to lane B meets the k-th receive in B from A. Both must speak of the same piece:
-tensor, type, layout entries, times, and device by device the same place on every axis that divides the tensor. Equal
-coordinates on the axes with an entry mean equal regions and, on pending axes, the same part of the reduction.
+**Transfers.** The k-th send from lane A to lane B meets the k-th receive in B from A. Both must speak of the same
+piece: tensor, type, layout entries, times, and device by device the same place on every axis that divides the tensor.
+Equal coordinates on the axes with an entry mean equal regions and, on pending axes, the same part of the reduction.
 
-**Collectives.** The devices of one group act together. A collective over some axes of a mesh joins the lanes that share a
-group; where that is one lane, it is alone in its communication. Where it is several, each of them must have the same
+**Collectives.** The devices of one group act together. A collective over some axes of a mesh joins the lanes that share
+a group; where that is one lane, it is alone in its communication. Where it is several, each of them must have the same
 sequence of collectives on that mesh and those axes, and the k-th ones meet. A device of the group that runs no lane
 would never come.
 
@@ -49,8 +49,11 @@ class Communication:
 
 
 def match_communications(program: Program) -> tuple[Communication, ...]:
-    """Every send, receive, collective and exchange in its communication. Raises where one has no partner, or an unlike one.
-    Each lane's own rules hold already: buffers exist, collectives name axes of their mesh."""
+    """Every send, receive, collective and exchange in its communication.
+
+    Raises where one has no partner, or an unlike one. Each lane's own rules hold already: buffers exist, collectives
+    name axes of their mesh.
+    """
     buffers = {lane.name: lane.buffers() for lane in program.lanes}
     exchanges = [
         Communication(tuple(Position(lane, step) for lane, step in meeting.steps))

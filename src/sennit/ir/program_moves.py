@@ -16,9 +16,10 @@ Write `-` for an axis on which the layout says nothing. Over its axes, and nowhe
 and keeps the tensor, its type, the mesh, and the entries and times of every other axis. Each change is sound by the
 meaning of layouts alone: in a group of devices that agree on the other axes, both sides stand for the same values.
 
-`sennit.take` goes by regions instead, so that its result may lie on another mesh: on every device of the lane the region of
-the result, at its times, lies within that of the source. Pending axes are kept, with their sizes, reductions and times, and
-every device keeps its coordinates on them: then the devices that hold parts of one piece hold all of them, each once.
+`sennit.take` goes by regions instead, so that its result may lie on another mesh: on every device of the lane the
+region of the result, at its times, lies within that of the source. Pending axes are kept, with their sizes, reductions
+and times, and every device keeps its coordinates on them: then the devices that hold parts of one piece hold all of
+them, each once.
 
 Any other operator computes. Whether it may be split as its buffers claim follows from the operator's rules, which are
 not known here; that it does not mix two micro-batches is checked here: all its buffers that a time axis divides lie at

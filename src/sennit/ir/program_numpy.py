@@ -1,15 +1,18 @@
 """The reference interpreter of a program: all devices of all lanes in one process, on numpy arrays.
 
-Each lane has a program counter, and a step runs for all devices of its lane at once. A send never waits. A receive waits for
-the send: transfers from one lane to another arrive in the order in which they were sent, from the i-th device to the i-th. A
-collective waits for every lane that has a device in one of its groups; to give in an exchange never waits, to take waits for all givers. If no lane can go on, or a transfer is left over,
-the program is wrong: also where streams that overlap might let it through.
+Each lane has a program counter, and a step runs for all devices of its lane at once. A send never waits. A receive
+waits for the send: transfers from one lane to another arrive in the order in which they were sent, from the i-th device
+to the i-th. A collective waits for every lane that has a device in one of its groups; to give in an exchange never
+waits, to take waits for all givers. If no lane can go on, or a transfer is left over, the program is wrong: also where
+streams that overlap might let it through.
 
 - A compute step is `aten_numpy.apply` on the pieces of one device: sizes among its arguments are those of the piece.
 - A local operator is `move_numpy.move` on the pieces of one device, a local form `local_forms_numpy.apply_form`.
-- An exchange puts the tensor together from the givers' pieces and cuts it as the takers' layout says: what it means, without
+- An exchange puts the tensor together from the givers' pieces and cuts it as the takers' layout says: what it means,
+  without
   a word on who sends what to whom.
-- A collective is `layout_numpy.regroup` on the pieces of its groups, from the layout of one buffer to that of the other.
+- A collective is `layout_numpy.regroup` on the pieces of its groups, from the layout of one buffer to that of the
+  other.
 
 Every piece is checked against the shape and type that its buffer declares, and replicas of outputs against each other.
 """

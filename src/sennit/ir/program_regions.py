@@ -1,9 +1,10 @@
-"""Regions of many devices at once: whether each device of a lane has the indices that its piece of another buffer needs.
+"""Regions of many devices at once: whether each device of a lane has the indices that its piece of another buffer
+needs.
 
-Per dim, a device has a label under each layout: the mixed-radix number of its coordinates on the axes that split the dim, time
-axes at the times of the buffer among them (`labels.py`). The need is within what is there if and only if, in every dim,
-all indices with the one label have the other too, or the need is empty. Labels are counted once for all devices, so this
-does not depend on how long the dims are, and takes a few array operations for a thousand devices.
+Per dim, a device has a label under each layout: the mixed-radix number of its coordinates on the axes that split the
+dim, time axes at the times of the buffer among them (`labels.py`). The need is within what is there if and only if, in
+every dim, all indices with the one label have the other too, or the need is empty. Labels are counted once for all
+devices, so this does not depend on how long the dims are, and takes a few array operations for a thousand devices.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ def coordinates_on(buffer: Buffer, axis: str, devices: Sequence[int]) -> list[in
 
 
 def is_all(source: Buffer, taken: Buffer) -> bool:
-    """Whether a `sennit.take` takes all that each device has: what is taken lies within it, so sizes tell where they are even."""
+    """Whether a `sennit.take` takes all that each device has: what is taken lies within it, so sizes tell where they
+    are even.
+    """
     even = source.layout.is_even and taken.layout.is_even
     return even and source.layout.local_shape() == taken.layout.local_shape()
 
 
 def first_device_lacking(source: Buffer, result: Buffer, devices: Sequence[int]) -> int | None:
-    """The first device whose piece of `result` has an index that its piece of `source` has not; None where there is none."""
+    """The first device whose piece of `result` has an index that its piece of `source` has not; None where there is
+    none.
+    """
     empty = np.zeros(len(devices), dtype=np.bool_)
     lacking = np.zeros(len(devices), dtype=np.bool_)
     for dim, length in enumerate(source.layout.shape):

@@ -1,16 +1,17 @@
 """Random numbers that do not depend on how an array is split: each is a function of its position in the whole array.
 
-`sennit.uniform(%seed, number, [shape], dtype)` fills an array with numbers in [0, 1). The element with flat index i (row-major,
-in the *whole* array) is a pure function of (seed, step, number, i): `%seed` is the pair (seed, step), `number` counts the random
-operators of a graph. So a device that holds any piece computes the values of its own indices, in any order, and a parallel
-run draws what the serial run draws.
+`sennit.uniform(%seed, number, [shape], dtype)` fills an array with numbers in [0, 1). The element with flat index i
+(row-major, in the *whole* array) is a pure function of (seed, step, number, i): `%seed` is the pair (seed, step),
+`number` counts the random operators of a graph. So a device that holds any piece computes the values of its own
+indices, in any order, and a parallel run draws what the serial run draws.
 
-Two more arguments, `steps` and `first`, make an array that is itself a piece of a larger one (`plan/co_shard.py`). A dim has factors (size, step), major to
-minor; the element whose indices have the digits j lies in the larger array at first + sum of step * digit. Without them it is the array
-itself: one factor a dim, row-major, from 0.
+Two more arguments, `steps` and `first`, make an array that is itself a piece of a larger one (`plan/co_shard.py`). A
+dim has factors (size, step), major to minor; the element whose indices have the digits j lies in the larger array at
+first + sum of step * digit. Without them it is the array itself: one factor a dim, row-major, from 0.
 
-The generator is SplitMix64 in its counter form, with one stream per (seed, step, number), as in Steele, Lea and Flood, "Fast
-splittable pseudorandom number generators" (OOPSLA 2014). All arithmetic is on 64-bit words, modulo 2^64; `>>` shifts zeros in.
+The generator is SplitMix64 in its counter form, with one stream per (seed, step, number), as in Steele, Lea and Flood,
+"Fast splittable pseudorandom number generators" (OOPSLA 2014). All arithmetic is on 64-bit words, modulo 2^64; `>>`
+shifts zeros in.
 
     mix(z):   z ^= z >> 30;  z *= 0xbf58476d1ce4e5b9;  z ^= z >> 27;  z *= 0x94d049bb133111eb;  z ^ (z >> 31)
     fold(h, w) = mix((h ^ w) + G)                 G = 0x9e3779b97f4a7c15, the golden ratio
@@ -18,11 +19,11 @@ splittable pseudorandom number generators" (OOPSLA 2014). All arithmetic is on 6
     gamma = an odd word made from start, with at least 24 changes between neighbouring bits
     word_i = mix(start + (i + 1) * gamma)
 
-A float with b bits of precision is the top b bits of its word times 2^-b: exact, and below 1. Two streams with different
-gammas share no more than single words, however long they are.
+A float with b bits of precision is the top b bits of its word times 2^-b: exact, and below 1. Two streams with
+different gammas share no more than single words, however long they are.
 
-`stream` makes (start, gamma); `uniform` is the operator; `uniform_at` gives any rectangular set of its elements. The torch version
-(`run/random.py`) shares `stream` and is equal bit for bit.
+`stream` makes (start, gamma); `uniform` is the operator; `uniform_at` gives any rectangular set of its elements. The
+torch version (`run/random.py`) shares `stream` and is equal bit for bit.
 """
 
 from __future__ import annotations

@@ -8,10 +8,11 @@
     place    := BUFFER "[" START ":" STOP "]"
     wait     := BLOCK "." STEP                                     of the same rank
 
-**Machine.** Each rank has buffers cut into chunks (input, output, scratch) and thread blocks. A block runs its instructions in order.
-Between the sending block of one rank and the receiving block of another lies a *connection*, named by (sender, receiver, channel):
-a FIFO of `slots` messages. An instruction that sends waits for a free slot, one that receives waits for a message; `after` waits until
-those steps of other blocks of the rank are done. Each block has at most one peer to send to and one to receive from.
+**Machine.** Each rank has buffers cut into chunks (input, output, scratch) and thread blocks. A block runs its
+instructions in order. Between the sending block of one rank and the receiving block of another lies a *connection*,
+named by (sender, receiver, channel): a FIFO of `slots` messages. An instruction that sends waits for a free slot, one
+that receives waits for a message; `after` waits until those steps of other blocks of the rank are done. Each block has
+at most one peer to send to and one to receive from.
 
 | opcode | does | reads | writes |
 |---|---|---|---|
@@ -26,8 +27,8 @@ those steps of other blocks of the rank are done. Each block has at most one pee
 
 A message has as many chunks as the instruction names. In MSCCL's words: s, r, rcs, rrc, rrs, rrcs.
 
-`slots` is part of the schedule: the least number of slots with which it is proved not to deadlock. A schedule for data larger than a
-slot is run tile by tile, all tiles through the same instructions.
+`slots` is part of the schedule: the least number of slots with which it is proved not to deadlock. A schedule for data
+larger than a slot is run tile by tile, all tiles through the same instructions.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""The reference interpreter of a schedule: all thread blocks of all ranks as coroutines in one process, on numpy arrays.
+"""The reference interpreter of a schedule: all thread blocks of all ranks as coroutines in one process, on numpy
+arrays.
 
-A block gives way before every instruction, and again between reading its operands and writing its results; which block goes on is
-drawn from a seeded generator. So a schedule with a race gives another result under some seed, and one that is right gives the
-same under all. A block that cannot go on parks on what it lacks:
+A block gives way before every instruction, and again between reading its operands and writing its results; which block
+goes on is drawn from a seeded generator. So a schedule with a race gives another result under some seed, and one that
+is right gives the same under all. A block that cannot go on parks on what it lacks:
 
 - `Done`: a step of another block of its rank;
 - `Message`: a message in the connection that it receives from;
 - `Slot`: a free slot in the connection that it sends to.
 
-An instruction takes its message out of the connection, and puts its own in, when it is done. If every block that is not at its
-end is parked, the schedule deadlocks. Tile t of T is the t-th of T near-equal parts of the elements of every chunk; a block runs
-all its instructions for one tile, then for the next, without waiting for the other blocks.
+An instruction takes its message out of the connection, and puts its own in, when it is done. If every block that is not
+at its end is parked, the schedule deadlocks. Tile t of T is the t-th of T near-equal parts of the elements of every
+chunk; a block runs all its instructions for one tile, then for the next, without waiting for the other blocks.
 """
 
 from __future__ import annotations
@@ -83,8 +84,10 @@ class _Machine:
 
 
 def run_schedule(schedule: Schedule, inputs: Sequence[Array], *, seed: int = 0, tiles: int = 1) -> list[Array]:
-    """The output of every rank, of shape (chunks, elements). Raises `CollectiveError` on a deadlock, a message of the wrong
-    size, or one that nobody receives."""
+    """The output of every rank, of shape (chunks, elements).
+
+    Raises `CollectiveError` on a deadlock, a message of the wrong size, or one that nobody receives.
+    """
     check_schedule(schedule)
     scratch = [piece for rank in schedule.ranks for piece in rank.scratch]
     machine = _Machine(schedule, allocate_buffers(schedule.collective, scratch, inputs), tiles)

@@ -9,17 +9,19 @@
 
 An operator goes by the name of its first result, as in the graph.
 
-**Groups.** The operators of a group run as one kernel. Those under `again` belong to other groups and are computed a second time inside this
-one, so that their results need not be read from memory: DisCo's duplicate fusion. An operator that no group names is a group by itself.
+**Groups.** The operators of a group run as one kernel. Those under `again` belong to other groups and are computed a
+second time inside this one, so that their results need not be read from memory: DisCo's duplicate fusion. An operator
+that no group names is a group by itself.
 
-**Buckets.** A bucket's gradients travel in one collective. A part is a parameter's gradient, whole or the flat elements START to STOP of it.
-`all_reduce` gives every rank the mean in one collective; `reduce_scatter` reduces to shares, and gathers them where it is waited for.
-`by` names the algorithm of the collective; without it the group's library chooses.
-Buckets travel in the order in which they stand here, on every rank; one that is ready before its turn waits for those before it. `wait` says where the update is waited for: at the end of
-the same `step`, or in the `next` one, before the first kernel that reads one of the bucket's parameters.
+**Buckets.** A bucket's gradients travel in one collective. A part is a parameter's gradient, whole or the flat elements
+START to STOP of it. `all_reduce` gives every rank the mean in one collective; `reduce_scatter` reduces to shares, and
+gathers them where it is waited for. `by` names the algorithm of the collective; without it the group's library chooses.
+Buckets travel in the order in which they stand here, on every rank; one that is ready before its turn waits for those
+before it. `wait` says where the update is waited for: at the end of the same `step`, or in the `next` one, before the
+first kernel that reads one of the bucket's parameters.
 
-`check_strategy` says which strategies fit a graph: every gradient is communicated exactly once, no group waits for itself through others,
-forward and backward are not mixed, and only operators without side effects are repeated.
+`check_strategy` says which strategies fit a graph: every gradient is communicated exactly once, no group waits for
+itself through others, forward and backward are not mixed, and only operators without side effects are repeated.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@
 | order | the groups, each as one node, have no cycle |
 | buckets | every gradient is communicated once: whole in one bucket, or in spans that tile it |
 
-**Order.** Contract every group to a node; an edge goes from the group that makes a value to each that reads it, unless the reader makes it `again`. If
-the contracted graph has no cycle, `kernels` gives its nodes in an order that respects it: among nodes that are free, the one whose
-last operator stands first in the graph. With no groups that is the graph's own order.
+**Order.** Contract every group to a node; an edge goes from the group that makes a value to each that reads it, unless
+the reader makes it `again`. If the contracted graph has no cycle, `kernels` gives its nodes in an order that respects
+it: among nodes that are free, the one whose last operator stands first in the graph. With no groups that is the graph's
+own order.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ def check_strategy(strategy: Strategy, graph: Graph) -> None:
 
 
 def is_pure(op: Op) -> bool:
-    """Whether it may be computed twice. A graph has no in-place operators, and its random numbers are functions of a counter."""
+    """Whether it may be computed twice.
+
+    A graph has no in-place operators, and its random numbers are functions of a counter.
+    """
     return not op.kind.startswith("_c10d_functional.")
 
 

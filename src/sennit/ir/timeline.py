@@ -7,10 +7,11 @@
     category of an event: "compute" | "collective" | "send" | "receive"
     category of memory:   "parameters" | "gradients" | "optimizer" | "activations" | "inputs" | "staging"
 
-Times are in seconds from the start of the step. `after` is the event whose end let this one start: following it back from the
-last event gives the critical path. Bytes are those that this device puts on the wire.
+Times are in seconds from the start of the step. `after` is the event whose end let this one start: following it back
+from the last event gives the critical path. Bytes are those that this device puts on the wire.
 
-Events and memory are sequences: tuples, or the rows of `ir/event_rows.py`, which compare equal to the tuple of their events.
+Events and memory are sequences: tuples, or the rows of `ir/event_rows.py`, which compare equal to the tuple of their
+events.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ class Timeline:
         return tuple(sorted(_devices(self.events) | _devices(self.memory)))
 
     def unlike(self, devices: Sequence[int]) -> tuple[int, ...]:
-        """One of each set of these devices that are known to have done the same at the same times: what holds for it holds
-        for all. In a timeline of single events, every device."""
+        """One of each set of these devices that are known to have done the same at the same times: what holds for it
+        holds for all. In a timeline of single events, every device.
+        """
         return self.events.unlike(devices) if isinstance(self.events, EventRows) else tuple(devices)
 
     @property

@@ -10,7 +10,10 @@ RESHAPED = ("aten.view.default", "aten._unsafe_view.default")  # what we call `r
 
 
 def may_share(kind: str) -> bool:
-    """Whether a result may lie in the memory of something that the operator reads. So may that of sennit's own operators, and of any that torch does not know."""
+    """Whether a result may lie in the memory of something that the operator reads.
+
+    So may that of sennit's own operators, and of any that torch does not know.
+    """
     namespace, _, rest = kind.partition(".")
     name, _, overload = rest.partition(".")
     packet = getattr(torch.ops.aten, name, None) if namespace == "aten" else None

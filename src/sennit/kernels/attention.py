@@ -1,25 +1,30 @@
-"""Attention as one kernel: a program in which `scaled_dot_product_attention` was captured in its mathematical form, as eager torch runs it.
+"""Attention as one kernel: a program in which `scaled_dot_product_attention` was captured in its mathematical form, as
+eager torch runs it.
 
-Capture takes `F.scaled_dot_product_attention(q, k, v, mask)` apart, because every operator of its mathematical form has a rule that splits it.
-Eager torch calls a kernel that never stores the scores. `fuse_attention` gives the program that does the same: after lowering, whatever plan chose
-the pieces, the operators of one attention on one device become `aten._scaled_dot_product_*_attention` and its derivative, which read q, k, v as the
-model made them, in their own element type. The ranks run that program, and the simulator times it.
+Capture takes `F.scaled_dot_product_attention(q, k, v, mask)` apart, because every operator of its mathematical form has
+a rule that splits it. Eager torch calls a kernel that never stores the scores. `fuse_attention` gives the program that
+does the same: after lowering, whatever plan chose the pieces, the operators of one attention on one device become
+`aten._scaled_dot_product_*_attention` and its derivative, which read q, k, v as the model made them, in their own
+element type. The ranks run that program, and the simulator times it.
 
-`written_attention.py` says what is found, `causal_mask.py` which masks are the causal one. Which kernel it becomes, `attention_kernels.py` says. Where a kernel does not compute the same function,
-the attention stays as it was written. An attention that the backward pass computes again (`plan/recompute.py`) is found there a second time,
-and its derivative belongs to that one.
+`written_attention.py` says what is found, `causal_mask.py` which masks are the causal one. Which kernel it becomes,
+`attention_kernels.py` says. Where a kernel does not compute the same function, the attention stays as it was written.
+An attention that the backward pass computes again (`plan/recompute.py`) is found there a second time, and its
+derivative belongs to that one.
 
-**Where a kernel goes.** The forward one where p v was. The derivative where the last of its products was that comes before the first reader of
-a result, if all that it reads is there by then: so it stays in the task of the schedule that needs it (`B` of a zero-bubble schedule). Else the
-attention stays as it was.
+**Where a kernel goes.** The forward one where p v was. The derivative where the last of its products was that comes
+before the first reader of a result, if all that it reads is there by then: so it stays in the task of the schedule that
+needs it (`B` of a zero-bubble schedule). Else the attention stays as it was.
 
-**A mask that is trained** (a bias of relative positions, a pair representation). torch's memory-efficient kernel takes any mask, and gives its
-gradient in the shape of the scores and the type of the query; what sums it over the batch follows as before. So no scores are kept, and the
-gradient lies in memory while it is summed. The other kernels have no such result. The derivative reads the mask once more, where the mathematical form does not. A mask that the forward task of a
-micro-batch made of values that no micro-batch is in (`plan/propagate_time.py`) is made again for it: kept, there would be one for each micro-batch in flight.
+**A mask that is trained** (a bias of relative positions, a pair representation). torch's memory-efficient kernel takes
+any mask, and gives its gradient in the shape of the scores and the type of the query; what sums it over the batch
+follows as before. So no scores are kept, and the gradient lies in memory while it is summed. The other kernels have no
+such result. The derivative reads the mask once more, where the mathematical form does not. A mask that the forward task
+of a micro-batch made of values that no micro-batch is in (`plan/propagate_time.py`) is made again for it: kept, there
+would be one for each micro-batch in flight.
 
-**What is left out** besides: whatever nobody reads any more (masks made of `arange`, copies to float32), and the copies that put heads and
-tokens in their order, since a kernel writes its results in the order that the model's view asks for.
+**What is left out** besides: whatever nobody reads any more (masks made of `arange`, copies to float32), and the copies
+that put heads and tokens in their order, since a kernel writes its results in the order that the model's view asks for.
 """
 
 from __future__ import annotations
@@ -48,7 +53,10 @@ def fuse_attention(program: Program, device_type: str = "cuda") -> Program:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A step that stands for others: where it goes, and which steps it takes the place of. `mask` is what a derivative reads as that."""
+    """A step that stands for others: where it goes, and which steps it takes the place of.
+
+    `mask` is what a derivative reads as that.
+    """
 
     at: int
     step: Compute
@@ -100,7 +108,7 @@ def _place_of_derivative(code: LaneCode, found: Attention) -> int | None:
     return before[-1] if before and before[-1] > ready else None
 
 
-# ---- the new lane ----------------------------------------------------------------------------------------------------------
+# ---- the new lane ----------------------------------------------------------------------------------------------------
 
 
 def _replaced(code: LaneCode, kernels: Sequence[_Placed]) -> Lane:

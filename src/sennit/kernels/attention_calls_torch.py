@@ -1,8 +1,10 @@
-"""The attention kernels of CUDA as methods: what their operators want beside q, k, v and the mask, and return beside values.
+"""The attention kernels of CUDA as methods: what their operators want beside q, k, v and the mask, and return beside
+values.
 
-The kernel of the CPU needs nothing here: who runs it calls its operator. Those of CUDA return lengths and states of generators, want the lengths
-back, and a mask that has every element, in the type of the query and with rows that begin at multiples of 16 elements. Leading dims beyond the batch are one.
-Which attention becomes which kernel, `kernels/attention_kernels.py` says.
+The kernel of the CPU needs nothing here: who runs it calls its operator. Those of CUDA return lengths and states of
+generators, want the lengths back, and a mask that has every element, in the type of the query and with rows that begin
+at multiples of 16 elements. Leading dims beyond the batch are one. Which attention becomes which kernel,
+`kernels/attention_kernels.py` says.
 """
 
 from __future__ import annotations

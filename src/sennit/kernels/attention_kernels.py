@@ -1,4 +1,6 @@
-"""Which of torch's attention kernels computes an attention, and the call of it. The one place that chooses, for ranks and for the simulator.
+"""Which of torch's attention kernels computes an attention, and the call of it.
+
+The one place that chooses, for ranks and for the simulator.
 
 | kernel | device | element types | mask | gradient of the mask |
 |---|---|---|---|---|
@@ -6,12 +8,13 @@
 | `cudnn_attention` | CUDA | 16 bits | none, or causal | no |
 | `efficient_attention` | CUDA | all but f64 | any | yes |
 
-This is what eager torch would choose on a recent GPU; where none fits, eager torch computes the mathematical form too. On the CPU a kernel
-takes q, k and v of four dims and one head size; key and value may have fewer heads. The CUDA kernels are called with as many heads (`attention_calls_torch.py`
-merges further leading dims).
+This is what eager torch would choose on a recent GPU; where none fits, eager torch computes the mathematical form too.
+On the CPU a kernel takes q, k and v of four dims and one head size; key and value may have fewer heads. The CUDA
+kernels are called with as many heads (`attention_calls_torch.py` merges further leading dims).
 
-A step has the arguments of the aten operator. Of the results of the CUDA kernels it has the two that carry values, and those that the derivative
-must be given back with them; what follows from shapes (lengths of sequences) is None in its arguments.
+A step has the arguments of the aten operator. Of the results of the CUDA kernels it has the two that carry values, and
+those that the derivative must be given back with them; what follows from shapes (lengths of sequences) is None in its
+arguments.
 """
 
 from __future__ import annotations
@@ -110,6 +113,8 @@ def _statistics(out: Buffer) -> Buffer:
 
 
 def _scalar(out: Buffer, what: str) -> Buffer:
-    """Where the kernel's own generator of random numbers stood: unused without dropout, and an argument of the derivative."""
+    """Where the kernel's own generator of random numbers stood: unused without dropout, and an argument of the
+    derivative.
+    """
     name = f"{out.name}.{what}"
     return Buffer(name, name, DType.I64, Layout.make(out.layout.mesh, ()))

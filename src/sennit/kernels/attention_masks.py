@@ -1,11 +1,13 @@
 """The masks that derivatives of attention read, made again behind the forward task that made them first.
 
-A mask with no micro-batch in it (a bias of positions, gathered from a table) is made in the forward task of each micro-batch. The kernel of the derivative reads it too: from
-the one task to the other it would be kept, once for each micro-batch in flight. So the steps that made it are repeated before the first derivative that reads it:
+A mask with no micro-batch in it (a bias of positions, gathered from a table) is made in the forward task of each
+micro-batch. The kernel of the derivative reads it too: from the one task to the other it would be kept, once for each
+micro-batch in flight. So the steps that made it are repeated before the first derivative that reads it:
 
     repeated = the least set of forward operators, each on buffers without a micro-batch, that the mask is made by in that task
 
-What they read in turn stands: parameters, and what was made before the first micro-batch. Derivatives that read one mask share its copy.
+What they read in turn stands: parameters, and what was made before the first micro-batch. Derivatives that read one
+mask share its copy.
 """
 
 from __future__ import annotations

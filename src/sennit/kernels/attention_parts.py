@@ -1,6 +1,8 @@
-"""The small patterns that a written attention is made of: operands that were flattened and scaled, products, and how a result leaves.
+"""The small patterns that a written attention is made of: operands that were flattened and scaled, products, and how a
+result leaves.
 
-Each function goes over a chain of steps, one way or the other, and gives None where a step is another one than it should be.
+Each function goes over a chain of steps, one way or the other, and gives None where a step is another one than it
+should be.
 """
 
 from __future__ import annotations
@@ -43,12 +45,14 @@ UNSQUEEZE = "aten.unsqueeze.default"
 VIEWS = ("aten.view.default", "aten._unsafe_view.default")
 
 
-# ---- how operands come ---------------------------------------------------------------------------------------------------
+# ---- how operands come -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What the model gave for an operand of a product: in the product's type, and, where it was cast to that, before the cast."""
+    """What the model gave for an operand of a product: in the product's type, and, where it was cast to that, before
+    the cast.
+    """
 
     name: str
     factor: Arg
@@ -104,7 +108,7 @@ def _swaps(step: Compute) -> bool:
     return isinstance(order, tuple) and order == (*range(len(order) - 2), len(order) - 1, len(order) - 2)
 
 
-# ---- products --------------------------------------------------------------------------------------------------------------
+# ---- products --------------------------------------------------------------------------------------------------------
 
 
 Source = tuple[str, bool]  # a buffer, and whether it is read transposed
@@ -165,12 +169,14 @@ def operands(step: Compute) -> tuple[str, str]:
     return left.name, right.name
 
 
-# ---- how results leave -----------------------------------------------------------------------------------------------------
+# ---- how results leave -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What happens to a product before the model takes it: leading dims apart; times `factor`; transposed; cast; heads that share one summed."""
+    """What happens to a product before the model takes it: leading dims apart; times `factor`; transposed; cast; heads
+    that share one summed.
+    """
 
     factor: Arg = None
     swapped: bool = False

@@ -1,12 +1,19 @@
 """The sums of gradients over replicas, several in one collective: which ones a rank joins.
 
-A call costs its latency, whatever it carries. The sums of gradients are one collective each in a program. They go into buckets, in the order in which they are made: each is copied into its place in one flat tensor
-(`ir/flat_numpy.py` has its layout), and the last one starts the collective. With B bytes in all, a bucket ends at `bucket_bytes(B)` = max(16 KiB, min(25 MiB, B / 32)), or before a part that would make it half as large
-again: so many that little is left to send when the backward pass ends. What fills a bucket by itself travels by itself, at once and without the copy; the small ones around it (biases, norms) go on filling theirs, so that neither waits for the other. Only collectives whose group lies inside the lane are joined: its members run one text, and so agree on what is in a
-bucket. Two sorts of sums can wait for their bucket:
+A call costs its latency, whatever it carries. The sums of gradients are one collective each in a program. They go into
+buckets, in the order in which they are made: each is copied into its place in one flat tensor (`ir/flat_numpy.py` has
+its layout), and the last one starts the collective. With B bytes in all, a bucket ends at `bucket_bytes(B)` = max(16
+KiB, min(25 MiB, B / 32)), or before a part that would make it half as large again: so many that little is left to send
+when the backward pass ends. What fills a bucket by itself travels by itself, at once and without the copy; the small
+ones around it (biases, norms) go on filling theirs, so that neither waits for the other. Only collectives whose group
+lies inside the lane are joined: its members run one text, and so agree on what is in a bucket. Two sorts of sums can
+wait for their bucket:
 
-- those that nobody reads before the end of the step: of data parallelism, ZeRO-1, and ZeRO-2 and 3 without micro-batches;
-- *terms*, which nothing but a sum over micro-batches reads: of ZeRO-2 and 3, which scatter at each micro-batch. A bucket of them ends with its task, so that nothing stays whole while others run; B is what one task reduces. It is no larger than 8 MiB of what a member gives: beyond, the copy costs more than the call, and
+- those that nobody reads before the end of the step: of data parallelism, ZeRO-1, and ZeRO-2 and 3 without
+  micro-batches;
+- *terms*, which nothing but a sum over micro-batches reads: of ZeRO-2 and 3, which scatter at each micro-batch. A
+  bucket of them ends with its task, so that nothing stays whole while others run; B is what one task reduces. It is no
+  larger than 8 MiB of what a member gives: beyond, the copy costs more than the call, and
   with ZeRO-3 the next parameters wait behind it. Where something reads
   such a sum in between (a tied weight's goes to another stage), the bucket ends before. The additions follow one bucket behind (`sums_behind.py`), so that a bucket travels while the next one is made.
 
@@ -42,7 +49,10 @@ _REDUCTIONS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Reductions of one kind over one axis; `sources` by name, in the order of the lane. `elements` of what a device has afterwards."""
+    """Reductions of one kind over one axis; `sources` by name, in the order of the lane.
+
+    `elements` of what a device has afterwards.
+    """
 
     number: int
     kind: CollectiveKind
@@ -65,7 +75,7 @@ def bucket_count(tensors: int, total: int) -> int:
     return ceil(tensors / max(1, min(ceil(cap / each), int(1.5 * cap / each)))) if each else 1
 
 
-# ---- which ones -----------------------------------------------------------------------------------------------------------
+# ---- which ones ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,10 @@ class _Reduction:
 
 
 def buckets(lane: Lane, at_the_end: frozenset[str] = frozenset()) -> dict[str, Bucket]:
-    """The buckets of a lane, by the result of each collective in them. `at_the_end`: what operators make that run when the step is over."""
+    """The buckets of a lane, by the result of each collective in them.
+
+    `at_the_end`: what operators make that run when the step is over.
+    """
     found: dict[str, Bucket] = {}
     number = 0
     for kind, members in _runs(lane, at_the_end):
@@ -128,7 +141,9 @@ def _runs(lane: Lane, at_the_end: frozenset[str]) -> list[tuple[_Kind, list[Coll
 
 
 def _kind_of(step: Collective, source: Buffer, inside: Inside, task: int | None) -> _Kind | None:
-    """What collectives must have in common to be one; None where a group has members in other lanes, or pieces of several sizes."""
+    """What collectives must have in common to be one; None where a group has members in other lanes, or pieces of
+    several sizes.
+    """
     (axis,) = step.axes
     mesh, entry = source.layout.mesh.in_space(), source.layout.entry(axis)
     if (
@@ -189,7 +204,7 @@ def _read_at_the_end(lane: Lane, at_the_end: frozenset[str]) -> set[str]:
     return late - early
 
 
-# ---- terms of sums over micro-batches ----------------------------------------------------------------------------------
+# ---- terms of sums over micro-batches --------------------------------------------------------------------------------
 
 
 def _terms(lane: Lane) -> set[str]:
@@ -206,7 +221,10 @@ def _terms(lane: Lane) -> set[str]:
 
 
 def _due(lane: Lane) -> dict[str, int]:
-    """For each buffer the position of the first step that needs it, through those that can wait. Outputs are needed at the end."""
+    """For each buffer the position of the first step that needs it, through those that can wait.
+
+    Outputs are needed at the end.
+    """
     due: dict[str, int] = {}
     for position in reversed(range(len(lane.steps))):
         step = lane.steps[position]

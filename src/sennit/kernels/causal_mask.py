@@ -1,30 +1,36 @@
-"""Which masks are the causal one, proved by their values: whatever a library writes it with, a mask that depends on no input is evaluated.
+"""Which masks are the causal one, proved by their values: whatever a library writes it with, a mask that depends on no
+input is evaluated.
 
-A mask M is added to the scores of L queries and S keys. It is causal where, for all samples and heads b, queries i and keys j,
+A mask M is added to the scores of L queries and S keys. It is causal where, for all samples and heads b, queries i and
+keys j,
 
     M[b, i, j] = 0 where j ≤ i, and -∞ where j > i                      then softmax(scores + M) is what a kernel with `is_causal` computes
 
-The least number of f32 or bf16 counts as -∞: each query sees key 0, so its other weights are exp(s - 3·10³⁸) = 0 unless scores reach the end
-of f32 themselves. That of f16 (-65504) does not: scores in f32 can be as large.
+The least number of f32 or bf16 counts as -∞: each query sees key 0, so its other weights are exp(s - 3·10³⁸) = 0 unless
+scores reach the end of f32 themselves. That of f16 (-65504) does not: scores in f32 can be as large.
 
-**The proof.** M is `where(allowed, 0, -∞)`, expanded, copied or cast, as torch writes a mask of booleans. `allowed` is evaluated from its
-constants by the operators below, on whole numbers and booleans only, so that nothing is rounded, and compared with j ≤ i at every i and j.
-What reads an input, a parameter or a collective, and every operator that is not below, has no value, and neither has what is made of it: such a mask
-is not causal. Nor is one whose value would differ from device to device (`sennit.arange` counts from where a piece begins).
+**The proof.** M is `where(allowed, 0, -∞)`, expanded, copied or cast, as torch writes a mask of booleans. `allowed` is
+evaluated from its constants by the operators below, on whole numbers and booleans only, so that nothing is rounded, and
+compared with j ≤ i at every i and j. What reads an input, a parameter or a collective, and every operator that is not
+below, has no value, and neither has what is made of it: such a mask is not causal. Nor is one whose value would differ
+from device to device (`sennit.arange` counts from where a piece begins).
 
-**Constant along a dim.** An array is held with size 1 along a dim where all its elements are known to be the same; `expand` and scalars make such dims.
-So a mask of a batch is evaluated once. And where an array is constant along a dim, `index` gives the same element whatever the index says:
+**Constant along a dim.** An array is held with size 1 along a dim where all its elements are known to be the same;
+`expand` and scalars make such dims. So a mask of a batch is evaluated once. And where an array is constant along a dim,
+`index` gives the same element whatever the index says:
 
     x[i₀, i₁] = x[0, i₁] where x is constant along dim 0                   even if i₀ has no value
 
-That is how a library looks for packed sequences: it numbers the sequences in each row by cumsum(position[t+1] - position[t] ≠ 1), reads the numbers
-of query and key at [sample, i] and [sample, j], and compares. With positions that are `arange`, all are 0. The number of the sample differs from device to
-device and from one micro-batch to the next, and does not matter.
+That is how a library looks for packed sequences: it numbers the sequences in each row by cumsum(position[t+1] -
+position[t] ≠ 1), reads the numbers of query and key at [sample, i] and [sample, j], and compares. With positions that
+are `arange`, all are 0. The number of the sample differs from device to device and from one micro-batch to the next,
+and does not matter.
 
 **Blocks.** Pointwise operators are evaluated for some rows of queries at a time, so an L x S array is never whole.
 
-**Stages.** A later stage is sent `allowed` by the one that made it. A tensor of the program has one value, so what is proved of a buffer of it holds for all
-that have the same micro-batch, if neither is split along queries or keys nor a part of a sum.
+**Stages.** A later stage is sent `allowed` by the one that made it. A tensor of the program has one value, so what is
+proved of a buffer of it holds for all that have the same micro-batch, if neither is split along queries or keys nor a
+part of a sum.
 """
 
 from __future__ import annotations

@@ -1,11 +1,15 @@
 """Parameters that live in pieces on replicas, gathered several at a time and ahead of their use.
 
-A program gathers each parameter right before the operator that reads it. Run so, a rank waits for every message, and pays a latency for each parameter, however small. So the gathers of a lane, in its
-order g1, g2, ..., are cut into runs of neighbours, much as the sums of gradients are (`buckets.py`): a run ends at `bucket_bytes` of all that is gathered in one pass over the parameters, before one that would make it half as
-large again (unless it is small so far: biases go with the weight behind them), and before a parameter that is in it already. The *small* ones of a run, below an eighth of such a bucket, travel in one collective: their pieces are copied into a flat
-tensor, and the parameters out of what arrives. Large ones travel alone: copying them would take longer than a latency.
+A program gathers each parameter right before the operator that reads it. Run so, a rank waits for every message, and
+pays a latency for each parameter, however small. So the gathers of a lane, in its order g1, g2, ..., are cut into runs
+of neighbours, much as the sums of gradients are (`buckets.py`): a run ends at `bucket_bytes` of all that is gathered in
+one pass over the parameters, before one that would make it half as large again (unless it is small so far: biases go
+with the weight behind them), and before a parameter that is in it already. The *small* ones of a run, below an eighth
+of such a bucket, travel in one collective: their pieces are copied into a flat tensor, and the parameters out of what
+arrives. Large ones travel alone: copying them would take longer than a latency.
 
-A run starts where the one before it would have: while the operators of run k compute, run k + 1 travels. So at most two runs are held beside what the program holds, each a thirty-second part of the parameters or one large one.
+A run starts where the one before it would have: while the operators of run k compute, run k + 1 travels. So at most two
+runs are held beside what the program holds, each a thirty-second part of the parameters or one large one.
 
 | | |
 |---|---|
@@ -13,7 +17,8 @@ A run starts where the one before it would have: while the operators of run k co
 | the steps with runs ahead | `with_gathers_ahead` |
 | how many messages there are, for the search | `message_count` |
 
-Only gathers of inputs whose group lies inside the lane count: its members run one text, so all of them have the same runs in the same order.
+Only gathers of inputs whose group lies inside the lane count: its members run one text, so all of them have the same
+runs in the same order.
 """
 
 from __future__ import annotations
@@ -34,7 +39,10 @@ __all__ = ["Gathers", "gathers", "message_count", "with_gathers_ahead"]
 
 @dataclass(frozen=True, slots=True)
 class Gathers:
-    """A run of gathers over one axis; `results` by name, in the order of the lane. Those in `packed`, if any, are one call; `elements` of what a device gives to it."""
+    """A run of gathers over one axis; `results` by name, in the order of the lane.
+
+    Those in `packed`, if any, are one call; `elements` of what a device gives to it.
+    """
 
     number: int
     axis: str

@@ -1,4 +1,5 @@
-"""Attention as one kernel in a captured graph: what `attention.py` does for a program, for those who run the graph as it is, on one device.
+"""Attention as one kernel in a captured graph: what `attention.py` does for a program, for those who run the graph as
+it is, on one device.
 
 The graph is written as the lane of a single device, where a value and its piece are the same, and read back.
 """
@@ -17,8 +18,11 @@ __all__ = ["with_fused_attention"]
 
 
 def with_fused_attention(graph: Graph, device_type: str) -> Graph:
-    """The graph with each attention as one operator of `device_type` ("cuda" or "cpu"), and another for its derivative. Where a model calls `F.scaled_dot_product_attention`, eager torch runs
-    such kernels too; attention that is written by hand stays as it is."""
+    """The graph with each attention as one operator of `device_type` ("cuda" or "cpu"), and another for its derivative.
+
+    Where a model calls `F.scaled_dot_product_attention`, eager torch runs such kernels too; attention that is written
+    by hand stays as it is.
+    """
     mesh = Mesh.make({"one": 1})
     inputs = tuple(LaneInput(item.role, _buffer(item.value, mesh), item.path) for item in graph.inputs)
     steps = tuple(_compute(op, mesh) for op in graph.ops)

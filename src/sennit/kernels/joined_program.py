@@ -1,6 +1,8 @@
-"""A program as ranks send it: sums of gradients in buckets (`buckets.py`), added up a bucket behind (`sums_behind.py`), parameters gathered in runs and ahead (`gathers.py`). For the simulator's clock.
+"""A program as ranks send it: sums of gradients in buckets (`buckets.py`), added up a bucket behind (`sums_behind.py`),
+parameters gathered in runs and ahead (`gathers.py`). For the simulator's clock.
 
-The source of a rank does the same by its own means (`run/joined.py`, `run/order.py`), from the program without. The result is a program like any other: the reference interpreter runs it (`ir/flat_numpy.py` has what stands around a flat
+The source of a rank does the same by its own means (`run/joined.py`, `run/order.py`), from the program without. The
+result is a program like any other: the reference interpreter runs it (`ir/flat_numpy.py` has what stands around a flat
 tensor), to the same bits.
 """
 
@@ -22,8 +24,10 @@ __all__ = ["in_buckets"]
 
 
 def in_buckets(program: Program) -> Program:
-    """The program with one collective for each bucket: a copy of its sources before it, and views of the flat result behind; parameters are gathered in runs and
-    ahead (`gathers.py`), and copied out of what arrives. For a clock: no operator of the graph is the copy's, so the proof of a program is that of the one without."""
+    """The program with one collective for each bucket: a copy of its sources before it, and views of the flat result
+    behind; parameters are gathered in runs and ahead (`gathers.py`), and copied out of what arrives. For a clock: no
+    operator of the graph is the copy's, so the proof of a program is that of the one without.
+    """
     return replace(program, lanes=tuple(_in_runs(_joined(lane)) for lane in program.lanes))
 
 
@@ -85,7 +89,7 @@ def _flat(bucket: Bucket, results: list[Buffer]) -> list[Step]:
     return [copy, Collective(bucket.kind, source.name, result, (bucket.axis,)), views]
 
 
-# ---- gathers -----------------------------------------------------------------------------------------------------------
+# ---- gathers ---------------------------------------------------------------------------------------------------------
 
 
 def _in_runs(lane: Lane) -> Lane:

@@ -11,8 +11,11 @@ __all__ = ["Inside", "LaneCode", "is_inside", "with_frees"]
 
 
 class LaneCode:
-    """Positions are those of the lane's steps. A `free` does not count as a reader. `others` are the lanes of the program by name, where they
-    were looked at together; `lower` is what `causal_mask.py` found out."""
+    """Positions are those of the lane's steps.
+
+    A `free` does not count as a reader. `others` are the lanes of the program by name, where they were looked at
+    together; `lower` is what `causal_mask.py` found out.
+    """
 
     def __init__(self, lane: Lane, others: Mapping[str, LaneCode] | None = None) -> None:
         self.others: Mapping[str, LaneCode] = others if others is not None else {}
@@ -55,7 +58,9 @@ class LaneCode:
 
 
 def is_inside(step: Collective, lane: Lane) -> bool:
-    """Whether all members of a collective's groups are devices of the lane: they run one text, and so agree on what goes together and when."""
+    """Whether all members of a collective's groups are devices of the lane: they run one text, and so agree on what
+    goes together and when.
+    """
     mesh, here = step.result.layout.mesh.in_space(), set(lane.devices)
     seen: set[int] = set()
     for device in lane.devices:
@@ -68,7 +73,9 @@ def is_inside(step: Collective, lane: Lane) -> bool:
 
 
 class Inside:
-    """`is_inside` for many collectives of a lane, which have few meshes and axes: asked of a thousand devices once for each."""
+    """`is_inside` for many collectives of a lane, which have few meshes and axes: asked of a thousand devices once for
+    each.
+    """
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane

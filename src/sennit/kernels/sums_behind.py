@@ -7,9 +7,11 @@
     rb = reduce_scatter b                       sa = accumulate(sa, ra); sb = accumulate(sb, rb)
     sb = accumulate(sb, rb)
 
-A program adds each term right behind its reduction. Run so, a rank waits for every message. So additions are put off until the next run of terms (`buckets.term_runs`) is complete: a run travels while the backward pass makes the
-next one. What is held longer are reduced terms, pieces of a bucket. Views of a sum are put off with it. A step that cannot wait (an output's gather, a message to another stage) finds all that it reads, directly or through
-what was put off, added up before it.
+A program adds each term right behind its reduction. Run so, a rank waits for every message. So additions are put off
+until the next run of terms (`buckets.term_runs`) is complete: a run travels while the backward pass makes the next one.
+What is held longer are reduced terms, pieces of a bucket. Views of a sum are put off with it. A step that cannot wait
+(an output's gather, a message to another stage) finds all that it reads, directly or through what was put off, added up
+before it.
 
 No step changes what it reads, and additions of one sum keep their order, so every result has the same bits.
 """

@@ -1,7 +1,8 @@
 """Attention as capture writes it down, found in a lane: what it reads, what it makes, and which steps it is made of.
 
-`F.scaled_dot_product_attention(q, k, v, mask, scale=f²)` is captured as the operators that torch's mathematical form calls, and autograd's
-derivatives of them. On one device, for its pieces of q, k and v (... is batch and heads, N their product):
+`F.scaled_dot_product_attention(q, k, v, mask, scale=f²)` is captured as the operators that torch's mathematical form
+calls, and autograd's derivatives of them. On one device, for its pieces of q, k and v (... is batch and heads, N their
+product):
 
     Q [N, L, D] = flat(q f)              K [N, D, S] = flat(kᵀ f)             V [N, S, D] = flat(v)
     scores [..., L, S] = view(Q K) + mask
@@ -11,17 +12,20 @@ derivatives of them. On one device, for its pieces of q, k and v (... is batch a
     g = flat(the gradient of out)        dv = view(flat(p)ᵀ g)                dp = view(g Vᵀ)
     ds = softmax_backward(dp, p)         dq = view(flat(ds) Kᵀ) f             dk = (view(Qᵀ flat(ds)) f)ᵀ
 
-`flat` merges the leading dims: an expansion that expands nothing, a copy, a view. In half precision all of it is in f32, between casts of q, k, v
-and g and casts of out, dq, dk and dv. Key and value heads that several query heads share are repeated first, and their gradients summed:
+`flat` merges the leading dims: an expansion that expands nothing, a copy, a view. In half precision all of it is in
+f32, between casts of q, k, v and g and casts of out, dq, dk and dv. Key and value heads that several query heads share
+are repeated first, and their gradients summed:
 
     k = view(clone(expand(unsqueeze(k₀, 2))))                              dk₀ = squeeze(sum(view(dk), 2))
 
-Only this form is found: a model that writes attention by hand says `scores * s` and keeps its operators, as it does in eager torch. The match is
-by name, operator by operator, so that what is found is this function and no other; and nothing but the steps of the attention itself may read
-what it makes on the way (`Attention.is_closed`). So dropout between p and V, statistics that devices exchange because keys are split, or scores
-that the model returns are not found, and stay as they are.
+Only this form is found: a model that writes attention by hand says `scores * s` and keeps its operators, as it does in
+eager torch. The match is by name, operator by operator, so that what is found is this function and no other; and
+nothing but the steps of the attention itself may read what it makes on the way (`Attention.is_closed`). So dropout
+between p and V, statistics that devices exchange because keys are split, or scores that the model returns are not
+found, and stay as they are.
 
-All of this is on the pieces of one device: the program was proved before, and the kernel computes the same function of the same pieces.
+All of this is on the pieces of one device: the program was proved before, and the kernel computes the same function of
+the same pieces.
 """
 
 from __future__ import annotations
@@ -59,7 +63,9 @@ WHERE = "aten.where.self"
 
 @dataclass(frozen=True, slots=True)
 class Derivative:
-    """`mask` is the gradient of the mask, in the shape of the scores; `products` are where dq, dk, dv and dp are computed."""
+    """`mask` is the gradient of the mask, in the shape of the scores; `products` are where dq, dk, dv and dp are
+    computed.
+    """
 
     gradient: str
     query: Buffer
@@ -72,9 +78,12 @@ class Derivative:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One attention: softmax(scale · query keyᵀ + mask) value, at the position `at` of the lane. `causal` stands for a mask that
-    is the causal one (`causal_mask.py`); `mask` is then None. `covers` are the positions of the steps that it is made of, without those of its
-    derivative. Where key and value have fewer heads than the query, each serves as many neighbouring ones."""
+    """One attention: softmax(scale · query keyᵀ + mask) value, at the position `at` of the lane.
+
+    `causal` stands for a mask that is the causal one (`causal_mask.py`); `mask` is then None. `covers` are the
+    positions of the steps that it is made of, without those of its derivative. Where key and value have fewer heads
+    than the query, each serves as many neighbouring ones.
+    """
 
     query: str
     key: str
@@ -110,8 +119,10 @@ class Attention:
 
 
 def written_attention(code: LaneCode, softmax: int, *, group: bool = True) -> Attention | None:
-    """The attention around a softmax; None if it is another thing. With `group`, key and value heads are taken before they are repeated,
-    where that is possible."""
+    """The attention around a softmax; None if it is another thing.
+
+    With `group`, key and value heads are taken before they are repeated, where that is possible.
+    """
     found = _Forward.find(code, softmax)
     if found is None:
         return None

@@ -1,29 +1,35 @@
 """Co-shard: a segment of the model in pieces that one device runs one after another.
 
-Let a segment be operators between a product that opens it and one that closes it (attention from its projections to the output projection, an
-MLP from its first to its second product), and let an axis of size c split it as tensor parallelism would: heads, or hidden units. On c devices
-each would run one piece. Here one device runs all of them, in turn:
+Let a segment be operators between a product that opens it and one that closes it (attention from its projections to the
+output projection, an MLP from its first to its second product), and let an axis of size c split it as tensor
+parallelism would: heads, or hidden units. On c devices each would run one piece. Here one device runs all of them, in
+turn:
 
     y  = sum over k of f(x; w[k])           piece k reads x and its slices of the parameters
     dx = sum over k of f'(x; w[k], dy)      the gradients of the slices, put together, are the gradients of the parameters
 
-The values are those of the unsplit model, up to the order of additions. What a piece makes on its way is 1/c of what the segment makes, and with
-recomputation it is gone before the next piece starts: the backward pass of piece k computes the piece again, right before it. So of all
-intermediate results (scores, probabilities, hidden units) only 1/c is ever live. No collective is added, and products keep their other
-two dims, which is why this can be cheaper than a larger tensor parallelism or smaller micro-batches. (SuperScaler, arXiv 2301.08984, section 2.)
+The values are those of the unsplit model, up to the order of additions. What a piece makes on its way is 1/c of what
+the segment makes, and with recomputation it is gone before the next piece starts: the backward pass of piece k computes
+the piece again, right before it. So of all intermediate results (scores, probabilities, hidden units) only 1/c is ever
+live. No collective is added, and products keep their other two dims, which is why this can be cheaper than a larger
+tensor parallelism or smaller micro-batches. (SuperScaler, arXiv 2301.08984, section 2.)
 
 It is a rewrite of the plan's graph, made in three steps:
 
-1. *decide*: `propagate` along an axis of c pieces, from the letters on which operators are cut. It gives for every operator, forward and
+1. *decide*: `propagate` along an axis of c pieces, from the letters on which operators are cut. It gives for every
+   operator, forward and
    backward, what the axis would do to each read and result: a split, a pending sum, or nothing. The axis lies inside those that the plan splits the same
    dims over: of heads cut in tp blocks, piece k is the k-th part of every block, so that each device cuts its own.
-2. *unroll* (`plan/unroll.py`): operators that the axis splits become c operators on pieces, ordered by piece; the others stay.
-3. *recompute* (`plan/recompute.py`): the forward operators of all pieces. What enters a segment is kept, and what leaves it.
+2. *unroll* (`plan/unroll.py`): operators that the axis splits become c operators on pieces, ordered by piece; the
+   others stay.
+3. *recompute* (`plan/recompute.py`): the forward operators of all pieces. What enters a segment is kept, and what
+   leaves it.
 
-Pieces are operators like any other: they are split and placed as the plan splits and places what they are pieces of, so co-shard composes with tensor
-parallelism, stages, micro-batches and data parallelism.
+Pieces are operators like any other: they are split and placed as the plan splits and places what they are pieces of, so
+co-shard composes with tensor parallelism, stages, micro-batches and data parallelism.
 
-Operators whose local form depends on where a piece lies (a split vocabulary) cannot be cut: a decision that needs that is an error.
+Operators whose local form depends on where a piece lies (a split vocabulary) cannot be cut: a decision that needs that
+is an error.
 """
 
 from __future__ import annotations
@@ -55,8 +61,11 @@ class Cut:
 
 
 def co_shard(plan: Plan, cuts: Iterable[Cut], pieces: int, *, again: bool = True, before: Iterable[Op] = ()) -> Plan:
-    """The plan with the segments that these operators open and close in `pieces`, run one after another. With `again`, the backward
-    pass computes each piece again, and with them the operators `before`, which make what enters the segments."""
+    """The plan with the segments that these operators open and close in `pieces`, run one after another.
+
+    With `again`, the backward pass computes each piece again, and with them the operators `before`, which make what
+    enters the segments.
+    """
     if pieces < 2:
         raise PlanError(f"{pieces} piece is no cut", fix="use two pieces or more")
     decisions = _decide(plan, tuple(cuts), pieces)
@@ -84,7 +93,10 @@ def _decide(plan: Plan, cuts: tuple[Cut, ...], pieces: int) -> Decisions:
 
 
 def _slice_splits(graph: Graph, decisions: Decisions, unrolled: Unrolled, pieces: int) -> list[OpSplit]:
-    """Parameters lie as what reads them needs them; what reads them now is a slice. So the slices of a parameter are split as it was."""
+    """Parameters lie as what reads them needs them; what reads them now is a slice.
+
+    So the slices of a parameter are split as it was.
+    """
     parameters = {item.value.name: item.value.type.shape for item in graph.inputs if item.role is Role.PARAM}
     found: list[OpSplit] = []
     for sliced in unrolled.slices:

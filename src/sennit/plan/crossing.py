@@ -1,13 +1,16 @@
 """How a value gets from the mesh of one stage to that of another.
 
-Let a value lie on mesh P under layout A, and let a stage on mesh C need it under layout B. A device holds the indices of its
-region. Three ways, the cheapest that works:
+Let a value lie on mesh P under layout A, and let a stage on mesh C need it under layout B. A device holds the indices
+of its region. Three ways, the cheapest that works:
 
-- *send*: P and C have the same axes, lie on different devices, and each is one lane: every device sends its piece, redistributed to B's
+- *send*: P and C have the same axes, lie on different devices, and each is one lane: every device sends its piece,
+  redistributed to B's
   entries on P, to the device with its coordinates;
-- *take*: every device of C is one of P, and holds there what it needs here, once sums that are pending over P's axes are reduced: no
+- *take*: every device of C is one of P, and holds there what it needs here, once sums that are pending over P's axes
+  are reduced: no
   transfer at all;
-- *exchange*: sums are reduced on P, scattered over its devices where a digit divides; then regions go point to point. Where
+- *exchange*: sums are reduced on P, scattered over its devices where a digit divides; then regions go point to point.
+  Where
   B is replicated over an axis of C, each replica gets its part and they gather among themselves: no index crosses twice.
 
 The time axes are those of both meshes, and their entries are kept: a micro-batch crosses as a micro-batch.
@@ -42,7 +45,10 @@ class Crossing:
 
 
 def cross(source: Layout, need: Layout, *, pairwise: bool) -> Crossing:
-    """From `source` on its mesh to what `need` says on another. `pairwise`: each mesh is one lane, and they share no device."""
+    """From `source` on its mesh to what `need` says on another.
+
+    `pairwise`: each mesh is one lane, and they share no device.
+    """
     if pairwise and source.mesh.axes == need.mesh.axes:
         return Crossing(Way.SEND, need.on(source.mesh), need)
     landed = _without_pending(need)

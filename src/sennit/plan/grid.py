@@ -12,14 +12,16 @@ A task t is (work, stage, micro-batch). With d(t) its seconds, lanes(t) the rows
                       stop(u) + transfer(u, t) for u in needs(t) )
     stop(t)  = start(t) + d(t)
 
-A task that several rows have (a stage on all devices) starts at once in all of them: a collective inside joins them. B takes the
-time of W too where the pattern has no W of its stage. Transfers take time and no lane: they run on other streams.
+A task that several rows have (a stage on all devices) starts at once in all of them: a collective inside joins them. B
+takes the time of W too where the pattern has no W of its stage. Transfers take time and no lane: they run on other
+streams.
 
-`times` computes this and is the oracle for everything that estimates a schedule: `Grid.span`, `Grid.bubble`, `Grid.peaks`. `draw`
-prints a grid as text, `report/schedule_svg.py` as a picture.
+`times` computes this and is the oracle for everything that estimates a schedule: `Grid.span`, `Grid.bubble`,
+`Grid.peaks`. `draw` prints a grid as text, `report/schedule_svg.py` as a picture.
 
-**Bubble** is the part of (lanes x span) in which no task runs. **Memory**: a stage holds `activations` of a micro-batch from the
-start of F to the stop of B; where it has W, `for_weights` of it is held until the stop of W. A stage without B holds nothing.
+**Bubble** is the part of (lanes x span) in which no task runs. **Memory**: a stage holds `activations` of a micro-batch
+from the start of F to the stop of B; where it has W, `for_weights` of it is held until the stop of W. A stage without B
+holds nothing.
 """
 
 from __future__ import annotations
@@ -121,8 +123,10 @@ def times(
     edges: Edges | None = None,
     transfer: Mapping[tuple[int, int], float] | float = 0.0,
 ) -> Grid:
-    """The recurrence of the module's text. `durations` by stage; `edges` are a chain where none are given; `transfer` is in
-    seconds, for all edges or by edge."""
+    """The recurrence of the module's text.
+
+    `durations` by stage; `edges` are a chain where none are given; `transfer` is in seconds, for all edges or by edge.
+    """
     edges = chain(len(durations)) if edges is None else edges
     stages = {task.stage for row in pattern.rows for task in row}
     if max(stages, default=-1) >= len(durations):
@@ -227,8 +231,10 @@ class _Clock:
 
 
 def draw(grid: Grid, columns: int = 120) -> str:
-    """A line per lane; time runs to the right, one cell for each unit, as many units as fit in `columns`. A task's name stands where
-    it starts, `-` where it goes on, `.` where the lane is idle."""
+    """A line per lane; time runs to the right, one cell for each unit, as many units as fit in `columns`.
+
+    A task's name stands where it starts, `-` where it goes on, `.` where the lane is idle.
+    """
     plain = all(stages == (lane,) for lane, stages in enumerate(grid.pattern.stages))
 
     def name(task: Task) -> str:

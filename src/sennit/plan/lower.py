@@ -1,22 +1,25 @@
 """Preserve every dependency: a plan to a program.
 
-Each lane is built from the tasks of its stages. For every operator of a stage, at its moment and micro-batch, each read is *obtained* in the layout
-that the operator needs: as it is, or by moves (`reshard/`), or from another stage. What was obtained once is kept, so a
-redistribution serves all its readers. A redistribution that communicates is made at the root of a chain of views, and the
-views are applied again behind it: several views of one value share one collective.
+Each lane is built from the tasks of its stages. For every operator of a stage, at its moment and micro-batch, each read
+is *obtained* in the layout that the operator needs: as it is, or by moves (`reshard/`), or from another stage. What was
+obtained once is kept, so a redistribution serves all its readers. A redistribution that communicates is made at the
+root of a chain of views, and the views are applied again behind it: several views of one value share one collective.
 
-Lanes are built together, operator by operator, like coroutines. An operator waits until what it reads from other stages has
-been sent. A value leaves right after it is made (`plan/crossing.py` says how); the receiver takes what the sender sent in that order. So transfers
-match by construction, and a pattern that cannot be followed shows itself here, as lanes that wait for each other.
+Lanes are built together, operator by operator, like coroutines. An operator waits until what it reads from other stages
+has been sent. A value leaves right after it is made (`plan/crossing.py` says how); the receiver takes what the sender
+sent in that order. So transfers match by construction, and a pattern that cannot be followed shows itself here, as
+lanes that wait for each other.
 
-Stages on one mesh are one *site*. Where a value of one site is read on another that shares its lane, it is taken there; a stage on
-several lanes is built once in each of them, from the same operators in the same order, and so are its collectives.
+Stages on one mesh are one *site*. Where a value of one site is read on another that shares its lane, it is taken there;
+a stage on several lanes is built once in each of them, from the same operators in the same order, and so are its
+collectives.
 
-What is made with each task (`plan/propagate_time.py`) is made there where it is obtained first, and forgotten when the task ends: the next that reads it makes it again.
+What is made with each task (`plan/propagate_time.py`) is made there where it is obtained first, and forgotten when the
+task ends: the next that reads it makes it again.
 
-Gradients: a value pending over the time axis is accumulated as each micro-batch makes it, unless the next operator takes it as it is; when the last is in, the axis is
-resolved. Outputs come last: each gradient in its parameter's layout, on every site that holds the parameter; a result of
-micro-batches as their concatenation.
+Gradients: a value pending over the time axis is accumulated as each micro-batch makes it, unless the next operator
+takes it as it is; when the last is in, the axis is resolved. Outputs come last: each gradient in its parameter's
+layout, on every site that holds the parameter; a result of micro-batches as their concatenation.
 """
 
 from __future__ import annotations
@@ -402,7 +405,8 @@ class _LaneBuilder:
         self.progress += 1
 
     def _among(self, site: int, to: int) -> tuple[str, ...]:
-        # givers first: exchanges from other lanes get a stream of their own, so that takers need not agree on their order
+        # givers first: exchanges from other lanes get a stream of their own, so that takers need not agree on their
+        # order
         lanes = dict.fromkeys((*self.index.sites[site], *self.index.sites[to]))
         return tuple(self.index.lane_names[lane] for lane in lanes)
 

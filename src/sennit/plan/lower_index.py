@@ -1,7 +1,7 @@
 """Look-ups on the graph of a complete plan that all lanes share while it is lowered.
 
-Stages on equal meshes are one *site*: a value made by one of them is there for the others. A site is named by the first of its
-stages.
+Stages on equal meshes are one *site*: a value made by one of them is there for the others. A site is named by the first
+of its stages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ Placed = tuple[tuple[str, Entry], ...]  # entries in the order of a mesh, withou
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What every micro-batch of an operator has in common: how it needs its reads and makes its results, and its local call."""
+    """What every micro-batch of an operator has in common: how it needs its reads and makes its results, and its local
+    call.
+    """
 
     reads: tuple[str, ...]
     needs: tuple[Placed, ...]
@@ -119,8 +121,11 @@ class LowerIndex:
         return Template(reads, tuple(self.placed(need, site) for need in needs), layouts, kind, args, kwargs)
 
     def _share_homes(self) -> None:
-        """A device holds a parameter once. Where two sites that share lanes read it, the one with more devices is its home, and the
-        other takes its pieces from there."""
+        """A device holds a parameter once.
+
+        Where two sites that share lanes read it, the one with more devices is its home, and the other takes its pieces
+        from there.
+        """
         for item in self.plan.graph.inputs:
             sites = self.holders[item.path]
             if item.role not in (Role.PARAM, Role.BUFFER) or len(sites) < 2:
@@ -167,7 +172,9 @@ class LowerIndex:
         return next(self.decisions.inputs[name, stage] for stage in stages if (name, stage) in self.decisions.inputs)
 
     def _note_early(self, output: Output, wanted: Mapping[int, Entries]) -> None:
-        """How a gradient lies in its parameter's pieces, back through views and casts of what is a sum over micro-batches."""
+        """How a gradient lies in its parameter's pieces, back through views and casts of what is a sum over
+        micro-batches.
+        """
         site = self.site[self.producers[output.name].name]
         name, need = output.name, wanted.get(site)
         while need is not None:
@@ -218,7 +225,10 @@ class LowerIndex:
 
 
 def pattern_of(plan: Plan) -> Pattern:
-    """The plan's pattern. Left out: 1F1B where each lane is a stage; else all micro-batches forward, then all backward."""
+    """The plan's pattern.
+
+    Left out: 1F1B where each lane is a stage; else all micro-batches forward, then all backward.
+    """
     if plan.pattern is not None:
         return plan.pattern
     lanes = plan.lanes
@@ -235,8 +245,9 @@ def pattern_of(plan: Plan) -> Pattern:
 def weight_work(graph: Graph) -> set[str]:
     """The backward operators that nothing but the gradient of one parameter waits for.
 
-    Backwards over the operators: which outputs each one leads to. The product that makes a weight's gradient leads to that one;
-    the product that makes an input's gradient leads to those of all modules before."""
+    Backwards over the operators: which outputs each one leads to. The product that makes a weight's gradient leads to
+    that one; the product that makes an input's gradient leads to those of all modules before.
+    """
     several = "several"  # all that counts beyond one, and a set a model long would be slow to carry
     leads: dict[str, set[str]] = {}
     for output in graph.outputs:

@@ -1,4 +1,6 @@
-"""What lanes are built with (`plan/lower.py`): keys of buffers, sums in the making, letters between lanes and their mail; names, arguments, steps of moves."""
+"""What lanes are built with (`plan/lower.py`): keys of buffers, sums in the making, letters between lanes and their
+mail; names, arguments, steps of moves.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,10 @@ class Letter:
 
 @dataclass(slots=True)
 class Mail:
-    """What was given to a lane and not taken yet, by the lane that gave. All takers take in the order in which givers gave."""
+    """What was given to a lane and not taken yet, by the lane that gave.
+
+    All takers take in the order in which givers gave.
+    """
 
     queues: dict[int, deque[Letter]] = field(default_factory=dict)
 
@@ -58,7 +63,9 @@ class Mail:
         self.queues.setdefault(giver, deque()).append(letter)
 
     def take(self, lanes: Iterable[int]) -> Letter | None:
-        """The first letter of these lanes that all its givers have sent, and before which they have sent nothing that is still here."""
+        """The first letter of these lanes that all its givers have sent, and before which they have sent nothing that
+        is still here.
+        """
         for lane in lanes:
             queue = self.queues.get(lane)
             if not queue:

@@ -13,16 +13,19 @@ After warm-up a lane is idle for I - (its work) of every interval. No interval i
     resource bound   max over lanes of the work of one micro-batch
     memory bound     max over lanes of  sum over stages of held * life / cap
 
-where life is the longest path from the start of F to the task that lets go: by Little's law a lane holds held * life / I on average.
-So an interval equal to the bound has no bubble in the steady state, or none that the cap allows to remove.
+where life is the longest path from the start of F to the task that lets go: by Little's law a lane holds held * life /
+I on average. So an interval equal to the bound has no bubble in the steady state, or none that the cap allows to
+remove.
 
-`schedule` tries intervals from the bound upward. List scheduling places tasks in the order of the data, each at the first free
-place; F as early as it can, or as late as its readers allow, which holds less. Where `ortools` is installed (the extra
-`search`), CP-SAT searches the same model where lists end above the bound (`plan/modulo_cpsat.py`). `Modulo.pattern` unrolls to M
-micro-batches, with warm-up and cool-down: tasks of a lane in the order of their starts, which no one can deadlock on.
+`schedule` tries intervals from the bound upward. List scheduling places tasks in the order of the data, each at the
+first free place; F as early as it can, or as late as its readers allow, which holds less. Where `ortools` is installed
+(the extra `search`), CP-SAT searches the same model where lists end above the bound (`plan/modulo_cpsat.py`).
+`Modulo.pattern` unrolls to M micro-batches, with warm-up and cool-down: tasks of a lane in the order of their starts,
+which no one can deadlock on.
 
 Any set of stages: several on one lane, one on all lanes, stages without backward, unequal times. Rau, "Iterative modulo
-scheduling" (1994), has the classical form; pipelines of stages as a modulo schedule: the SuperScaler paper's section on schedules.
+scheduling" (1994), has the classical form; pipelines of stages as a modulo schedule: the SuperScaler paper's section on
+schedules.
 """
 
 from __future__ import annotations
@@ -46,8 +49,11 @@ Key = tuple[Work, int]  # a task of one micro-batch: its work and stage
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Stages in the order of the data. `lanes[s]` are the lanes of stage s; `trained[s]` says whether it has a backward; `split` schedules
-    W apart from B; `caps` are by lane, in the unit of `held`."""
+    """Stages in the order of the data.
+
+    `lanes[s]` are the lanes of stage s; `trained[s]` says whether it has a backward; `split` schedules W apart from B;
+    `caps` are by lane, in the unit of `held`.
+    """
 
     lanes: tuple[tuple[int, ...], ...]
     durations: tuple[Durations, ...]
@@ -158,7 +164,9 @@ class Modulo:
         return 1.0 - self.problem.resource_bound() / self.interval
 
     def pattern(self, microbatches: int) -> Pattern:
-        """Unrolled: each lane's tasks in the order of their starts; of two at one time, the one that is first in the data."""
+        """Unrolled: each lane's tasks in the order of their starts; of two at one time, the one that is first in the
+        data.
+        """
         rows: list[tuple[Task, ...]] = []
         keys = self.problem.tasks()
         for lane in range(len(self.problem.caps)):
@@ -173,8 +181,10 @@ class Modulo:
 
 
 def schedule(problem: Problem, *, seconds: float = 2.0, solver: bool | None = None) -> Modulo:
-    """The schedule with the least interval found. `solver` says whether CP-SAT may be used: None where it is installed; `seconds` is
-    its time limit for one interval."""
+    """The schedule with the least interval found.
+
+    `solver` says whether CP-SAT may be used: None where it is installed; `seconds` is its time limit for one interval.
+    """
     bound = problem.bound
     best = _by_lists(problem, bound)
     if best.interval <= bound * (1 + 1e-6) or solver is False:
@@ -190,8 +200,10 @@ def schedule(problem: Problem, *, seconds: float = 2.0, solver: bool | None = No
 
 
 def _by_lists(problem: Problem, bound: float) -> Modulo:
-    """The first interval of a rising sequence at which a list works. With one interval for the whole micro-batch one always does: nothing
-    overlaps then."""
+    """The first interval of a rising sequence at which a list works.
+
+    With one interval for the whole micro-batch one always does: nothing overlaps then.
+    """
     serial = max(
         bound, sum(problem.seconds(key) for key in problem.tasks()) + 2 * len(problem.edges) * problem.transfer
     )
@@ -216,11 +228,13 @@ def _by_lists(problem: Problem, bound: float) -> Modulo:
 
 
 def _place(problem: Problem, interval: float, packed: bool, late: bool) -> dict[Key, float] | None:
-    """Offsets in the order of the data, each at the first place that is free on all its lanes; None where one has no place.
+    """Offsets in the order of the data, each at the first place that is free on all its lanes; None where one has no
+    place.
 
-    With `packed`, the free time of a lane stays one piece, so that everything always fits: what several lanes share is laid side by side
-    first, and the rest at an end of what is free, at the one that comes sooner. With `late`, F of earlier stages is moved as late
-    as what reads it allows."""
+    With `packed`, the free time of a lane stays one piece, so that everything always fits: what several lanes share is
+    laid side by side first, and the rest at an end of what is free, at the one that comes sooner. With `late`, F of
+    earlier stages is moved as late as what reads it allows.
+    """
     needs = problem.needs()
     tables = [_Circle(interval) for _ in problem.caps]
     arcs = [_Arc(interval) for _ in problem.caps]

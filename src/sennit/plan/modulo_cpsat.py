@@ -4,11 +4,12 @@ With the interval I fixed, an offset is s = k * I + p with 0 <= p < I:
 
 - lanes: intervals [p, p + d) and their copies [p + I, p + I + d) do not overlap: that is disjointness on the circle;
 - dependencies are linear in k and p;
-- memory: n >= (release - start) / I micro-batches of a stage are in flight; sum of held * n <= cap on each lane. On a lane with one stage
+- memory: n >= (release - start) / I micro-batches of a stage are in flight; sum of held * n <= cap on each lane. On a
+  lane with one stage
   this is exact, with several a little strict; `fits` has the exact count, and decides.
 
-Times are integers: seconds in units of the bound / `_UNITS`, durations rounded up. The least interval is found by bisection between
-the bound and what lists found.
+Times are integers: seconds in units of the bound / `_UNITS`, durations rounded up. The least interval is found by
+bisection between the bound and what lists found.
 """
 
 from __future__ import annotations

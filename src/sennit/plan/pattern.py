@@ -4,8 +4,8 @@
     row     := task (" " task)*
     task    := STAGE? ("F" | "B" | "W") MICROBATCH
 
-One row per lane, tasks in the order in which the lane runs them. The stage is left out where row number r runs stage r and
-nothing else:
+One row per lane, tasks in the order in which the lane runs them. The stage is left out where row number r runs stage r
+and nothing else:
 
     F0 F1 B0 F2 B1 F3 B2 B3
     F0 B0 F1 B1 F2 B2 F3 B3
@@ -15,12 +15,12 @@ Two lanes with two stages each, in the form of a V:
     0F0 0F1 1F0 1B0 0B0 1F1 1B1 0B1
     ...
 
-F is the forward work of a stage on a micro-batch, B the backward work. Where a pattern has W tasks of a stage, B is only what
-other stages wait for, and W the rest: the gradients of parameters. A stage without B has no backward work.
+F is the forward work of a stage on a micro-batch, B the backward work. Where a pattern has W tasks of a stage, B is
+only what other stages wait for, and W the rest: the gradients of parameters. A stage without B has no backward work.
 
-A pattern is complete if every row of a stage runs the same tasks of it: each micro-batch F once, then B once where the stage has
-B, then W once where it has W. Whether the lanes can follow it without waiting for each other forever is decided when it is
-lowered, with the real dependencies.
+A pattern is complete if every row of a stage runs the same tasks of it: each micro-batch F once, then B once where the
+stage has B, then W once where it has W. Whether the lanes can follow it without waiting for each other forever is
+decided when it is lowered, with the real dependencies.
 """
 
 from __future__ import annotations
@@ -130,8 +130,9 @@ def _check_stage(position: dict[Task, int], stage: int, works: set[Work], microb
 
 
 def one_forward_one_backward(stages: int, microbatches: int) -> Pattern:
-    """1F1B: stage s of S first runs S - s - 1 micro-batches forward, then one forward and one backward in turn, so that it
-    never holds the activations of more than S - s micro-batches."""
+    """1F1B: stage s of S first runs S - s - 1 micro-batches forward, then one forward and one backward in turn, so that
+    it never holds the activations of more than S - s micro-batches.
+    """
     rows: list[tuple[Task, ...]] = []
     for stage in range(stages):
         ahead = min(stages - stage - 1, microbatches)

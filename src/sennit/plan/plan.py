@@ -2,17 +2,19 @@
 
 Three functions make plans, each from a plan to a plan:
 
-- `transform(plan, items, dim=, axis=)` splits: an operator on a letter of its rule (`capture/rules/`) over a space axis, or
+- `transform(plan, items, dim=, axis=)` splits: an operator on a letter of its rule (`capture/rules/`) over a space
+  axis, or
   a model input on a dim over space and time axes (a time axis on the batch dim is micro-batches), or a parameter where it lives:
   operators still get the whole of it, and its gradient comes in its pieces (ZeRO);
-- `place(plan, ops, mesh)` makes a stage: operators on a part of the mesh. Stages may share devices, in any order and with other
+- `place(plan, ops, mesh)` makes a stage: operators on a part of the mesh. Stages may share devices, in any order and
+  with other
   axes: one device may hold several runs of layers, and one stage may lie on all devices, between stages that do not;
 - `order(plan, pattern)` says in which order each lane runs the micro-batches of its stages, forward and backward.
 
 A *lane* is the devices that hold the same stages: they run the same program. With one stage a device, lanes are stages.
 
-What a plan leaves open is filled in by `propagate.py`: layouts follow the decided operators forward, to parameters and to the
-backward pass; operators that no one placed follow their neighbours.
+What a plan leaves open is filled in by `propagate.py`: layouts follow the decided operators forward, to parameters and
+to the backward pass; operators that no one placed follow their neighbours.
 """
 
 from __future__ import annotations
@@ -176,7 +178,10 @@ def _op_split(
 
 
 def place(plan: Plan, ops: Iterable[Op], mesh: Mesh, stage: int | None = None) -> Plan:
-    """Put operators on a part of the mesh, as stage number `stage`. Left out: the first stage on that mesh, or a new one."""
+    """Put operators on a part of the mesh, as stage number `stage`.
+
+    Left out: the first stage on that mesh, or a new one.
+    """
     outside = sorted(set(mesh.devices) - set(plan.mesh.devices))
     if outside:
         raise PlanError(f"devices {outside} are not in the plan's mesh {plan.mesh}", fix="take parts with mesh.at(...)")

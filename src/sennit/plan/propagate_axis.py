@@ -125,8 +125,10 @@ class AxisPass:
         return entry if entry is None or made == self._size(op) else _resized(entry, made, self._size(op))
 
     def _is_free(self, op: Op) -> bool:
-        """Whether any piece of what the operator makes can be made here, without moving anything: it reads nothing but the seed,
-        or, in space, only values that are whole on this axis and that no parameter flows into; or it repeats whole values."""
+        """Whether any piece of what the operator makes can be made here, without moving anything: it reads nothing but
+        the seed, or, in space, only values that are whole on this axis and that no parameter flows into; or it repeats
+        whole values.
+        """
         if op.name in self.decided:
             return False
         if op.name in self.index.sources:
@@ -137,8 +139,9 @@ class AxisPass:
         return (early and not self.is_time) or self._spreads(op)
 
     def _spreads(self, op: Op) -> bool:
-        """Whether it repeats whole values along a dim of its result that none of them has: a bias of positions, once for each sample. Or
-        passes such a result on."""
+        """Whether it repeats whole values along a dim of its result that none of them has: a bias of positions, once
+        for each sample. Or passes such a result on.
+        """
         rule = self.index.book.rule(op)
         if is_product(op) or (isinstance(rule, Letters) and rule.summed):
             return False
@@ -179,8 +182,10 @@ class AxisPass:
         return self._replicated(op)
 
     def _reduce_instead(self, name: str, entry: Split) -> bool:
-        """Where some readers want a piece, and those that want the whole only sum it up: let these sum their piece, and leave the
-        sums pending. A sum over the vocabulary is one number per token; the rows that it sums would be whole on every device."""
+        """Where some readers want a piece, and those that want the whole only sum it up: let these sum their piece, and
+        leave the sums pending. A sum over the vocabulary is one number per token; the rows that it sums would be whole
+        on every device.
+        """
         revised: list[tuple[Op, Strategy]] = []
         for reader in self.index.readers.get(name, ()):
             strategy = self.strategies[reader.name].get(self.axis) or self._replicated(reader)
@@ -220,8 +225,10 @@ class AxisPass:
         return Moment.BEFORE if strategy.is_replicated else Moment.DURING
 
     def _passes_on(self, op: Op, strategy: Strategy, sums: list[str]) -> bool:
-        """Whether it runs on the term of each micro-batch, and what it makes is summed up in place of what it reads: where that gets smaller, by
-        this operator or by those behind it. The gradient of a table of biases, and not those of all pairs of positions."""
+        """Whether it runs on the term of each micro-batch, and what it makes is summed up in place of what it reads:
+        where that gets smaller, by this operator or by those behind it. The gradient of a table of biases, and not
+        those of all pairs of positions.
+        """
         stage = self.index.stage[op.name]
         terms = [name for name, need in zip(op.reads, strategy.reads, strict=True) if isinstance(need, Pending)]
         return (
@@ -235,8 +242,10 @@ class AxisPass:
         )
 
     def _postpone(self, moment: dict[str, Moment], wanted: dict[str, set[Entry | None]]) -> None:
-        """What could run before the first micro-batch, and is read one micro-batch at a time, runs with each of them. The rows of targets over
-        a vocabulary, of the whole batch, would be there through all of the step."""
+        """What could run before the first micro-batch, and is read one micro-batch at a time, runs with each of them.
+
+        The rows of targets over a vocabulary, of the whole batch, would be there through all of the step.
+        """
         outputs = {output.name for output in self.graph.outputs}
         for op in reversed(self.graph.ops):
             early = moment[op.name] is Moment.BEFORE and all(value.name in self.index.whole for value in op.results)
@@ -338,7 +347,9 @@ class AxisPass:
         return self.chosen[key]
 
     def _hint(self, op: Op, names: tuple[str, ...], have: tuple[Entry | None, ...]) -> Entry | None:
-        """Where a pending sum is wanted: as a decided reader wants it; a gradient, as the value lies that it is the gradient of."""
+        """Where a pending sum is wanted: as a decided reader wants it; a gradient, as the value lies that it is the
+        gradient of.
+        """
         forward = self.index.forward.get(op.seq) if op.phase is Phase.BACKWARD and op.seq is not None else None
         if op.name in self.hints or forward is None or self.is_time:
             return self.hints.get(op.name)
@@ -350,7 +361,9 @@ class AxisPass:
         return entry if is_gradient and alike and isinstance(entry, Split) else None
 
     def _piece_of_gradient(self, op: Op) -> Strategy | None:
-        """A gradient that is made of whole values, for a parameter that is split: only the parameter's piece of it is needed."""
+        """A gradient that is made of whole values, for a parameter that is split: only the parameter's piece of it is
+        needed.
+        """
         entry = self.terms.get(op.name)
         strategy = (
             making(op, self.types, self._size(op), 0, entry, self.index.book.rule(op)) if entry is not None else None
@@ -401,7 +414,8 @@ class AxisPass:
             case (None, _):
                 return 0.0
             case (Pending(), None) if self.is_time:
-                return 1.0  # after the last micro-batch, when the sum is complete; what passes the sum on is as good, and first
+                # after the last micro-batch, when the sum is complete; what passes the sum on is as good, and first
+                return 1.0
             case _ if self.is_time:
                 return float("inf")
             case (Split(), None):
@@ -417,7 +431,9 @@ class AxisPass:
 
 
 def _resized(entry: Entry, made: int, seen: int) -> Entry | None:
-    """An entry on an axis of `made` pieces, on one of `seen`: as many blocks of the same run of indices; a sum is reduced."""
+    """An entry on an axis of `made` pieces, on one of `seen`: as many blocks of the same run of indices; a sum is
+    reduced.
+    """
     if isinstance(entry, Pending) or seen == 1 or entry.stride * made % seen:
         return None
     return Split(entry.dim, entry.stride * made // seen)

@@ -77,7 +77,10 @@ class AxisFit:
         )
 
     def _restrided(self, op: Op, letter: str, strategy: Strategy, stride: int) -> Strategy | None:
-        """The same split with another stride. A view's strides before and after differ, so it is made from its result's."""
+        """The same split with another stride.
+
+        A view's strides before and after differ, so it is made from its result's.
+        """
         rule = self.index.book.rule(op)
         if isinstance(rule, Letters):
             return split_on(rule, letter, stride)

@@ -1,6 +1,7 @@
 """What a decided reader, a split parameter or an optimizer's state will want of a value, along one axis.
 
-Propagation walks forward and decides an operator by what it reads. Where that leaves a choice, what will be wanted of its result decides:
+Propagation walks forward and decides an operator by what it reads. Where that leaves a choice, what will be wanted of
+its result decides:
 
 | of | lies as |
 |---|---|
@@ -109,7 +110,9 @@ class AxisHints:
         return found
 
     def _readers(self) -> dict[str, Entry]:
-        """How the first decided reader of a value wants it: a pending sum is scattered to there, rather than reduced and cut."""
+        """How the first decided reader of a value wants it: a pending sum is scattered to there, rather than reduced
+        and cut.
+        """
         hints: dict[str, Entry] = {}
         for made, strategy in self.decided.items():
             for name, entry in zip(self.index.reads[made], strategy.reads, strict=True):

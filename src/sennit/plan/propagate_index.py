@@ -62,7 +62,10 @@ class PlanIndex:
         return self._sizes[stage].get(axis, 1)
 
     def root(self, name: str) -> str:
-        """The value that a chain of relabellings and copies starts from. What is computed again is the value that it was."""
+        """The value that a chain of relabellings and copies starts from.
+
+        What is computed again is the value that it was.
+        """
         while True:
             first = name.removesuffix(AGAIN)
             if first != name and first in self.producers:

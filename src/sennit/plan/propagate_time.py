@@ -1,24 +1,31 @@
-"""What is made once for all micro-batches, what with each, and where sums over them are added up: by the bytes that would stand.
+"""What is made once for all micro-batches, what with each, and where sums over them are added up: by the bytes that
+would stand.
 
-A value that no micro-batch flows into can be made before the first of them. Then it stands through the whole step. A bias for every pair of positions is such a
-value: it is gathered from a table that is a hundred times smaller. So is a mask that is made of a few positions. With them comes the gradient: a sum over
-micro-batches of what each has for every pair, before it is added up into the table.
+A value that no micro-batch flows into can be made before the first of them. Then it stands through the whole step. A
+bias for every pair of positions is such a value: it is gathered from a table that is a hundred times smaller. So is a
+mask that is made of a few positions. With them comes the gradient: a sum over micro-batches of what each has for every
+pair, before it is added up into the table.
 
-**With each** (`made_with_each`). A value of the moment *before* is made again in every task (F, B or W of a micro-batch) that reads it, and let go with the task, if
+**With each** (`made_with_each`). A value of the moment *before* is made again in every task (F, B or W of a
+micro-batch) that reads it, and let go with the task, if
 
 - it has `HELD` bytes or more: below that a launch costs more than the memory is worth;
-- it is larger than all that it is made of and that stands: parameters, and what else is made before. So a cast or a transpose of a weight, which is as large as
+- it is larger than all that it is made of and that stands: parameters, and what else is made before. So a cast or a
+  transpose of a weight, which is as large as
   the weight or smaller, is made once;
-- its operator computes one result an element: no product, no convolution. What these make stands, and what is larger than that is made of it with each task;
-- it reads nothing that the time axis splits, since that would be the work of all micro-batches with each of them; and everything that it reads or that
+- its operator computes one result an element: no product, no convolution. What these make stands, and what is larger
+  than that is made of it with each task;
+- it reads nothing that the time axis splits, since that would be the work of all micro-batches with each of them; and
+  everything that it reads or that
   reads it is on its stage, since a transfer with each task costs more than a copy that is there.
 
-Views of such a value go with it. What it saves is its bytes, for each layer that has one; what it costs is to write it once a task, which is less than reading the
-parts of one micro-batch that it is added to.
+Views of such a value go with it. What it saves is its bytes, for each layer that has one; what it costs is to write it
+once a task, which is less than reading the parts of one micro-batch that it is added to.
 
-**Sums** (`fewest_ahead`). A sum over micro-batches is added up where it is smallest: with terms p0, made into p1, into p2, ... by operators that are linear, each the only reader
-of the one before, it is the first p_i with the fewest bytes. Operators up to there run with each micro-batch, those behind it once. Where nothing gets smaller that is p0,
-and weights add up as they always did.
+**Sums** (`fewest_ahead`). A sum over micro-batches is added up where it is smallest: with terms p0, made into p1, into
+p2, ... by operators that are linear, each the only reader of the one before, it is the first p_i with the fewest bytes.
+Operators up to there run with each micro-batch, those behind it once. Where nothing gets smaller that is p0, and
+weights add up as they always did.
 """
 
 from __future__ import annotations
@@ -37,7 +44,10 @@ HELD = 1 << 16  # bytes
 
 
 def made_with_each(index: PlanIndex, moment: Mapping[str, Moment], split: set[str]) -> frozenset[str]:
-    """The operators of the moment before that every task runs again. `split` are the inputs that the time axis splits."""
+    """The operators of the moment before that every task runs again.
+
+    `split` are the inputs that the time axis splits.
+    """
     standing = _Standing(index)
     chosen: dict[str, Op] = {}
     for op in index.graph.ops:
@@ -65,7 +75,10 @@ class _Standing:
         return frozenset().union(*(self.made_of.get(name, frozenset((name,))) for name in op.reads))
 
     def is_outgrown(self, op: Op) -> bool:
-        """Whether the result is larger than what it is made of. Beside what parameters flow into, indices do not count: they are there anyhow."""
+        """Whether the result is larger than what it is made of.
+
+        Beside what parameters flow into, indices do not count: they are there anyhow.
+        """
         leaves = self.of(op)
         trained = [name for name in leaves if name not in self.index.whole]
         return sum(value.type.bytes for value in op.results) > sum(

@@ -1,20 +1,22 @@
 """Recomputation: keep less between forward and backward, and compute it again when the backward pass needs it.
 
-Let S be the chosen forward operators. Backward operators read some of their results: those values live from the forward to
-the backward pass, for every micro-batch in flight. Clone into the backward phase what these reads need of S, and let the backward pass
-read the clones:
+Let S be the chosen forward operators. Backward operators read some of their results: those values live from the forward
+to the backward pass, for every micro-batch in flight. Clone into the backward phase what these reads need of S, and let
+the backward pass read the clones:
 
     clones = the least set with: an operator of S whose result a backward operator or a clone reads is cloned
 
-A clone reads clones of what S makes and the originals of everything else, so what enters S is kept instead of what is inside. It stands
-right before the first backward operator that needs it, so the memory is taken late. It computes the same values from the same values:
-a random operator is a function of its number (`ir/graph.py`), so dropout comes out again as it was.
+A clone reads clones of what S makes and the originals of everything else, so what enters S is kept instead of what is
+inside. It stands right before the first backward operator that needs it, so the memory is taken late. It computes the
+same values from the same values: a random operator is a function of its number (`ir/graph.py`), so dropout comes out
+again as it was.
 
-One call is one segment. Layers that are each to start from their own input are one call each: all of them in one call would keep only
-what enters the first, and compute the whole model twice before the last layer's backward pass.
+One call is one segment. Layers that are each to start from their own input are one call each: all of them in one call
+would keep only what enters the first, and compute the whole model twice before the last layer's backward pass.
 
-Clones are operators like any other. They are placed with the backward pass of the operator they repeat, by its sequence number, and split as the plan
-splits that one. Values that no chosen operator makes, and results that backward does not read, cost nothing.
+Clones are operators like any other. They are placed with the backward pass of the operator they repeat, by its sequence
+number, and split as the plan splits that one. Values that no chosen operator makes, and results that backward does not
+read, cost nothing.
 """
 
 from __future__ import annotations
@@ -68,7 +70,10 @@ class _Cloner:
         return replace(self.source, ops=tuple(self.ops), repeats=())
 
     def _reading_clones(self, op: Op) -> Op:
-        """The operator on clones where there are any; makes them first. A stack and not recursion: a chain may be a model deep."""
+        """The operator on clones where there are any; makes them first.
+
+        A stack and not recursion: a chain may be a model deep.
+        """
         waiting = [(op, False)]
         while waiting:
             reader, ready = waiting.pop()

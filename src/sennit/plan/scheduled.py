@@ -1,8 +1,8 @@
 """An order for any plan: what its stages do and read, as a problem for the modulo scheduler.
 
-From the graph: which stages have a backward part; which reads from which; how long each part takes, as flops over the devices of the stage
-(only ratios matter). The scheduler (`plan/modulo.py`) then overlaps micro-batches, also where stages are unequal, share devices, or lie on
-all of them. Lists only, no solver: every rank plans the same.
+From the graph: which stages have a backward part; which reads from which; how long each part takes, as flops over the
+devices of the stage (only ratios matter). The scheduler (`plan/modulo.py`) then overlaps micro-batches, also where
+stages are unequal, share devices, or lie on all of them. Lists only, no solver: every rank plans the same.
 """
 
 from __future__ import annotations
@@ -22,13 +22,19 @@ __all__ = ["problem_of", "scheduled"]
 
 
 def scheduled(plan: Plan, *, in_flight: float = inf, split: bool = False) -> Pattern:
-    """A pattern for the plan. `in_flight` caps the micro-batches of trained stages that a lane holds; `split` schedules the gradients of
-    weights apart."""
+    """A pattern for the plan.
+
+    `in_flight` caps the micro-batches of trained stages that a lane holds; `split` schedules the gradients of weights
+    apart.
+    """
     return schedule(problem_of(plan, in_flight=in_flight, split=split), solver=False).pattern(plan.microbatches)
 
 
 def problem_of(plan: Plan, *, in_flight: float = inf, split: bool = False) -> Problem:
-    """The stages of a plan as a problem. A stage on all lanes holds nothing: its activations are those that the others send it."""
+    """The stages of a plan as a problem.
+
+    A stage on all lanes holds nothing: its activations are those that the others send it.
+    """
     graph, meshes, lanes = plan.graph, plan.stages, plan.lanes
     stage, types, producers = stages_of(plan), graph.types(), graph.producers()
     weights = weight_work(graph)

@@ -14,10 +14,10 @@ S lanes, M micro-batches. F, B, W take f, b, w seconds on a lane, and B is b + w
 | 3F1B (SuperScaler): p passes, the last one trained | i, i+S, i+2S | 0 in the steady state | |
 | interlaced (SuperScaler): first and last stage on all lanes | 0, i+1, S+1 | 0 in the steady state | |
 
-For stages of v times less work, f, b, w are those of all stages of a lane. A lane's bubble is its idle time between its own first
-and last task for the zero-bubble kinds (H2 shifts the lanes against each other, and needs an optimizer step that waits for
-none), and that of the whole step for the others. Property tests hold each figure of the table against the recurrence of
-`plan/grid.py`.
+For stages of v times less work, f, b, w are those of all stages of a lane. A lane's bubble is its idle time between its
+own first and last task for the zero-bubble kinds (H2 shifts the lanes against each other, and needs an optimizer step
+that waits for none), and that of the whole step for the others. Property tests hold each figure of the table against
+the recurrence of `plan/grid.py`.
 
 Stages may be unequal: `plan/modulo.py` finds a schedule for any set of them.
 """
@@ -98,7 +98,9 @@ def zero_bubble_h1(stages: int, microbatches: int) -> Pattern:
 
 
 def zero_bubble_h2(stages: int, microbatches: int) -> Pattern:
-    """ZB-H2: more forward before the first backward, W filling every gap: no lane idles between its first and last task."""
+    """ZB-H2: more forward before the first backward, W filling every gap: no lane idles between its first and last
+    task.
+    """
     return _split_weights(stages, microbatches, lambda stage: (2 * (stages - stage - 1), 2 * stage))
 
 
@@ -122,8 +124,11 @@ def _split_weights(stages: int, microbatches: int, shape: Callable[[int], tuple[
 
 
 def chimera(stages: int, microbatches: int) -> Pattern:
-    """Two pipelines through the same devices, down and up. Stage i lies on devices i and S-1-i, each for one half of every micro-batch, so
-    both do the same at the same time: lane i runs the stages i and S-1-i. Units of S/2 micro-batches follow each other."""
+    """Two pipelines through the same devices, down and up.
+
+    Stage i lies on devices i and S-1-i, each for one half of every micro-batch, so both do the same at the same time:
+    lane i runs the stages i and S-1-i. Units of S/2 micro-batches follow each other.
+    """
     _check(stages, microbatches)
     if stages % 2:
         raise PlanError(f"Chimera with {stages} stages", fix="use an even number of stages")
@@ -132,8 +137,9 @@ def chimera(stages: int, microbatches: int) -> Pattern:
 
 
 def _greedy(lanes: Sequence[tuple[int, ...]], microbatches: int, in_flight: int) -> Pattern:
-    """Lanes take the first task that is ready, backward before forward, deep stages before early ones, with F and B of one second each; no
-    more than `in_flight` micro-batches between the first F and the last B of a lane's first stage."""
+    """Lanes take the first task that is ready, backward before forward, deep stages before early ones, with F and B of
+    one second each; no more than `in_flight` micro-batches between the first F and the last B of a lane's first stage.
+    """
     stages = 1 + max(stage for own in lanes for stage in own)
     stop: dict[Task, int] = {}
     rows: list[list[Task]] = [[] for _ in lanes]
@@ -173,8 +179,9 @@ def _before(task: Task, stages: int) -> tuple[Task, ...]:
 
 
 def dual_pipe_v(lanes: int, microbatches: int) -> Pattern:
-    """DualPipeV: lane i has stages i and 2S-1-i, so data goes down and comes back; B of one stage runs beside F of the other, and W fills the
-    ends. Eight phases, as DeepSeek-AI published them; at least 2 S micro-batches."""
+    """DualPipeV: lane i has stages i and 2S-1-i, so data goes down and comes back; B of one stage runs beside F of the
+    other, and W fills the ends. Eight phases, as DeepSeek-AI published them; at least 2 S micro-batches.
+    """
     _check(lanes, microbatches)
     if microbatches < 2 * lanes:
         raise PlanError(
@@ -242,8 +249,10 @@ class _DualLane:
 
 
 def several_forward_one_backward(lanes: int, microbatches: int, passes: int = 3) -> Pattern:
-    """3F1B: the blocks run `passes` times, each pass on the result of the one before, and only the last is differentiated: pass r of
-    block i is stage r S + i on lane i. Each lane runs `passes` F and one B for every micro-batch, of different micro-batches."""
+    """3F1B: the blocks run `passes` times, each pass on the result of the one before, and only the last is
+    differentiated: pass r of block i is stage r S + i on lane i. Each lane runs `passes` F and one B for every
+    micro-batch, of different micro-batches.
+    """
     _check(lanes, microbatches)
     stages = passes * lanes
     problem = Problem(
@@ -260,8 +269,10 @@ def several_forward_one_backward(lanes: int, microbatches: int, passes: int = 3)
 def pass_after_pass(
     lanes: int, microbatches: int, passes: int = 3, *, trained: Sequence[bool] | None = None
 ) -> Pattern:
-    """Stages as in 3F1B, for a runner that knows one forward pass: all micro-batches through each pass without gradients, and then 1F1B. `trained` says which stages have
-    a B; of those of earlier passes (an embedding that they begin with) it follows that of the last pass on the same lane."""
+    """Stages as in 3F1B, for a runner that knows one forward pass: all micro-batches through each pass without
+    gradients, and then 1F1B. `trained` says which stages have a B; of those of earlier passes (an embedding that they
+    begin with) it follows that of the last pass on the same lane.
+    """
     _check(lanes, microbatches)
     early, rows = (passes - 1) * lanes, []
     more = [stage for stage in range(early) if trained is not None and trained[stage]]
@@ -278,8 +289,10 @@ def pass_after_pass(
 def interlaced(
     lanes: int, microbatches: int, *, in_flight: float = inf, durations: tuple[Durations, ...] | None = None
 ) -> Pattern:
-    """The first and the last stage (an embedding, a head) on all lanes, S stages of layers between them, one a lane; `in_flight` caps the
-    micro-batches of layers that a lane holds. Layers of three seconds and shared work of one and two, unless `durations` are given."""
+    """The first and the last stage (an embedding, a head) on all lanes, S stages of layers between them, one a lane;
+    `in_flight` caps the micro-batches of layers that a lane holds. Layers of three seconds and shared work of one and
+    two, unless `durations` are given.
+    """
     _check(lanes, microbatches)
     everywhere = tuple(range(lanes))
     layers = (Durations(2.0, 2.0, 2.0),) * lanes

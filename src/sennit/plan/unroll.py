@@ -7,16 +7,17 @@
 | in pieces | whole | a concatenation |
 | as terms of a sum | whole | the sum, term by term |
 
-**Order.** Operators that the axis splits are held back, in a *segment*, until some operator needs one of their values whole; those that it does not split
-go ahead, since they need none of them. Then the segment is emitted piece by piece: all of piece 0, all of piece 1, ... A term of a sum is added as soon as it is
-there; a concatenation waits for the last piece. So while piece k runs, of the others only results of the segment are live.
+**Order.** Operators that the axis splits are held back, in a *segment*, until some operator needs one of their values
+whole; those that it does not split go ahead, since they need none of them. Then the segment is emitted piece by piece:
+all of piece 0, all of piece 1, ... A term of a sum is added as soon as it is there; a concatenation waits for the last
+piece. So while piece k runs, of the others only results of the segment are live.
 
-**Names.** Piece k of a value %x is %x.pk; whole values keep their names. Sequence numbers are multiplied, so that the backward operators of a
-piece still name its forward ones.
+**Names.** Piece k of a value %x is %x.pk; whole values keep their names. Sequence numbers are multiplied, so that the
+backward operators of a piece still name its forward ones.
 
-**Digits.** A split takes index i of a dim to piece (i // stride) % pieces. A dim of blocks * pieces * stride elements is sliced, and put together, as
-three dims; with one block that is a plain slice and a plain concatenation. Random numbers of a piece are those of its elements: a flat index is linear in a
-piece's indices too (`ir/random_numpy.py`).
+**Digits.** A split takes index i of a dim to piece (i // stride) % pieces. A dim of blocks * pieces * stride elements
+is sliced, and put together, as three dims; with one block that is a plain slice and a plain concatenation. Random
+numbers of a piece are those of its elements: a flat index is linear in a piece's indices too (`ir/random_numpy.py`).
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ class Sliced:
 
 @dataclass(frozen=True, slots=True)
 class Unrolled:
-    """The graph; the pieces of every operator that was cut, by name; the forward operators of pieces, which can be computed again;
-    the slices."""
+    """The graph; the pieces of every operator that was cut, by name; the forward operators of pieces, which can be
+    computed again; the slices.
+    """
 
     graph: Graph
     pieces: Mapping[str, tuple[str, ...]]
@@ -287,7 +289,9 @@ class _Unroller:
         return op if op.seq is None else replace(op, seq=op.seq * self.pieces + piece)
 
     def _fresh(self, name: str) -> str:
-        """Slices are made again in each segment that reads them: kept ones would be kept from the forward to the backward pass."""
+        """Slices are made again in each segment that reads them: kept ones would be kept from the forward to the
+        backward pass.
+        """
         candidate, count = name, 1
         while candidate in self.names:
             count += 1

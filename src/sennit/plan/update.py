@@ -7,11 +7,13 @@ With p a parameter, g its gradient, and what is kept between steps as buffers of
     AdamW    m' = m + (1 - b1) (g - m)     v' = b2 v + (1 - b2) g g
              p' = (1 - lambda eta) p - (eta c1) m' / (c2 sqrt(v') + eps)
 
-eta is the learning rate, c1 = 1 / (1 - b1^t) and c2 = 1 / sqrt(1 - b2^t) in step t: `optimizer@rate`, `optimizer@c1`, `optimizer@c2`, numbers that come in with
-each step (`scalars`). (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019, as torch has it.)
+eta is the learning rate, c1 = 1 / (1 - b1^t) and c2 = 1 / sqrt(1 - b2^t) in step t: `optimizer@rate`, `optimizer@c1`,
+`optimizer@c2`, numbers that come in with each step (`scalars`). (Loshchilov and Hutter, "Decoupled weight decay
+regularization", 2019, as torch has it.)
 
-The graph then returns p', m' and v' in place of gradients. Nothing more is needed for the plans of optimizers: cut `exp_avg` and `exp_avg_sq` over `dp`
-(`transform`) and the gradient is scattered to where they lie, the update is made on pieces, and the new parameter is gathered: ZeRO-1 by propagation.
+The graph then returns p', m' and v' in place of gradients. Nothing more is needed for the plans of optimizers: cut
+`exp_avg` and `exp_avg_sq` over `dp` (`transform`) and the gradient is scattered to where they lie, the update is made
+on pieces, and the new parameter is gathered: ZeRO-1 by propagation.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """The proof that a program computes what its graph does: every step's type follows from the types of what it reads.
 
-A buffer's type is its layout: which piece of which logical tensor it holds. `ir/program_check.py` proves it for every movement
-of data (collectives, transfers, exchanges, slices, sums over micro-batches), and that the lanes cannot wait for each other forever;
-for exchanges the table of messages itself is checked, that it tiles what every device takes. Here it is proved for every operator:
-it reads and writes on one mesh, along each axis, its reads and results form a strategy of its rule (`capture/rules/`), it is the
-local form that the strategy names (none for most), its arguments are those of the local pieces, and with them it makes the shapes
-of the local pieces. A rule is exact by its meaning, so by induction over the steps each buffer holds what
-its type says: a consumer's region is tiled exactly by what was produced, and value parts sum to the whole once.
+A buffer's type is its layout: which piece of which logical tensor it holds. `ir/program_check.py` proves it for every
+movement of data (collectives, transfers, exchanges, slices, sums over micro-batches), and that the lanes cannot wait
+for each other forever; for exchanges the table of messages itself is checked, that it tiles what every device takes.
+Here it is proved for every operator: it reads and writes on one mesh, along each axis, its reads and results form a
+strategy of its rule (`capture/rules/`), it is the local form that the strategy names (none for most), its arguments are
+those of the local pieces, and with them it makes the shapes of the local pieces. A rule is exact by its meaning, so by
+induction over the steps each buffer holds what its type says: a consumer's region is tiled exactly by what was
+produced, and value parts sum to the whole once.
 
-What is refused here would have computed something else: a sum that is still pending where a whole is read, a bias added on every
-rank, a size that is not the piece's.
+What is refused here would have computed something else: a sum that is still pending where a whole is read, a bias added
+on every rank, a size that is not the piece's.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ __all__ = ["verify"]
 
 
 def verify(program: Program, graph: Graph, sources: Sequence[Source] = (), certifier: Certifier | None = None) -> None:
-    """Raise unless the program computes the outputs of the graph and cannot deadlock. `sources` are those that it was planned
-    with. A `certifier` executes every rule that the proof relies on, once; without one, rules are taken at their word."""
+    """Raise unless the program computes the outputs of the graph and cannot deadlock.
+
+    `sources` are those that it was planned with. A `certifier` executes every rule that the proof relies on, once;
+    without one, rules are taken at their word.
+    """
     check_program(program)
     proof = _Proof(graph, RuleBook(graph.types(), sources), certifier)
     for lane in program.lanes:
@@ -50,7 +54,10 @@ def verify(program: Program, graph: Graph, sources: Sequence[Source] = (), certi
 
 
 class _Proof:
-    """The steps of one program against the operators of one graph. Layers repeat: what was proved once is remembered."""
+    """The steps of one program against the operators of one graph.
+
+    Layers repeat: what was proved once is remembered.
+    """
 
     def __init__(self, graph: Graph, book: RuleBook, certifier: Certifier | None) -> None:
         self.certifier = certifier

@@ -1,16 +1,17 @@
 """From a timeline to what a picture draws: rows of blocks.
 
-An event says which stream it ran on, a program says what ran there. Per device and stream the program fixes the order of
-steps, so the i-th event of a stream is the i-th step of it; frees leave no event, and views need not. Where the counts
-still differ an event is matched by name instead: the name of the buffer that the step defines or sends. What is matched by
-neither is drawn as plain compute or communication.
+An event says which stream it ran on, a program says what ran there. Per device and stream the program fixes the order
+of steps, so the i-th event of a stream is the i-th step of it; frees leave no event, and views need not. Where the
+counts still differ an event is matched by name instead: the name of the buffer that the step defines or sends. What is
+matched by neither is drawn as plain compute or communication.
 
     activity := tone, micro-batch        forward | backward | compute | collective | send | receive
     block    := neighbouring events of one stream with the same activity, closer together than one can see
     row      := the blocks of one stream
     group    := devices whose rows look the same, folded into one: a data-parallel plan on 16 devices is one group
 
-`groups` does all of it. `resolution` is the shortest time that can be seen; it bounds the number of blocks in a picture.
+`groups` does all of it. `resolution` is the shortest time that can be seen; it bounds the number of blocks in a
+picture.
 """
 
 from __future__ import annotations
@@ -239,8 +240,11 @@ def _microbatch(buffer: Buffer) -> int | None:
 
 
 def _blocks(events: Sequence[Event], activities: Sequence[_Activity], resolution: float) -> Iterable[Block]:
-    """Join neighbours of the same activity with gaps under the resolution. Communication is joined only where it is itself
-    too short to be seen, so that every visible transfer stays one block."""
+    """Join neighbours of the same activity with gaps under the resolution.
+
+    Communication is joined only where it is itself too short to be seen, so that every visible transfer stays one
+    block.
+    """
     run: list[int] = []
 
     def joins(position: int) -> bool:

@@ -1,7 +1,8 @@
 """Time and bandwidth over size: one line for each way to do a collective, both axes logarithmic.
 
-To the right: bytes of the array, in powers of two. Up: bytes a second, in powers of ten. A line bears its name at its right end; names that would lie on
-one another are moved apart. What a line was measured on, and how, belongs into the caption.
+To the right: bytes of the array, in powers of two. Up: bytes a second, in powers of ten. A line bears its name at its
+right end; names that would lie on one another are moved apart. What a line was measured on, and how, belongs into the
+caption.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Drawing in SVG text: the few shapes that the pictures share, and the time axis.
 
-Everything that has a place in time lies in a nested `<svg class="plot">` and is placed in percent of its width. To zoom in
-time a page makes the plot wider; letters and heights stay as they are. Coordinates outside the plot are in pixels.
+Everything that has a place in time lies in a nested `<svg class="plot">` and is placed in percent of its width. To zoom
+in time a page makes the plot wider; letters and heights stay as they are. Coordinates outside the plot are in pixels.
 """
 
 from __future__ import annotations

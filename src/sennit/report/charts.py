@@ -1,8 +1,9 @@
 """The two charts beside the timelines: where the step goes, and what memory is live when.
 
-`breakdown_svg` draws, per plan, the mean device's step as compute, exposed communication and idle (they sum to the step).
-`memory_svg` draws the device that comes closest to running out: live bytes by kind, stacked, the peak marked. A timeline
-has a sample per change; the chart keeps, of the samples that fall into one pixel, the greatest, so the peak is never lost.
+`breakdown_svg` draws, per plan, the mean device's step as compute, exposed communication and idle (they sum to the
+step). `memory_svg` draws the device that comes closest to running out: live bytes by kind, stacked, the peak marked. A
+timeline has a sample per change; the chart keeps, of the samples that fall into one pixel, the greatest, so the peak is
+never lost.
 """
 
 from __future__ import annotations

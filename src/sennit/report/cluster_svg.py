@@ -1,9 +1,9 @@
 """A cluster as a picture: one node with its devices, switches, NICs and links, and how the nodes are joined.
 
-A node is drawn in layers: switches above, devices in the middle, NICs below. Devices that are joined to each other without a
-switch stand on an ellipse, so that their links can be seen. A link is as wide as the logarithm of its bandwidth; each kind has a
-colour, and the legend gives its figures with what they rest on. Nodes are alike, so one is drawn whole and the others as boxes
-on their leaf switches.
+A node is drawn in layers: switches above, devices in the middle, NICs below. Devices that are joined to each other
+without a switch stand on an ellipse, so that their links can be seen. A link is as wide as the logarithm of its
+bandwidth; each kind has a colour, and the legend gives its figures with what they rest on. Nodes are alike, so one is
+drawn whole and the others as boxes on their leaf switches.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class _Box:
 
 
 def cluster_svg(cluster: Cluster, *, standalone: bool = True) -> str:
-    """The picture. Of many devices, nodes and leaves the first are drawn, and the picture says how many more there are."""
+    """The picture.
+
+    Of many devices, nodes and leaves the first are drawn, and the picture says how many more there are.
+    """
     topology = Topology.of(cluster)
     elements = [
         text(f"{MARGIN}", MARGIN + 12, f"{cluster.name}: {cluster.size}", "title"),
@@ -63,7 +66,7 @@ def cluster_svg(cluster: Cluster, *, standalone: bool = True) -> str:
     return document(WIDTH, bottom + MARGIN, elements, f"the cluster {cluster.name}", standalone=standalone)
 
 
-# ---- a node --------------------------------------------------------------------------------------------------------------
+# ---- a node ----------------------------------------------------------------------------------------------------------
 
 
 def _node_boxes(cluster: Cluster, topology: Topology, top: float) -> tuple[dict[str, _Box], float]:
@@ -150,7 +153,7 @@ def _draw(box: _Box) -> Iterable[str]:
     yield text(f"{box.centre[0]:.4g}", box.centre[1] + 4, box.label, "middle", style)
 
 
-# ---- between nodes -------------------------------------------------------------------------------------------------------
+# ---- between nodes ---------------------------------------------------------------------------------------------------
 
 
 def _fabric(cluster: Cluster, top: float, colour: str) -> tuple[list[str], float]:
@@ -192,7 +195,7 @@ def _node_title(cluster: Cluster, node: int) -> str:
     return f"node {node}: {cluster.device.per_node} of {cluster.device_of(node).kind}"
 
 
-# ---- the legend ----------------------------------------------------------------------------------------------------------
+# ---- the legend ------------------------------------------------------------------------------------------------------
 
 
 def _colours(cluster: Cluster) -> dict[str, str]:

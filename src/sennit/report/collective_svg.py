@@ -1,9 +1,9 @@
 """A schedule as a picture: chunks flowing from rank to rank, step by step.
 
-Down: ranks, and in each rank its thread blocks with their channel. To the right: steps. An instruction stands in the earliest column
-that its predecessors allow (the longest chain of block order, waits and messages before it), so a column is what could happen at
-once. A box is an instruction and bears its chunks; a line leads from the box that sends to the box that receives, in the colour of
-its channel. Ranks of a node, where their number is given, stand together.
+Down: ranks, and in each rank its thread blocks with their channel. To the right: steps. An instruction stands in the
+earliest column that its predecessors allow (the longest chain of block order, waits and messages before it), so a
+column is what could happen at once. A box is an instruction and bears its chunks; a line leads from the box that sends
+to the box that receives, in the colour of its channel. Ranks of a node, where their number is given, stand together.
 """
 
 from __future__ import annotations

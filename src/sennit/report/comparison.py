@@ -5,13 +5,13 @@
     T = compute(d) + exposed(d) + idle(d)
 
 compute is the time in which at least one compute event runs, exposed the time in which the device communicates and does
-not compute, idle the rest (the bubble of a pipeline, or waiting). The mean over devices keeps the sum, so the difference
-between the steps of two plans is exactly the sum of the differences of their parts. `Comparison.why` names the part that
-explains most of it, and a part that works against it.
+not compute, idle the rest (the bubble of a pipeline, or waiting). The mean over devices keeps the sum, so the
+difference between the steps of two plans is exactly the sum of the differences of their parts. `Comparison.why` names
+the part that explains most of it, and a part that works against it.
 
-**Verdict.** A measured run is *equal, bitwise* where no compared tensor differs in any bit, *equal within rounding* where
-the greatest difference is within the tolerance that came with the run, else *DIFFERENT*. A difference that is not a
-number is DIFFERENT.
+**Verdict.** A measured run is *equal, bitwise* where no compared tensor differs in any bit, *equal within rounding*
+where the greatest difference is within the tolerance that came with the run, else *DIFFERENT*. A difference that is not
+a number is DIFFERENT.
 """
 
 from __future__ import annotations
@@ -91,8 +91,11 @@ class SimulatedRun:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One plan on real ranks, against the single-device run: `seconds` of each repeated step, and how the loss and the
-    gradients compare. `worst` names the tensor that differs most; `bitwise` of `compared` tensors are equal to the last bit."""
+    """One plan on real ranks, against the single-device run:
+
+    `seconds` of each repeated step, and how the loss and the gradients compare. `worst` names the tensor that differs
+    most; `bitwise` of `compared` tensors are equal to the last bit.
+    """
 
     ranks: int
     backend: str
@@ -123,8 +126,11 @@ class MeasuredRun:
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """One plan: `simulated[0]` is the run on the headline cluster. `predicted` is the simulation of the very run that was
-    measured (the same program on a description of this machine); it is usually one of `simulated` too."""
+    """One plan: `simulated[0]` is the run on the headline cluster.
+
+    `predicted` is the simulation of the very run that was measured (the same program on a description of this machine);
+    it is usually one of `simulated` too.
+    """
 
     name: str
     summary: str

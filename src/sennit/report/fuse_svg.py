@@ -1,6 +1,7 @@
 """Fusions as a picture: for each variant two steps, the kernels above and the channel below, on one time axis.
 
-Forward and backward have their tones; what the compute stream waits for is hatched out as a gap with a frame; a dashed line stands at the bound that these kernels cannot beat.
+Forward and backward have their tones; what the compute stream waits for is hatched out as a gap with a frame; a dashed
+line stands at the bound that these kernels cannot beat.
 """
 
 from __future__ import annotations

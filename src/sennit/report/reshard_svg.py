@@ -1,11 +1,11 @@
 """A picture of a redistribution: one row a step, one column a device, the tiles that each device holds after the step.
 
-Every cell of the grid shows the whole array as an outline and what the device holds of it as tiles. A tile has the colour of
-the device that it came from in this step, and the number of that device where it came from another; what a device had already
-keeps the device's own colour and has no number. Partial sums are hatched.
+Every cell of the grid shows the whole array as an outline and what the device holds of it as tiles. A tile has the
+colour of the device that it came from in this step, and the number of that device where it came from another; what a
+device had already keeps the device's own colour and has no number. Partial sums are hatched.
 
-The array is drawn in two dims, its last one across and all others, in row-major order, down. Each dim is drawn in the units in
-which no layout of the redistribution changes hands, so a tile is as large as it has to be and not larger.
+The array is drawn in two dims, its last one across and all others, in row-major order, down. Each dim is drawn in the
+units in which no layout of the redistribution changes hands, so a tile is as large as it has to be and not larger.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Schedules as pictures: a row per lane, a block per task, time to the right on one axis for all schedules.
 
-Blue is forward, green backward, yellow weight gradients; the number is the micro-batch. Where a lane has several stages, later ones
-are paler, so that the way of a micro-batch can be followed through them.
+Blue is forward, green backward, yellow weight gradients; the number is the micro-batch. Where a lane has several
+stages, later ones are paler, so that the way of a micro-batch can be followed through them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _TONES = {Work.FORWARD: "forward", Work.BACKWARD: "backward", Work.WEIGHTS: "rec
 
 
 def schedules_svg(grids: Sequence[tuple[str, Grid]], *, width: int = 1000, standalone: bool = True) -> str:
-    """Schedules one under another, each with its caption, its span and its bubble. Times are those of the recurrence."""
+    """Schedules one under another, each with its caption, its span and its bubble.
+
+    Times are those of the recurrence.
+    """
     axis = axis_for(max(grid.span for _, grid in grids))
     inside = width - 2 * MARGIN - LABELS
     elements: list[str] = []

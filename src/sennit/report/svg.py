@@ -1,8 +1,9 @@
 """Timelines as pictures: time to the right, a row per stream, devices that do the same folded into one group of rows.
 
 `timeline_svg` draws one timeline. `comparison_svg` draws the headline run of every plan, one under another on a common
-time axis, so that the eye compares lengths; the best plan bears a star. Both return SVG text that stands alone as a file
-(with its own ground, readable on a light and on a dark page) or, with `standalone=False`, to be set into an HTML page.
+time axis, so that the eye compares lengths; the best plan bears a star. Both return SVG text that stands alone as a
+file (with its own ground, readable on a light and on a dark page) or, with `standalone=False`, to be set into an HTML
+page.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The comparison in a terminal: one table of all plans, one of predictions against measurements, one sentence.
 
-`ComparisonView` is a rich renderable: `console.print(ComparisonView(comparison))`. It asks the console how wide it is and
-which letters it can write, so it looks right from 80 columns on, in a pipe and in a file. Every column says whether its
-numbers are simulated or measured. `comparison_text` renders the same without colour.
+`ComparisonView` is a rich renderable: `console.print(ComparisonView(comparison))`. It asks the console how wide it is
+and which letters it can write, so it looks right from 80 columns on, in a pipe and in a file. Every column says whether
+its numbers are simulated or measured. `comparison_text` renders the same without colour.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@
     "C" counters                           live memory by kind, in bytes
 
 **No overlap, whoever reads it.** Viewers hold times as whole nanoseconds and get there by rounding or by cutting the
-product `microseconds * 1000` of floating point numbers; either can make two neighbours overlap by one nanosecond, and then
-the viewer stacks or drops one. So each time is rounded to an eighth of a microsecond: that is exact in binary and a whole
-number of nanoseconds (125), and rounding keeps order. The exact times are in the text of the timeline.
+product `microseconds * 1000` of floating point numbers; either can make two neighbours overlap by one nanosecond, and
+then the viewer stacks or drops one. So each time is rounded to an eighth of a microsecond: that is exact in binary and
+a whole number of nanoseconds (125), and rounding keeps order. The exact times are in the text of the timeline.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Redistribution of plain tensors under autograd: `redistribute_tensor(local, source, target)`.
 
-**What the gradient is.** Stack the pieces of all ranks into one long vector. A redistribution with sums is a linear map A of it, and
-backward is its transpose: run the reversed plan, where gather becomes reduce_scatter, a slice is padded with zeros, an exchange goes
-back with sums (`lower_torch.transposed`). This is the gradient of the sum of all ranks' losses with respect to each rank's own
-piece, as in `torch.distributed.nn` and in shard_map.
+**What the gradient is.** Stack the pieces of all ranks into one long vector. A redistribution with sums is a linear map
+A of it, and backward is its transpose: run the reversed plan, where gather becomes reduce_scatter, a slice is padded
+with zeros, an exchange goes back with sums (`lower_torch.transposed`). This is the gradient of the sum of all ranks'
+losses with respect to each rank's own piece, as in `torch.distributed.nn` and in shard_map.
 
-So replicas get parts: the gradient of the array itself is the sum of the gradients over the axes along which the *source* is
-replicated. In terms of layouts, the gradient of a replicated piece is pending, that of a pending piece is replicated:
-`gradient_layout` says so, and the gradient may itself be redistributed from there. (DTensor's convention is the other one:
-`dtensor_torch.py` keeps it.)
+So replicas get parts: the gradient of the array itself is the sum of the gradients over the axes along which the
+*source* is replicated. In terms of layouts, the gradient of a replicated piece is pending, that of a pending piece is
+replicated: `gradient_layout` says so, and the gradient may itself be redistributed from there. (DTensor's convention is
+the other one: `dtensor_torch.py` keeps it.)
 
 All ranks that hold a piece of the result must run backward through it, as all ran forward.
 """
@@ -30,7 +30,9 @@ __all__ = ["RunningTensor", "gradient_layout", "redistribute_tensor"]
 
 
 def gradient_layout(layout: Layout) -> Layout:
-    """How the gradient of an array lies: split alike, pending where the array is replicated, replicated where it is pending."""
+    """How the gradient of an array lies: split alike, pending where the array is replicated, replicated where it is
+    pending.
+    """
     entries: dict[str, Split | Pending | None] = {}
     for axis in layout.mesh.axes:
         match layout.entry(axis.name):

@@ -5,11 +5,12 @@
 
     sennit.calibrate_redistribution()                                    # for `sennit.redistribute` and the other one-line uses
 
-All ranks of the default process group call it together. Every rank exchanges messages with all others at once, as redistributions do;
-small ones give the seconds per message, large ones the seconds per byte, strided copies the seconds per byte copied; of shared memory,
-where all time is copying, they give the seconds per run of bytes. Where messages go through the backend, each kind of collective is measured too, as messages and through the default group: `Executor` takes the
-cheaper way of each step. Each figure is the median of a few rounds on the slowest rank, so all ranks end with the same
-figures and make the same choices.
+All ranks of the default process group call it together. Every rank exchanges messages with all others at once, as
+redistributions do; small ones give the seconds per message, large ones the seconds per byte, strided copies the seconds
+per byte copied; of shared memory, where all time is copying, they give the seconds per run of bytes. Where messages go
+through the backend, each kind of collective is measured too, as messages and through the default group: `Executor`
+takes the cheaper way of each step. Each figure is the median of a few rounds on the slowest rank, so all ranks end with
+the same figures and make the same choices.
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ def calibrate(
     shared: SharedMaker | None = None,
     large: int = _LARGE,
 ) -> LinkCost | SharedCost:
-    """The costs between the ranks of the default process group, the same figures on every rank. With `shared`, those of shared memory
-    where all ranks can have it. A large message has `large` elements of 4 bytes."""
+    """The costs between the ranks of the default process group, the same figures on every rank.
+
+    With `shared`, those of shared memory where all ranks can have it. A large message has `large` elements of 4 bytes.
+    """
     rank, count = dist.get_rank(), dist.get_world_size()
     if count == 1:
         return LinkCost()
@@ -85,9 +88,10 @@ def calibrate(
 
 
 def calibrate_redistribution(*, rounds: int = 7, large: int = _LARGE) -> LinkCost | SharedCost:
-    """Measure what moving data costs between these ranks, once for each process group, and let `sennit.redistribute`, `serve_dtensor`, `stream_weights`
-    and `load_checkpoint` choose their plans by it. All ranks call it together; it takes some tenths of a second. Without it plans are chosen by
-    round figures."""
+    """Measure what moving data costs between these ranks, once for each process group, and let `sennit.redistribute`,
+    `serve_dtensor`, `stream_weights` and `load_checkpoint` choose their plans by it. All ranks call it together; it
+    takes some tenths of a second. Without it plans are chosen by round figures.
+    """
     executor = current_executor()
     found = calibrate(rounds=rounds, shared=EXECUTORS.shared, large=large)
     executor.use(found)

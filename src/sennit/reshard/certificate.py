@@ -2,11 +2,11 @@
 
 `step_cost.py` counts a step; this file adds up, and has the bounds.
 
-**Least received.** A device of the target lacks |T(d) - S(d)| elements and must receive them. With sums pending over P parts
-that the target wants resolved: to bring P parts of an element together takes P - 1 receptions, and each of the other R - 1
-devices that need it takes one after that. So P + R - 2 for each element (a valid bound, met by reduce_scatter and by
-all_reduce on replicas that share the work), and one more where source and target have no device in common. Sums that stay
-pending count as separate arrays whose parts stay at their coordinates.
+**Least received.** A device of the target lacks |T(d) - S(d)| elements and must receive them. With sums pending over P
+parts that the target wants resolved: to bring P parts of an element together takes P - 1 receptions, and each of the
+other R - 1 devices that need it takes one after that. So P + R - 2 for each element (a valid bound, met by
+reduce_scatter and by all_reduce on replicas that share the work), and one more where source and target have no device
+in common. Sums that stay pending count as separate arrays whose parts stay at their coordinates.
 
 `received` is the total over all devices, divided by the number of devices of the target.
 """
@@ -35,7 +35,10 @@ def certify(
     timing: Timing,
     count: Count = traffic,
 ) -> Certificate:
-    """The certificate of a sequence of steps. `bounds` are the least received, per device, and the bound of the peak."""
+    """The certificate of a sequence of steps.
+
+    `bounds` are the least received, per device, and the bound of the peak.
+    """
     together = streams(steps)
     costs = [stream_cost(parts, count) for parts in together]
     layouts = {layout for parts in together for layout in (parts[0].source, parts[0].result)}

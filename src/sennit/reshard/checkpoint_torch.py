@@ -2,13 +2,14 @@
 
     load_checkpoint(folder, {"up.weight": dtensor, ...}, budget=256 << 20)
 
-`torch.distributed.checkpoint` lets every rank read what it needs, so a saved chunk is read by each rank that needs a part of it. Here
-every chunk is read once, by one rank, and goes from there by an exchange: reading is spread over the ranks by bytes, and the file
-system serves each byte once.
+`torch.distributed.checkpoint` lets every rank read what it needs, so a saved chunk is read by each rank that needs a
+part of it. Here every chunk is read once, by one rank, and goes from there by an exchange: reading is spread over the
+ranks by bytes, and the file system serves each byte once.
 
-In each *wave* every rank reads at most one chunk, sends its parts to the ranks that need them, writes what it receives into the
-target, and lets go of the chunk. So beside the targets a rank holds one saved chunk and the staging of the exchange. The format
-stores a chunk as one tensor, which its reader loads whole, so no budget can be below the largest chunk; such a one is refused.
+In each *wave* every rank reads at most one chunk, sends its parts to the ranks that need them, writes what it receives
+into the target, and lets go of the chunk. So beside the targets a rank holds one saved chunk and the staging of the
+exchange. The format stores a chunk as one tensor, which its reader loads whole, so no budget can be below the largest
+chunk; such a one is refused.
 
 The ranks of the targets' mesh call this together. Targets are DTensors with contiguous local tensors, filled in place.
 """

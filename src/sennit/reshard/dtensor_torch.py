@@ -5,18 +5,18 @@
     y = redistribute(local, source_layout, target_layout)        # plain tensors: this rank's pieces
     h = redistribute(x, placements, async_op=True); ...; y = h.wait()
 
-**How DTensors lie.** Placements become layouts (`ir/layout_torch.py`) wherever a layout says the same as DTensor. Where several axes
-shard one uneven dim, DTensor nests its chunks and no layout says that: these pieces are taken as they are, as boxes
-(`dtensor_boxes`). Pending sums are then reduced on whole pieces and one exchange of boxes does the rest: right, if not always the
-cheapest. What neither says is refused with a `LayoutError`: an uneven `_StridedShard`, a masked Partial. A pending average is a
-pending sum, scaled once it is reduced.
+**How DTensors lie.** Placements become layouts (`ir/layout_torch.py`) wherever a layout says the same as DTensor. Where
+several axes shard one uneven dim, DTensor nests its chunks and no layout says that: these pieces are taken as they are,
+as boxes (`dtensor_boxes`). Pending sums are then reduced on whole pieces and one exchange of boxes does the rest:
+right, if not always the cheapest. What neither says is refused with a `LayoutError`: an uneven `_StridedShard`, a
+masked Partial. A pending average is a pending sum, scaled once it is reduced.
 
-**Another mesh.** A rank that is in one mesh only has a DTensor on the other all the same, with an empty piece, as DTensor itself
-does it (`DTensor.from_local(torch.empty(0), mesh, placements, run_check=False, shape=..., stride=...)`). Every rank of either mesh
-calls `redistribute`; all are in one default process group.
+**Another mesh.** A rank that is in one mesh only has a DTensor on the other all the same, with an empty piece, as
+DTensor itself does it (`DTensor.from_local(torch.empty(0), mesh, placements, run_check=False, shape=..., stride=...)`).
+Every rank of either mesh calls `redistribute`; all are in one default process group.
 
-**Gradients** follow DTensor's convention: the gradient is an array like any other, so backward redistributes it to the placements of
-the input, with Replicate in place of Partial.
+**Gradients** follow DTensor's convention: the gradient is an array like any other, so backward redistributes it to the
+placements of the input, with Replicate in place of Partial.
 """
 
 from __future__ import annotations
@@ -89,10 +89,11 @@ def redistribute(
     async_op: bool = False,
     executor: Executor | None = None,
 ) -> Any:
-    """Move an array to other placements: a DTensor, or this rank's piece of one layout (second) to its piece of another (third).
+    """Move an array to other placements: a DTensor, or this rank's piece of one layout (second) to its piece of another
+    (third).
 
-    `budget` is what a rank may use beside its pieces of source and target, in bytes. With `async_op` the messages are posted and
-    the answer is a handle whose `wait()` returns the result; `x` must not change until then.
+    `budget` is what a rank may use beside its pieces of source and target, in bytes. With `async_op` the messages are
+    posted and the answer is a handle whose `wait()` returns the result; `x` must not change until then.
     """
     executor = current_executor() if executor is None else executor
     running: RunningDTensor | RunningTensor
@@ -165,7 +166,7 @@ class _Redistribute(torch.autograd.Function):
         )
 
 
-# ---- what a rank runs between two specs ----------------------------------------------------------------------------------
+# ---- what a rank runs between two specs ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +178,11 @@ class Served:
 
 
 def lower_specs(executor: Executor, source: DTensorSpec, target: DTensorSpec, budget: int | None = None) -> Served:
-    """What this rank runs to get from one DTensorSpec to another, computed once. Refuses with a LayoutError what neither
-    layouts nor boxes say; the refusal depends on the specs alone, so it is the same on all ranks."""
+    """What this rank runs to get from one DTensorSpec to another, computed once.
+
+    Refuses with a LayoutError what neither layouts nor boxes say; the refusal depends on the specs alone, so it is the
+    same on all ranks.
+    """
     found = executor.kept((source, target, budget), lambda: _lower_specs(executor, source, target, budget))
     assert isinstance(found, Served)
     return found
@@ -258,7 +262,7 @@ def boxes_of(x: DTensor) -> dict[int, Region]:
     return {layout.mesh.device(point): layout.region(point) for point in layout.mesh.points()}
 
 
-# ---- pieces that no layout says --------------------------------------------------------------------------------------------
+# ---- pieces that no layout says --------------------------------------------------------------------------------------
 
 
 def dtensor_boxes(mesh: Mesh, shape: Sequence[int], placements: Sequence[Placement]) -> dict[int, Region]:
@@ -341,8 +345,11 @@ def _lower_boxes(executor: Executor, source: _Boxes, target: _Boxes, itemsize: i
 
 
 def box_transfers(source: _Boxes, target: _Boxes, kept: tuple[str, ...]) -> tuple[Transfer, ...]:
-    """Who sends what. Boxes of a source are equal or disjoint; of equal ones a receiver takes its own, else that of the holder
-    that sends least so far. Axes that stay pending keep their parts apart."""
+    """Who sends what.
+
+    Boxes of a source are equal or disjoint; of equal ones a receiver takes its own, else that of the holder that sends
+    least so far. Axes that stay pending keep their parts apart.
+    """
 
     def part(end: _Boxes, device: int) -> tuple[int, ...]:
         point = dict(zip(end.mesh.names, end.mesh.coordinate(device), strict=True))

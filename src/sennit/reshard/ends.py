@@ -53,8 +53,9 @@ def changed_axes(source: Layout, result: Layout) -> tuple[str, ...]:
 
 
 def reduce_and_exchange(ends: Ends) -> tuple[Step, ...]:
-    """What works for every two layouts: pieces of one group have one shape where they are pending, so an all_reduce needs no
-    even sizes, and neither does an exchange."""
+    """What works for every two layouts: pieces of one group have one shape where they are pending, so an all_reduce
+    needs no even sizes, and neither does an exchange.
+    """
     steps: list[Step] = []
     here = ends.source
     if ends.resolved:

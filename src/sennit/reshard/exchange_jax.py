@@ -1,12 +1,14 @@
-"""An exchange on the CPU devices of one process: each device takes its piece out of the memory of the others (`pull.py`).
+"""An exchange on the CPU devices of one process: each device takes its piece out of the memory of the others
+(`pull.py`).
 
-XLA runs such devices as threads over one memory, and its collectives on them are copies: into the buffers of a collective, through
-it, and out of its buffers. An exchange is one copy. `pull_core.c` makes it, called by XLA on each device, between two collectives of a
-few bytes that tell all devices of a group where the pieces are and that all have been taken. So it is part of the compiled program like any
-other step: under `jit` and `grad`, in loops and branches, and ordered among other collectives by XLA.
+XLA runs such devices as threads over one memory, and its collectives on them are copies: into the buffers of a
+collective, through it, and out of its buffers. An exchange is one copy. `pull_core.c` makes it, called by XLA on each
+device, between two collectives of a few bytes that tell all devices of a group where the pieces are and that all have
+been taken. So it is part of the compiled program like any other step: under `jit` and `grad`, in loops and branches,
+and ordered among other collectives by XLA.
 
-The call that asks for an address has a side effect, as XLA understands it: else it would be moved out of a loop, and name another
-buffer than the one that is read.
+The call that asks for an address has a side effect, as XLA understands it: else it would be moved out of a loop, and
+name another buffer than the one that is read.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ TARGETS = ("sennit_where", "sennit_take", "sennit_keep")
 
 
 def register() -> bool:
-    """Tells XLA of the core; False where the install had no compiler, or where this XLA has another interface. The same again changes nothing."""
+    """Tells XLA of the core; False where the install had no compiler, or where this XLA has another interface.
+
+    The same again changes nothing.
+    """
     found = sorted(Path(__file__).parent.glob("_pull_core*.so"))
     if not found:
         return False
@@ -73,7 +78,10 @@ def _has_whole_bytes(dtype: Any) -> bool:
 
 
 def exchange(step: Step, groups: list[list[int]], names: tuple[str, ...], value: Any) -> Any:
-    """The piece after `step` from the piece before it, for the inside of a `shard_map`. `groups` are those of the step's axes."""
+    """The piece after `step` from the piece before it, for the inside of a `shard_map`.
+
+    `groups` are those of the step's axes.
+    """
     table = encode(step.source, step.result, groups, value.dtype.itemsize)
     piece = Array(step.result.local_shape(), value.dtype)
     few = groups if len(groups) > 1 else None  # JAX wants None for the one group of all

@@ -3,16 +3,16 @@
     placement of the array, sharding asked for -> layouts (`layout_jax`) -> phases (`fused_jax`) -> shard_map (`lower_jax`)
                                                                           -> exchange (`exchange_jax`), on CPU devices
 
-The result is a jitted function of one array, kept under (placement, sharding, shape, dtype). It is the identity on values,
-linear, and its transpose is the resharding of the cotangent back, which is made the same way. JAX is told so (`linear_call`),
-because what it derives by itself (a sum over replicas where we gather) moves more. There is no batching rule: under `vmap`
-reshard the whole array, with one more entry in the spec.
+The result is a jitted function of one array, kept under (placement, sharding, shape, dtype). It is the identity on
+values, linear, and its transpose is the resharding of the cotangent back, which is made the same way. JAX is told so
+(`linear_call`), because what it derives by itself (a sum over replicas where we gather) moves more. There is no
+batching rule: under `vmap` reshard the whole array, with one more entry in the spec.
 
 Where `choose` finds no way, the function is XLA's own resharding.
 
-Source and target usually lie on one mesh, and the shard_map is over that mesh. Two meshes over the same devices in the same
-order are also served where they refine to the same primes: both then are partitions of one refined mesh, over which the
-shard_map is. Arrays go in and out without a copy.
+Source and target usually lie on one mesh, and the shard_map is over that mesh. Two meshes over the same devices in the
+same order are also served where they refine to the same primes: both then are partitions of one refined mesh, over
+which the shard_map is. Arrays go in and out without a copy.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ Function = Callable[[Any], Any]
 
 
 class Resharder:
-    """Functions that reshard, made when first needed; the `capacity` used last are kept. With `direct`, CPU devices take what they
-    need out of each other's memory where that costs less than collectives, by `cost`."""
+    """Functions that reshard, made when first needed; the `capacity` used last are kept.
+
+    With `direct`, CPU devices take what they need out of each other's memory where that costs less than collectives, by
+    `cost`.
+    """
 
     def __init__(self, capacity: int = 256, *, direct: bool = True, cost: TouchCost = DEFAULT_COST) -> None:
         if capacity < 2:

@@ -1,8 +1,8 @@
 """The reference meaning of a redistribution: all devices in one process, on numpy arrays.
 
-A collective step is `layout_numpy.regroup`, an exchange its `transfers`. Consecutive exchanges of parts of the array (streaming
-under a budget) fill one result. The largest piece that is held at any time is counted as it happens, and is what the
-certificate's `peak` is tested against.
+A collective step is `layout_numpy.regroup`, an exchange its `transfers`. Consecutive exchanges of parts of the array
+(streaming under a budget) fill one result. The largest piece that is held at any time is counted as it happens, and is
+what the certificate's `peak` is tested against.
 """
 
 from __future__ import annotations

@@ -3,28 +3,31 @@
     executor = Executor()
     piece = executor.run(redistribution, local)                # or .start(...), and .wait() later
 
-Device d of the layouts is rank d of the default process group. A rank outside the source's mesh passes an empty tensor of the right
-dtype; a rank outside the target's gets one back. Any backend serves that has isend and irecv (gloo, NCCL, ...).
+Device d of the layouts is rank d of the default process group. A rank outside the source's mesh passes an empty tensor
+of the right dtype; a rank outside the target's gets one back. Any backend serves that has isend and irecv (gloo, NCCL,
+...).
 
-**Memory.** Of a step that goes point to point, the input, the output and at most `staging` bytes are held (8 MiB unless told;
-a `budget` lowers it for one redistribution): `wire_torch.py` cuts what must be packed. Less staging is slower, since ranks wait for
-each other more often. A step over a process group (accelerators) packs its whole input and output when they are
-not contiguous. A redistribution of several steps lets go of a step's input when its output is there.
+**Memory.** Of a step that goes point to point, the input, the output and at most `staging` bytes are held (8 MiB unless
+told; a `budget` lowers it for one redistribution): `wire_torch.py` cuts what must be packed. Less staging is slower,
+since ranks wait for each other more often. A step over a process group (accelerators) packs its whole input and output
+when they are not contiguous. A redistribution of several steps lets go of a step's input when its output is there.
 
-**Shared memory.** Where the participants of a redistribution are all on one host, CPU tensors go through memory that they share
-(`shared_torch.py`), if the executor was made with a maker of it (`shared`); `current_executor` is. The participants decide it at the
-first redistribution among them, by two small messages between each two. Elsewhere, and where it cannot be had (no compiled core, another
-container, tensors of an accelerator), everything goes by messages of the backend; one line of the log says why. `staging` is then
-the size of this rank's shared memory, which is kept as long as the executor.
+**Shared memory.** Where the participants of a redistribution are all on one host, CPU tensors go through memory that
+they share (`shared_torch.py`), if the executor was made with a maker of it (`shared`); `current_executor` is. The
+participants decide it at the first redistribution among them, by two small messages between each two. Elsewhere, and
+where it cannot be had (no compiled core, another container, tensors of an accelerator), everything goes by messages of
+the backend; one line of the log says why. `staging` is then the size of this rank's shared memory, which is kept as
+long as the executor.
 
-**Order.** Redistributions that are under way finish in the order in which they were started: waiting for one first finishes those
-before it. So ranks that start the same redistributions in the same order do not deadlock, in whatever order they wait.
+**Order.** Redistributions that are under way finish in the order in which they were started: waiting for one first
+finishes those before it. So ranks that start the same redistributions in the same order do not deadlock, in whatever
+order they wait.
 
-**Same plan everywhere.** Planning is a pure function, so ranks that pass the same layouts run the same steps. Ranks that do not (a
-shape that differs by one, a version of the library) would exchange messages that do not match. So with `check`, before a plan
-runs for the first time, every participant sends a digest of it to the lowest rank, which compares and answers. A rank that
-planned something else is named on every rank; one that does not come is named after the time limit. Nothing of the plan has
-been sent then.
+**Same plan everywhere.** Planning is a pure function, so ranks that pass the same layouts run the same steps. Ranks
+that do not (a shape that differs by one, a version of the library) would exchange messages that do not match. So with
+`check`, before a plan runs for the first time, every participant sends a digest of it to the lowest rank, which
+compares and answers. A rank that planned something else is named on every rank; one that does not come is named after
+the time limit. Nothing of the plan has been sent then.
 """
 
 from __future__ import annotations
@@ -75,7 +78,10 @@ class Lowered:
 
 
 class Running:
-    """A redistribution under way. `wait` returns this rank's piece of the target; `done` says whether it would return at once."""
+    """A redistribution under way.
+
+    `wait` returns this rank's piece of the target; `done` says whether it would return at once.
+    """
 
     def __init__(self, executor: Executor, steps: Generator[None, None, Tensor]) -> None:
         self._executor, self._steps = executor, steps
@@ -104,7 +110,10 @@ class Running:
 
 
 class Executor:
-    """This rank's end. Make one per default process group and use it for all redistributions (`current_executor` keeps one)."""
+    """This rank's end.
+
+    Make one per default process group and use it for all redistributions (`current_executor` keeps one).
+    """
 
     def __init__(
         self,
@@ -135,7 +144,10 @@ class Executor:
             self.share(shared)
 
     def share(self, make: SharedMaker) -> None:
-        """Use shared memory from the next redistribution on, unless that was ruled out. All ranks call it at the same place."""
+        """Use shared memory from the next redistribution on, unless that was ruled out.
+
+        All ranks call it at the same place.
+        """
         if self.shared is None and self.groups.transport is Transport.AUTO:
             made = partial(make, self.rank, dist.get_world_size(), self.staging)
             self.shared = SharedWire(self.rank, made, self.wire.timeout)
@@ -146,7 +158,7 @@ class Executor:
             self.timing = self.groups.timing = timing
             self._kept.clear()  # plans of before were chosen by others
 
-    # ---- running -------------------------------------------------------------------------------------------------------
+    # ---- running -----------------------------------------------------------------------------------------------------
 
     def run(self, redistribution: Redistribution, local: Tensor) -> Tensor:
         return self.start(redistribution, local).wait()
@@ -154,8 +166,11 @@ class Executor:
     def start(
         self, redistribution: Redistribution, local: Tensor, *, budget: int | None = None, adjoint: bool = False
     ) -> Running:
-        """Post what can be posted. `local` must not change until `wait`. With a budget, that many bytes are staged at most
-        where that is less than `staging`; the adjoint takes a gradient of the target to one of the source."""
+        """Post what can be posted.
+
+        `local` must not change until `wait`. With a budget, that many bytes are staged at most where that is less than
+        `staging`; the adjoint takes a gradient of the target to one of the source.
+        """
         return self.start_lowered(self.lowered(redistribution, local.element_size(), budget, adjoint=adjoint), local)
 
     def start_lowered(self, lowered: Lowered, local: Tensor, into: Tensor | None = None) -> Running:
@@ -215,7 +230,7 @@ class Executor:
                         tensor = tensor.view(operation.shape)
         return tensor if lowered.result is not None else tensor.new_empty((0,))
 
-    # ---- plans ---------------------------------------------------------------------------------------------------------
+    # ---- plans -------------------------------------------------------------------------------------------------------
 
     def planned(self, source: Layout, target: Layout, itemsize: int, budget: int | None = None) -> Redistribution:
         """The plan between two layouts, made once."""
@@ -231,8 +246,11 @@ class Executor:
         return self.kept(key, lambda: self._lower(redistribution, itemsize, staging, adjoint=adjoint))
 
     def kept(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The value kept under a key, which names its type. The oldest of more than `remembered` are forgotten; agreements are
-        not, since ranks of different meshes forget at different times, and a check needs all of them."""
+        """The value kept under a key, which names its type.
+
+        The oldest of more than `remembered` are forgotten; agreements are not, since ranks of different meshes forget
+        at different times, and a check needs all of them.
+        """
         found: Value | None = self._kept.get(key)
         if found is None:
             found = self._kept[key] = make()
@@ -362,8 +380,11 @@ def _identity(op: Reduction, dtype: torch.dtype) -> float:
 
 
 class Executors:
-    """One executor per default process group, dropped with it. `shared` makes the memory that ranks of one host share; the package's
-    public face puts it in, since it comes from a folder above this one."""
+    """One executor per default process group, dropped with it.
+
+    `shared` makes the memory that ranks of one host share; the package's public face puts it in, since it comes from a
+    folder above this one.
+    """
 
     def __init__(self) -> None:
         self.shared: SharedMaker | None = None

@@ -6,15 +6,16 @@ source holds, T those of the target.
 - A position of T \\ S is local and must go to an axis: an axis that holds nothing *slices* it, or an axis that holds a
   position of S \\ T *exchanges* the two (all-to-all).
 - A position of S \\ T that was not exchanged stays where it is and is *gathered* last, when all else is in place.
-- After slices and exchanges the right positions are held, perhaps by other axes than the target says: one *permute* gives
+- After slices and exchanges the right positions are held, perhaps by other axes than the target says: one *permute*
+  gives
   each device the piece that it should have. Axes that the target leaves free hold the positions to be gathered.
 
-`sequences` enumerates who slices and who exchanges what. All sequences keep the memory bound: slices shrink, exchanges and
-the permute keep, gathers grow to the target (the normal form of arXiv 2112.01075). They differ in time, and so do the ways to
-lower each of them: `choose` takes the way that costs least (`phases_jax`).
+`sequences` enumerates who slices and who exchanges what. All sequences keep the memory bound: slices shrink, exchanges
+and the permute keep, gathers grow to the target (the normal form of arXiv 2112.01075). They differ in time, and so do
+the ways to lower each of them: `choose` takes the way that costs least (`phases_jax`).
 
-The planner of `planner.py` minimises time on a cluster's links and has more kinds of steps (reductions, exchanges between
-meshes, uneven pieces), none of which JAX can place. Steps are of its type, so that its plans lower here too.
+The planner of `planner.py` minimises time on a cluster's links and has more kinds of steps (reductions, exchanges
+between meshes, uneven pieces), none of which JAX can place. Steps are of its type, so that its plans lower here too.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ Held = dict[str, Position]
 def choose(
     source: Layout, target: Layout, itemsize: int, cost: TouchCost = DEFAULT_COST, *, exchanges: bool = False
 ) -> tuple[Phase, ...] | None:
-    """The way from one even layout to another on the same refined mesh that costs least; the first among equals. With `exchanges`,
-    devices can read each other's memory.
+    """The way from one even layout to another on the same refined mesh that costs least; the first among equals.
 
-    None where there is nothing to do: the layouts are the same, or there are no elements."""
+    With `exchanges`, devices can read each other's memory.
+
+    None where there is nothing to do: the layouts are the same, or there are no elements.
+    """
     if 0 in source.shape or source == target:
         return None
     exchange = Phase(Step(StepKind.EXCHANGE, changed_axes(source, target), source, target))
@@ -102,8 +105,9 @@ def _held(layout: Layout) -> Held:
 
 
 def _sequence(source: Layout, target: Layout, sliced: Held, exchanged: Held, apart: bool) -> tuple[Step, ...] | None:
-    """With `apart`, positions that do not lead in the result are gathered before those that do: what is put in place then
-    is smaller. None where that is the same as one gather."""
+    """With `apart`, positions that do not lead in the result are gathered before those that do: what is put in place
+    then is smaller. None where that is the same as one gather.
+    """
     steps: list[Step] = []
     layout, held, want = source, _held(source), _held(target)
 
@@ -140,8 +144,10 @@ def _leading(gathered: Sequence[Position], target: Layout) -> int:
 
 
 def _fronts(gathered: Held, target: Layout, occupied: Sequence[Position]) -> Iterator[Held]:
-    """What to bring to the front of the target's pieces before gathering it there: nothing, or all that is elsewhere. The
-    front must be local before the exchange: what is `occupied` then cannot be taken."""
+    """What to bring to the front of the target's pieces before gathering it there: nothing, or all that is elsewhere.
+
+    The front must be local before the exchange: what is `occupied` then cannot be taken.
+    """
     yield {}
     found: Held = {}
     waiting = sorted(gathered, key=lambda axis: _rank(gathered[axis]))
@@ -210,11 +216,14 @@ def _layout(like: Layout, held: Held) -> Layout:
 
 
 def _through_blocks(source: Layout, target: Layout) -> tuple[Phase, ...]:
-    """Where digits clash (dim 6: 2 blocks here, 3 blocks there). Axes are primes. A dim that lacks an axis of some size gets one
-    that is free (slice) or one of another dim that has too many (all-to-all, from the minor end to the minor end; where it does
-    not lie there, whole blocks are permuted first). Then each dim is cut into the blocks of the target, or smaller: permute
-    whole blocks, gather. This always leads to the target: with no dim that has too many axes of a size, the source splits
-    fewer of them than the target, so one is free."""
+    """Where digits clash (dim 6: 2 blocks here, 3 blocks there).
+
+    Axes are primes. A dim that lacks an axis of some size gets one that is free (slice) or one of another dim that has
+    too many (all-to-all, from the minor end to the minor end; where it does not lie there, whole blocks are permuted
+    first). Then each dim is cut into the blocks of the target, or smaller: permute whole blocks, gather. This always
+    leads to the target: with no dim that has too many axes of a size, the source splits fewer of them than the target,
+    so one is free.
+    """
     mesh, dims = source.mesh, range(len(source.shape))
     want = [[digit.axis for digit in target.digits(dim)] for dim in dims]
     path = _Path(source, [[digit.axis for digit in source.digits(dim)] for dim in dims])

@@ -1,20 +1,24 @@
 """Process groups: never made behind one's back, the same on every rank, and the collectives over them.
 
-Refined meshes have many sub-axes, and every subset of them is a possible group: a cache that makes a process group whenever one is
-named grows without end, and each group of an accelerator's backend holds connections and memory. Making one is also collective over
-the whole world (torch names groups by how many a rank has made, so members alone cannot agree on a name). The rules here:
+Refined meshes have many sub-axes, and every subset of them is a possible group: a cache that makes a process group
+whenever one is named grows without end, and each group of an accelerator's backend holds connections and memory. Making
+one is also collective over the whole world (torch names groups by how many a rank has made, so members alone cannot
+agree on a name). The rules here:
 
 1. A step goes through a process group where one exists with exactly its members, else point to point, which needs none.
-2. The default group exists. The groups of a `DeviceMesh` exist and are taken over (`adopt`): one per axis, already paid for.
-3. Others are made by `prepare`, which all ranks of the world call in the same order with the same redistribution: worth it for one
+2. The default group exists. The groups of a `DeviceMesh` exist and are taken over (`adopt`): one per axis, already paid
+   for.
+3. Others are made by `prepare`, which all ranks of the world call in the same order with the same redistribution: worth
+   it for one
    that runs in every step of a training loop. At most `limit` are made in all; the rest stays point to point.
-4. On CPU tensors a step goes point to point, unless `calibrate` has found the backend's own collective quicker for its kind and size
+4. On CPU tensors a step goes point to point, unless `calibrate` has found the backend's own collective quicker for its
+   kind and size
    (`LinkCost.prefers_group`): sometimes it is, with many ranks (`benchmarks/reshard/gloo.py` prints both). A step that goes through
    shared memory never asks.
 
-All of this depends on the set of members alone, so the members of a group decide alike. `collective` runs a step: parts are packed
-side by side, the backend moves them, the results are put where they belong. Staging is the packed input and output of the step,
-one piece each at most.
+All of this depends on the set of members alone, so the members of a group decide alike. `collective` runs a step: parts
+are packed side by side, the backend moves them, the results are put where they belong. Staging is the packed input and
+output of the step, one piece each at most.
 """
 
 from __future__ import annotations
@@ -39,8 +43,11 @@ __all__ = ["Groups", "Transport", "collective", "received_by"]
 
 
 class Transport(Enum):
-    """How steps over groups are run. AUTO: CPU tensors through memory that the ranks share, else point to point or through a group that
-    exists, as is cheaper; others through groups that exist."""
+    """How steps over groups are run.
+
+    AUTO: CPU tensors through memory that the ranks share, else point to point or through a group that exists, as is
+    cheaper; others through groups that exist.
+    """
 
     AUTO = "auto"
     POINT_TO_POINT = "point_to_point"
@@ -65,7 +72,10 @@ class Groups:
         self.known.setdefault(frozenset(dist.get_process_group_ranks(group)), group)
 
     def prepare(self, redistribution: Redistribution) -> int:
-        """Make the groups of a redistribution's collectives. All ranks of the world call this; the answer is how many were made."""
+        """Make the groups of a redistribution's collectives.
+
+        All ranks of the world call this; the answer is how many were made.
+        """
         count = len(self.prepared)
         for step in redistribution.steps:
             if step.kind not in _OVER_GROUPS:

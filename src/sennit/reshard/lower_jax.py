@@ -17,9 +17,9 @@ Which steps are lowered together, and which in parts, is said by the phases (`ph
 Where the cuts of one dim do not divide one another (dim 6: 2 blocks here, 3 blocks there), a permute between pieces of
 equal shape is the only step that crosses: the piece is closed before it and opened on other positions after it.
 
-**Axes.** Steps lie on the prime-refined mesh; JAX has the axes of the user. Every collective here is over all axes of the
-mesh with explicit groups of device positions, which says any part of an axis without a second mesh: nothing clashes with
-the mesh in context, and arrays pass in and out as they are.
+**Axes.** Steps lie on the prime-refined mesh; JAX has the axes of the user. Every collective here is over all axes of
+the mesh with explicit groups of device positions, which says any part of an axis without a second mesh: nothing clashes
+with the mesh in context, and arrays pass in and out as they are.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ MANY, SHORT = 8, 32  # pieces, and elements: measured on 16 x86_64 cores
 
 
 def lower(phases: Sequence[Phase], names: tuple[str, ...], value: Any) -> Any:
-    """The piece of the last phase's result from the piece of the first one's source. `names` are the mesh's axes in JAX."""
+    """The piece of the last phase's result from the piece of the first one's source.
+
+    `names` are the mesh's axes in JAX.
+    """
     if [phase.step.kind for phase in phases] == [StepKind.EXCHANGE]:
         step = phases[0].step
         return exchange(step, _all_groups(step.source.mesh, step.axes), names, value)
@@ -129,7 +132,9 @@ def _grid(piece: Piece, phase: Phase, every: Sequence[Position]) -> tuple[Grid, 
 
 
 def _exchange(piece: Piece, phase: Phase, every: Sequence[Position], names: tuple[str, ...]) -> Piece:
-    """XLA cuts what it is given along the dim that is split and joins what arrives along the same: here exactly our parts."""
+    """XLA cuts what it is given along the dim that is split and joins what arrives along the same: here exactly our
+    parts.
+    """
     grid, axes = _grid(piece, phase, every)
     parts = grid.parts(piece.value, [np.array(number) for number in range(grid.count)], names)
     dim = grid.runs()[0][0]
@@ -172,12 +177,15 @@ def _exchange_in_parts(piece: Piece, phase: Phase, every: Sequence[Position], na
 
 
 def _gather(piece: Piece, step: Step, every: Sequence[Position], names: tuple[str, ...]) -> Piece:
-    """Along the first dim, whatever it is: in memory one piece comes after the other. Where they should not, they are put in
-    order: by one transpose, or by a copy for each if its loop would divide by what is no power of two. Not for many pieces of
-    short runs: each copy would touch all lines of the result."""
+    """Along the first dim, whatever it is: in memory one piece comes after the other.
+
+    Where they should not, they are put in order: by one transpose, or by a copy for each if its loop would divide by
+    what is no power of two. Not for many pieces of short runs: each copy would touch all lines of the result.
+    """
     grid, axes = _grid(piece, Phase(step), every)
     in_place = leads(step, every)
-    # flat where nothing is to be put in order: with dims of size 1 XLA may choose another layout for what is gathered, and copies
+    # flat where nothing is to be put in order: with dims of size 1 XLA may choose another layout for what is gathered,
+    # and copies
     value = lax.reshape(piece.value, [piece.value.size] if in_place else grid.shape())
     groups = _groups(step.source.mesh, axes)
     gathered = lax.all_gather(value, names, axis_index_groups=groups, tiled=True)
@@ -214,8 +222,9 @@ def _join_by_member(
     got: Sequence[Any],
     names: tuple[str, ...],
 ) -> Any:
-    """The parts joined, on each device as its number in the group says: what came from member j came in the round in which j
-    reached it. The own part, if it was not sent, is that of round 0."""
+    """The parts joined, on each device as its number in the group says: what came from member j came in the round in
+    which j reached it. The own part, if it was not sent, is that of round 0.
+    """
 
     def branch(index: int) -> Callable[..., Any]:
         def joined(whole: Any, *got: Any) -> Any:

@@ -3,8 +3,8 @@
     operation := Move | Fill | Together
     Move      := input shape, output shape, copies, sends, receives, how
 
-Every communicating step is a **Move**: parts of the input go to other ranks, parts of the output come from them, each part being
-a region of the array that one rank holds and another needs.
+Every communicating step is a **Move**: parts of the input go to other ranks, parts of the output come from them, each
+part being a region of the array that one rank holds and another needs.
 
 | step | a device receives | how |
 |---|---|---|
@@ -14,19 +14,20 @@ a region of the array that one rank holds and another needs.
 | reduce_scatter | from each member, its own new region | reduced |
 | all_reduce | a reduce_scatter of the flat tensor, then an all_gather of it | reduced, assigned |
 
-**Together** is the same step said to the backend as one collective over a process group (`groups_torch.py` decides which).
+**Together** is the same step said to the backend as one collective over a process group (`groups_torch.py` decides
+which).
 
-**Order, and why nothing deadlocks.** A message has a key (part of the stream, chunk, distance, sender), which both its ends
-compute; no two messages share one. Each rank posts its messages in the order of their keys and waits in that order. Of all
-messages not yet done, the one with the least key is posted at both its ends, so it completes.
+**Order, and why nothing deadlocks.** A message has a key (part of the stream, chunk, distance, sender), which both its
+ends compute; no two messages share one. Each rank posts its messages in the order of their keys and waits in that
+order. Of all messages not yet done, the one with the least key is posted at both its ends, so it completes.
 
-**Staging.** Parts that lie side by side in memory are sent and received in place. Other parts are packed, and cut into chunks
-first, so that a bounded buffer is enough (`wire_torch.py`). Both ends must cut alike, so the cut depends on what both know: the
-two layouts, with contiguous tensors.
+**Staging.** Parts that lie side by side in memory are sent and received in place. Other parts are packed, and cut into
+chunks first, so that a bounded buffer is enough (`wire_torch.py`). Both ends must cut alike, so the cut depends on what
+both know: the two layouts, with contiguous tensors.
 
 **Adjoint.** A Move with `how` none or a sum is linear; its transpose sends where it received and adds into zeros
-(`Move.transposed`). The transpose of a sequence is the transposes in reverse: gather becomes reduce_scatter, slice becomes
-padding with zeros, exchange becomes the exchange back with sums.
+(`Move.transposed`). The transpose of a sequence is the transposes in reverse: gather becomes reduce_scatter, slice
+becomes padding with zeros, exchange becomes the exchange back with sums.
 """
 
 from __future__ import annotations
@@ -73,8 +74,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """`how` says what a received part does to the output: None assigns. With `zeros` the output starts as zeros and local
-    copies are combined too; else they are assigned, before anything is received."""
+    """`how` says what a received part does to the output:
+
+    None assigns. With `zeros` the output starts as zeros and local copies are combined too; else they are assigned,
+    before anything is received.
+    """
 
     label: str
     given: Shape
@@ -109,8 +113,10 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """One collective over `members`: part i of the input is for member i, part i of the output is from it. An all_gather has
-    one part for all, an all_reduce the whole tensor."""
+    """One collective over `members`: part i of the input is for member i, part i of the output is from it.
+
+    An all_gather has one part for all, an all_reduce the whole tensor.
+    """
 
     label: str
     kind: StepKind
@@ -172,8 +178,9 @@ def transposed(operations: Iterable[Operation]) -> tuple[Operation, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How messages are cut: packed ones have `chunk` elements at most; without `in_place` all have, as an adjoint needs,
-    where every received part is added from a buffer."""
+    """How messages are cut: packed ones have `chunk` elements at most; without `in_place` all have, as an adjoint
+    needs, where every received part is added from a buffer.
+    """
 
     chunk: int | None
     in_place: bool = True
@@ -203,7 +210,7 @@ def _pieces(region: Region, most: int) -> list[Region]:
     return [piece for part in parts for piece in _pieces(part, most)]
 
 
-# ---- one step ----------------------------------------------------------------------------------------------------------
+# ---- one step --------------------------------------------------------------------------------------------------------
 
 
 def region_of(layout: Layout, device: int) -> Region | None:
@@ -305,7 +312,9 @@ def _all_reduce_moves(
 def _flat_move(
     label: str, members: Sequence[int], place: int, edges: Sequence[int], cut: Cut, op: Reduction | None
 ) -> Move:
-    """Between a flat tensor and chunk `place` of it: with an op the members' chunks are reduced, without they are gathered."""
+    """Between a flat tensor and chunk `place` of it: with an op the members' chunks are reduced, without they are
+    gathered.
+    """
     size, count = edges[-1], len(members)
     start, stop = edges[place], edges[place + 1]
     sends: list[Message] = []
@@ -356,7 +365,7 @@ def _single_op(step: Step) -> Reduction | None:
     return ops.pop() if ops else None
 
 
-# ---- regions from any holder -------------------------------------------------------------------------------------------
+# ---- regions from any holder -----------------------------------------------------------------------------------------
 
 
 def _lower_stream(steps: Sequence[Step], device: int, cut: Cut) -> Move:

@@ -9,10 +9,10 @@ the same digit at once. What each axis must do follows from its two entries:
 | split       | all_gather | all_to_all         | (gather, then partial) |
 | pending     | all_reduce | reduce_scatter     | -       |
 
-Order: what shrinks the array first (reduce_scatter, slice), then what keeps its size (all_to_all), then all_reduce on the
-small array, then what grows it (all_gather), partial last. So no array is larger than the larger of source and target,
-unless an axis takes a digit that another one holds: then the holder is gathered first. The order is a pure function of the two layouts, so
-every rank makes the same moves.
+Order: what shrinks the array first (reduce_scatter, slice), then what keeps its size (all_to_all), then all_reduce on
+the small array, then what grows it (all_gather), partial last. So no array is larger than the larger of source and
+target, unless an axis takes a digit that another one holds: then the holder is gathered first. The order is a pure
+function of the two layouts, so every rank makes the same moves.
 
 Section 3 of Rink et al., arXiv 2112.01075, has the mathematics for block layouts; this is its first, greedy part.
 """

@@ -1,36 +1,41 @@
-"""The normal form `slice* ; flat ; gather*` of a redistribution on one mesh: which axes to slice before, and gather after.
+"""The normal form `slice* ; flat ; gather*` of a redistribution on one mesh: which axes to slice before, and gather
+after.
 
-Source S and target T are even and on one mesh of prime axes. A layout is a map from axes to *digits* (dim, stride); L is the
-size of its pieces. The plan goes S -> S' -> T' -> T, where S' is S with more axes split (sliced, which moves nothing), T' is
-T with more axes split (gathered at the end), and S' and T' have pieces of one size, so the step between them is *flat*.
+Source S and target T are even and on one mesh of prime axes. A layout is a map from axes to *digits* (dim, stride); L
+is the size of its pieces. The plan goes S -> S' -> T' -> T, where S' is S with more axes split (sliced, which moves
+nothing), T' is T with more axes split (gathered at the end), and S' and T' have pieces of one size, so the step between
+them is *flat*.
 
 **Memory.** L(S') <= L(S) and L(S') = L(T') <= L(T): no piece is larger than max(L(S), L(T)).
 
-**Bytes.** A device receives |T'(d) - S'(d)| in the flat step and L(T) - L(T') in the gather: together L(T) - |S'(d) ∩ T'(d)|.
-No plan receives less than L(T) - |S(d) ∩ T(d)|. So the aim is to keep the overlap S' ∩ T' as large as S ∩ T was.
+**Bytes.** A device receives |T'(d) - S'(d)| in the flat step and L(T) - L(T') in the gather: together L(T) - |S'(d) ∩
+T'(d)|. No plan receives less than L(T) - |S(d) ∩ T(d)|. So the aim is to keep the overlap S' ∩ T' as large as S ∩ T
+was.
 
-**Aligned digits: paths.** Where the digits of S and T have a common refinement, draw a graph with the axes and the digits as
-nodes, an S-edge from each axis to the digit it splits in S, and a T-edge to the one it splits in T. A node has one edge of
-each kind at most, so the graph is cycles and paths with alternating edges. The overlap is the product of the digits that
-nobody splits, times 1/p for each digit whose two holders are different axes, but once less on each cycle (around a cycle
-the last equality of coordinates follows from the others). A path from a digit to an axis has one edge more of one kind:
+**Aligned digits: paths.** Where the digits of S and T have a common refinement, draw a graph with the axes and the
+digits as nodes, an S-edge from each axis to the digit it splits in S, and a T-edge to the one it splits in T. A node
+has one edge of each kind at most, so the graph is cycles and paths with alternating edges. The overlap is the product
+of the digits that nobody splits, times 1/p for each digit whose two holders are different axes, but once less on each
+cycle (around a cycle the last equality of coordinates follows from the others). A path from a digit to an axis has one
+edge more of one kind:
 
     digit -S- axis -T- digit -S- ... -S- axis      the last axis is free in T: let it take the first digit in T'
     digit -T- axis -S- digit -T- ... -T- axis      the last axis is free in S: slice it onto the first digit in S'
 
-Either closes the path to a cycle, splits no digit that was not split, and so costs no overlap; all other paths and cycles
-have as many S-edges as T-edges. After `_close_paths` the two sizes are equal and the overlap is what it was: *on aligned
-digits the constructive plan receives the minimum*. A path of one edge is the plain case: an axis that T wants and S has
-free is sliced, one that S has and T does not want is gathered.
+Either closes the path to a cycle, splits no digit that was not split, and so costs no overlap; all other paths and
+cycles have as many S-edges as T-edges. After `_close_paths` the two sizes are equal and the overlap is what it was: *on
+aligned digits the constructive plan receives the minimum*. A path of one edge is the plain case: an axis that T wants
+and S has free is sliced, one that S has and T does not want is gathered.
 
-**Misaligned digits: search.** On dim 6, S = 2 blocks and T = 3 blocks have no common refinement. For a prime p of which S' splits
-fewer axes than T', v_p(L(S')) > v_p(L(T')) >= 0, so some local factor of S' is divisible by p, and an axis of size p is free:
-a slice is always possible, and so is a plan. Which axis and which digit matters for the overlap: `search` goes best first over
-the slices that are missing. More slices never enlarge the overlap, so the overlap so far bounds what can still be reached from
-above (equivalently: what every device lacks already bounds from below what it will receive), and the first state without a
-missing slice is the best.
+**Misaligned digits: search.** On dim 6, S = 2 blocks and T = 3 blocks have no common refinement. For a prime p of which
+S' splits fewer axes than T', v_p(L(S')) > v_p(L(T')) >= 0, so some local factor of S' is divisible by p, and an axis of
+size p is free: a slice is always possible, and so is a plan. Which axis and which digit matters for the overlap:
+`search` goes best first over the slices that are missing. More slices never enlarge the overlap, so the overlap so far
+bounds what can still be reached from above (equivalently: what every device lacks already bounds from below what it
+will receive), and the first state without a missing slice is the best.
 
-**Pending sums.** An axis that is pending in S counts as free: where it takes a digit in S', the slice is a reduce_scatter.
+**Pending sums.** An axis that is pending in S counts as free: where it takes a digit in S', the slice is a
+reduce_scatter.
 """
 
 from __future__ import annotations
@@ -207,8 +212,9 @@ def _lacking(problem: Problem, sliced: Digits, ungathered: Digits) -> tuple[int,
 
 
 def _slices(problem: Problem, grown: Digits, other: Digits, prime: int) -> Iterator[tuple[int, Place]]:
-    """The ways to split one more axis of size `prime`: every free axis on every local factor, at the places that matter:
-    the major end of the factor and next to where axes of the other layout begin and end."""
+    """The ways to split one more axis of size `prime`: every free axis on every local factor, at the places that
+    matter: the major end of the factor and next to where axes of the other layout begin and end.
+    """
     free = [
         axis
         for axis, size in enumerate(problem.sizes)
@@ -231,7 +237,10 @@ def _slices(problem: Problem, grown: Digits, other: Digits, prime: int) -> Itera
 
 
 def search(problem: Problem) -> NormalForm:
-    """The normal form with the largest overlap. The constructive one where all digits are aligned: that is proven best."""
+    """The normal form with the largest overlap.
+
+    The constructive one where all digits are aligned: that is proven best.
+    """
     sliced, ungathered, aligned = _close_paths(problem)
     if aligned:
         return NormalForm(sliced, ungathered, searched=False)

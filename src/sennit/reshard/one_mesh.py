@@ -2,9 +2,9 @@
 
     source ── slice ── reduce_scatter ── all_reduce ── flat ── all_gather ── partial ── target
 
-The flat step is one all_to_all or one permute where it can be, else an exchange of pieces of equal size. Pending sums are
-resolved before anything grows: first on the axes that the target splits (reduce_scatter), then the rest on what is then
-smaller (all_reduce).
+The flat step is one all_to_all or one permute where it can be, else an exchange of pieces of equal size. Pending sums
+are resolved before anything grows: first on the axes that the target splits (reduce_scatter), then the rest on what is
+then smaller (all_reduce).
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ def _with_digits(source: Layout, ends: Ends, digits: Digits) -> Layout:
 def _share_reductions(
     problem: Problem, sliced: dict[int, Place], ungathered: dict[int, Place], pending: list[int]
 ) -> None:
-    """Where something is left to all_reduce, let replicas reduce a slice each, and gather after; where a gather follows anyway,
-    let the all_reduce be a reduce_scatter whose gather is merged with it."""
+    """Where something is left to all_reduce, let replicas reduce a slice each, and gather after; where a gather follows
+    anyway, let the all_reduce be a reduce_scatter whose gather is merged with it.
+    """
     left = [axis for axis in pending if axis not in sliced]
     if not left:
         return
@@ -91,7 +92,9 @@ def _share_reductions(
 
 
 def _end_of_path(problem: Problem, axis: int, sliced: Digits, ungathered: Digits) -> int | None:
-    """The axis that is free in the target at the other end of the path (`normal_form.py`) that begins with a pending axis."""
+    """The axis that is free in the target at the other end of the path (`normal_form.py`) that begins with a pending
+    axis.
+    """
     holders = {place: holder for holder, place in sliced.items()}
     start = axis
     while axis in ungathered:
@@ -105,8 +108,9 @@ def _end_of_path(problem: Problem, axis: int, sliced: Digits, ungathered: Digits
 def _take_common_digit(
     problem: Problem, axis: int, sliced: dict[int, Place], ungathered: dict[int, Place], after: int
 ) -> None:
-    """Split the most significant digit that is local in both layouts and that the axis divides: by `axis` before the flat
-    step and by `after` after it."""
+    """Split the most significant digit that is local in both layouts and that the axis divides: by `axis` before the
+    flat step and by `after` after it.
+    """
     place = common_place(problem.shape, problem.sizes, problem.sizes[axis], (sliced, ungathered))
     if place is not None:
         sliced[axis] = ungathered[after] = place

@@ -1,11 +1,12 @@
 """What steps become on JAX devices, and what that costs.
 
-A *phase* is one step or a few that are lowered together (`lower_jax`): a slice with the all-to-all after it; an all-to-all
-or a gather whole, by one collective of each group, or in parts, by permutes between all devices; an all-to-all in parts with
-the permute after it; an exchange, which is all of a way. `ways` gives all ways to lower a sequence of steps.
+A *phase* is one step or a few that are lowered together (`lower_jax`): a slice with the all-to-all after it; an
+all-to-all or a gather whole, by one collective of each group, or in parts, by permutes between all devices; an
+all-to-all in parts with the permute after it; an exchange, which is all of a way. `ways` gives all ways to lower a
+sequence of steps.
 
-In one process or over fast links a collective's time is that of its start and of the bytes that it and the copies around it
-touch. Per device, for pieces of L bytes before and G bytes after, n members:
+In one process or over fast links a collective's time is that of its start and of the bytes that it and the copies
+around it touch. Per device, for pieces of L bytes before and G bytes after, n members:
 
 | phase | starts | sent or gathered | copied |
 |---|---|---|---|
@@ -18,12 +19,12 @@ touch. Per device, for pieces of L bytes before and G bytes after, n members:
 | gather in parts | n - 1 permutes | G - L | G: joined |
 | exchange | 2 of all devices, of a few bytes, as long as a permute's | | G, more where runs are short |
 
-An exchange copies runs of r bytes that both pieces have in a row. A run takes some time whatever its length; and where p bytes in a
-row are taken out of a row of e bytes, of the lines of 64 bytes that are read only a part is of use:
-G (1 + 4 / r + (a - 1) / 4), a = max(1, min(64, e) / p). The numbers are by eye, from 150 exchanges on 2 and on 16 cores.
+An exchange copies runs of r bytes that both pieces have in a row. A run takes some time whatever its length; and where
+p bytes in a row are taken out of a row of e bytes, of the lines of 64 bytes that are read only a part is of use: G (1 +
+4 / r + (a - 1) / 4), a = max(1, min(64, e) / p). The numbers are by eye, from 150 exchanges on 2 and on 16 cores.
 
-Temporaries count where they are large. An allocation of 32 MiB or more is mapped anew in each call by the allocator of glibc,
-and every page of it faults when it is first written.
+Temporaries count where they are large. An allocation of 32 MiB or more is mapped anew in each call by the allocator of
+glibc, and every page of it faults when it is first written.
 """
 
 from __future__ import annotations
@@ -115,13 +116,14 @@ def _takes_along(phase: Phase) -> bool:
 @dataclass(frozen=True, slots=True)
 class TouchCost:
     """In bytes of a plain copy: the start of a collective of groups, that of a permute of all devices, a byte that an
-    all-to-all or a permute sends, and a byte of temporaries that are mapped anew. A byte that a gather makes costs what a
-    copied one does.
+    all-to-all or a permute sends, and a byte of temporaries that are mapped anew. A byte that a gather makes costs what
+    a copied one does.
 
-    Fitted with `benchmarks/reshard/fit_xla.py` on half of 63 random problems (263 ways) of 0.25 to 64 MiB on 6 to 16 CPU
-    devices of one process, timed by `benchmarks/reshard/tune_xla.py` on 16 cores in November 2026 (jax 0.11.2): 45 us for a
-    start, 98 us for a permute, 0.19 ns for a byte sent, 0.15 ns for one gathered or copied, 0.53 ns for one mapped, on each of
-    8 devices."""
+    Fitted with `benchmarks/reshard/fit_xla.py` on half of 63 random problems (263 ways) of 0.25 to 64 MiB on 6 to 16
+    CPU devices of one process, timed by `benchmarks/reshard/tune_xla.py` on 16 cores in November 2026 (jax 0.11.2): 45
+    us for a start, 98 us for a permute, 0.19 ns for a byte sent, 0.15 ns for one gathered or copied, 0.53 ns for one
+    mapped, on each of 8 devices.
+    """
 
     start: float = 3.0e5
     permute: float = 6.6e5
@@ -134,8 +136,9 @@ DEFAULT_COST = TouchCost()
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What phases do on one device: collectives of groups and permutes of all devices started, the bytes that all-to-alls and
-    permutes send, that gathers make, that are copied between them, and those of temporaries."""
+    """What phases do on one device: collectives of groups and permutes of all devices started, the bytes that
+    all-to-alls and permutes send, that gathers make, that are copied between them, and those of temporaries.
+    """
 
     starts: int = 0
     permutes: int = 0
@@ -156,8 +159,10 @@ class Work:
 
 
 def touched(phases: Sequence[Phase], itemsize: int, every: Sequence[Position], cost: TouchCost = DEFAULT_COST) -> float:
-    """The cost of the phases, in bytes of a plain copy on each of eight devices. All devices share one memory: on more of them
-    a byte takes longer."""
+    """The cost of the phases, in bytes of a plain copy on each of eight devices.
+
+    All devices share one memory: on more of them a byte takes longer.
+    """
     done = work(phases, itemsize, every)
     mapped = done.temporary if done.temporary >= MAPPED else 0.0
     bytes_touched = cost.sent * done.sent + done.gathered + done.copied + cost.mapped * mapped
@@ -184,8 +189,11 @@ def work(phases: Sequence[Phase], itemsize: int, every: Sequence[Position]) -> W
 
 
 def _alone(phase: Phase, before: int, after: int, given: int, made: int) -> Work:
-    """The work of one phase. Of its temporaries `given` is the piece before and `made` the one after; the compiler puts one of
-    the parts where the result will be, and the result of an all-to-all where parts were."""
+    """The work of one phase.
+
+    Of its temporaries `given` is the piece before and `made` the one after; the compiler puts one of the parts where
+    the result will be, and the result of an all-to-all where parts were.
+    """
     rounds = phase.members if phase.moved is not None else phase.members - 1
     part = before // phase.members
     match phase.step.kind:
@@ -209,7 +217,9 @@ def _alone(phase: Phase, before: int, after: int, given: int, made: int) -> Work
 
 
 def _runs(step: Step, itemsize: int) -> tuple[int, int, int]:
-    """Of an exchange, in bytes: what both pieces have in a row, what is taken in a row out of the source, and of how much there."""
+    """Of an exchange, in bytes: what both pieces have in a row, what is taken in a row out of the source, and of how
+    much there.
+    """
     run = part = row = itemsize
     both = source = True
     sizes = zip(step.source.local_shape(), step.result.local_shape(), strict=True)

@@ -1,15 +1,16 @@
 """Pieces of arrays on JAX devices: their positions, and how to take them apart and join them in few long loops.
 
-**Positions.** Cut every dim at each place where a layout of a plan has the end of a digit. Where the cuts of a dim divide
-one another, the dim is a product of positions (dim, stride, size), and each layout of the plan says of a position that it
-lies on one axis or is local. A piece is an array of its local positions, row-major in some order.
+**Positions.** Cut every dim at each place where a layout of a plan has the end of a digit. Where the cuts of a dim
+divide one another, the dim is a product of positions (dim, stride, size), and each layout of the plan says of a
+position that it lies on one axis or is local. A piece is an array of its local positions, row-major in some order.
 
-**Loops.** What XLA makes of a copy on CPUs depends on how it is written, by a factor of four and more. A slice of an array as
-it lies in memory is a memcpy of runs, and so is a concatenate that nothing is fused with. But where an array is reshaped to
-fewer dims, XLA fuses that with the copy before it, into one loop that divides to find the place of each element; and on a
-reshape that adds or drops dims of size 1 it may choose another order in memory, and copy once more. So the parts of an
-exchange are cut, sent and joined in the dims of the array (`Frame`), wherever what goes and what comes leads its dim, and
-nothing is reshaped at all. Blocks do; where digits of other strides do not, dims are merged as far as they go.
+**Loops.** What XLA makes of a copy on CPUs depends on how it is written, by a factor of four and more. A slice of an
+array as it lies in memory is a memcpy of runs, and so is a concatenate that nothing is fused with. But where an array
+is reshaped to fewer dims, XLA fuses that with the copy before it, into one loop that divides to find the place of each
+element; and on a reshape that adds or drops dims of size 1 it may choose another order in memory, and copy once more.
+So the parts of an exchange are cut, sent and joined in the dims of the array (`Frame`), wherever what goes and what
+comes leads its dim, and nothing is reshaped at all. Blocks do; where digits of other strides do not, dims are merged as
+far as they go.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ __all__ = ["Frame", "Grid", "Piece", "Position", "Table", "cut", "frame", "held"
 
 Table = NDArray[np.int32]
 
-# Slices at places that depend on the device are as many branches with fixed places, up to these: each takes time to compile.
+# Slices at places that depend on the device are as many branches with fixed places, up to these: each takes time to
+# compile.
 BRANCHES = 4
 
 
@@ -51,8 +53,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one device holds: the elements of `value`, row-major, are those of the positions of `order`. Its dims are what the
-    last operation left; each operation reshapes as it needs."""
+    """What one device holds: the elements of `value`, row-major, are those of the positions of `order`.
+
+    Its dims are what the last operation left; each operation reshapes as it needs.
+    """
 
     value: Any
     order: tuple[Position, ...]
@@ -100,8 +104,11 @@ def held(layout: Layout, axis: str, every: Sequence[Position]) -> Position:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Which positions lie in one dim of the arrays that are cut and joined. As the array has them (`rank` dims); or merged:
-    neighbours are one dim, and another begins with a position that goes or comes and behind it (`starts`)."""
+    """Which positions lie in one dim of the arrays that are cut and joined.
+
+    As the array has them (`rank` dims); or merged: neighbours are one dim, and another begins with a position that goes
+    or comes and behind it (`starts`).
+    """
 
     starts: frozenset[Position] = frozenset()
     rank: int | None = None
@@ -149,8 +156,9 @@ def cut(
 ) -> list[Any]:
     """The parts at the given coordinates of positions: one coordinate of each for each device, or one for all.
 
-    Where the place depends on the device, XLA works out the place of every element, which on few cores takes twice as long. So
-    there is a branch for each distinct choice, up to `branches` of them, in which all places are known."""
+    Where the place depends on the device, XLA works out the place of every element, which on few cores takes twice as
+    long. So there is a branch for each distinct choice, up to `branches` of them, in which all places are known.
+    """
     tables = [table for taken in parts for table in taken.values() if table.ndim]
     if not tables:
         return [_slice(piece, taken, frame) for taken in parts]
@@ -176,8 +184,9 @@ def _slice(piece: Piece, taken: Mapping[Position, Table], frame: Frame) -> Any:
 
 
 def _dynamic_slice(piece: Piece, taken: Mapping[Position, Table], names: tuple[str, ...], frame: Frame) -> Any:
-    """First in the dims where the place depends on the device, then in the others: one after the other is faster than both in
-    one `dynamic_slice`."""
+    """First in the dims where the place depends on the device, then in the others: one after the other is faster than
+    both in one `dynamic_slice`.
+    """
     shape, firsts, sizes = _box(piece, taken, frame)
     depends = [first.ndim > 0 for first in firsts]
     found = [of_device(first, names) if first.ndim else np.int32(0) for first in firsts]
@@ -201,19 +210,23 @@ def _box(piece: Piece, taken: Mapping[Position, Table], frame: Frame) -> tuple[l
 
 
 def of_device(table: Table, names: tuple[str, ...]) -> Any:
-    """This device's entry. Looked up, because arithmetic on the device's number would be fused into the copies that use it
-    and be done for each element."""
+    """This device's entry.
+
+    Looked up, because arithmetic on the device's number would be fused into the copies that use it and be done for each
+    element.
+    """
     return lax.dynamic_index_in_dim(table, lax.axis_index(names), keepdims=False)
 
 
-# ---- parts that are joined --------------------------------------------------------------------------------------------
+# ---- parts that are joined -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Parts of a piece of `order`, without the positions `gone` and `cut`; joined along the positions `came` they have the order
-    `result`. What is in both orders is so in the same sequence. `came` is in the order of the result, and parts are numbered
-    row-major over it, as over `gone`."""
+    """Parts of a piece of `order`, without the positions `gone` and `cut`; joined along the positions `came` they have
+    the order `result`. What is in both orders is so in the same sequence. `came` is in the order of the result, and
+    parts are numbered row-major over it, as over `gone`.
+    """
 
     order: tuple[Position, ...]
     gone: tuple[Position, ...]

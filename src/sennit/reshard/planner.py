@@ -4,11 +4,12 @@
     source ── all_reduce ── exchange ── partial ── target                                          on one mesh, uneven
     source ── reduce_scatter ── all_reduce ── exchange ── all_gather ── partial ── target           to another mesh
 
-Any of these steps may be absent. `normal_form.py` has the mathematics of the first line: why it never holds a piece larger
-than those of source and target, and when it receives the minimum. `one_mesh.py` and `two_meshes.py` make the steps.
+Any of these steps may be absent. `normal_form.py` has the mathematics of the first line: why it never holds a piece
+larger than those of source and target, and when it receives the minimum. `one_mesh.py` and `two_meshes.py` make the
+steps.
 
-**Another mesh.** A mesh over the same devices whose axes refine to the same primes is the same mesh by other names. Else an
-exchange crosses over.
+**Another mesh.** A mesh over the same devices whose axes refine to the same primes is the same mesh by other names.
+Else an exchange crosses over.
 
 **Candidates**, the cheapest in predicted seconds wins, then in elements received, then by the order of `Candidate`:
 
@@ -65,9 +66,11 @@ def plan(
     mode: Mode = Mode.AUTO,
     timing: Timing | None = None,
 ) -> Redistribution:
-    """The cheapest steps from `source` to `target`. `itemsize` is that of an element in bytes; `budget` the bytes that a
-    device may use beside its pieces of source and target. Time is that of `cluster`; of `timing` where it is given (calibrated,
-    say); else of `LinkCost()`."""
+    """The cheapest steps from `source` to `target`.
+
+    `itemsize` is that of an element in bytes; `budget` the bytes that a device may use beside its pieces of source and
+    target. Time is that of `cluster`; of `timing` where it is given (calibrated, say); else of `LinkCost()`.
+    """
     _check(source, target)
     if timing is None:
         timing = LinkCost() if cluster is None else _timing(cluster, source, target)
@@ -135,8 +138,10 @@ def _to_another_mesh(ends: Ends, mode: Mode) -> Candidates:
 
 
 def _within_budget(found: Candidates, ends: Ends, budget: int, itemsize: int, count: Count) -> Candidates:
-    """The candidates that stage no more than the budget; and those that do, with each such step as an exchange in parts. A
-    reduce_scatter that stages too much is given up for an all_reduce, which works in place."""
+    """The candidates that stage no more than the budget; and those that do, with each such step as an exchange in parts.
+
+    A reduce_scatter that stages too much is given up for an all_reduce, which works in place.
+    """
     fitting: Candidates = []
     for candidate, steps in found:
         staged = [step_cost(step, count).staging * itemsize > budget for step in steps]

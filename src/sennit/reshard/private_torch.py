@@ -1,7 +1,7 @@
 """The names of torch that are not public and that redistribution uses: all here, each with its reason.
 
-Written for torch 2.13. `dtensor_hooks` fails with a clear message where a torch has moved them; nothing else of sennit's
-redistribution depends on them, besides making a DTensor from its parts.
+Written for torch 2.13. `dtensor_hooks` fails with a clear message where a torch has moved them; nothing else of
+sennit's redistribution depends on them, besides making a DTensor from its parts.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ REDISTRIBUTE = "redistribute_local_tensor"
 
 
 def dtensor_hooks() -> tuple[ModuleType, ...]:
-    """The modules that call `redistribute_local_tensor` by their own name for it: explicit redistributions and their backward,
-    gradients of `to_local` and `from_local`, and the operands of operators."""
+    """The modules that call `redistribute_local_tensor` by their own name for it: explicit redistributions and their
+    backward, gradients of `to_local` and `from_local`, and the operands of operators.
+    """
     modules = (dtensor_redistribute, dtensor_api, dtensor_dispatch)
     for module in modules:
         if not callable(getattr(module, REDISTRIBUTE, None)):
@@ -59,7 +60,10 @@ def make_spec(like: DTensorSpec, mesh: DeviceMesh, placements: Sequence[Placemen
 
 
 def make_dtensor(local: Tensor, spec: DTensorSpec, *, requires_grad: bool = False) -> DTensor:
-    """A DTensor from its parts. `DTensor.from_local` is public, and records a node for autograd that is not wanted here."""
+    """A DTensor from its parts.
+
+    `DTensor.from_local` is public, and records a node for autograd that is not wanted here.
+    """
     made: DTensor = DTensor(local, spec, requires_grad=requires_grad)  # type: ignore[no-untyped-call]
     return made
 

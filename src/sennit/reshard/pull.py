@@ -1,26 +1,28 @@
 """What each device takes out of the memory of the others: a redistribution in one pass, where memory is shared.
 
-Both layouts are even and of blocks on one mesh. Device d holds the box S(d) of the array and is to hold the box T(d). Boxes of
-the source have one size, c, and tile the array (replicas hold the same box). So along dim i the interval of T(d) is cut at the
-multiples of c_i, and T(d) is the disjoint union of the products of these cuts; each product lies in one box of the source. Its
-holder is d itself where d has that box, else the holders of a box serve in turn. An axis that both layouts have in the same place
-keeps its coordinate: what d wants is held by devices that differ from it in the other axes alone, its *group*. Every element is read once and written once,
-nothing is packed, and nothing is received that is not part of the result: the bytes are the least possible.
+Both layouts are even and of blocks on one mesh. Device d holds the box S(d) of the array and is to hold the box T(d).
+Boxes of the source have one size, c, and tile the array (replicas hold the same box). So along dim i the interval of
+T(d) is cut at the multiples of c_i, and T(d) is the disjoint union of the products of these cuts; each product lies in
+one box of the source. Its holder is d itself where d has that box, else the holders of a box serve in turn. An axis
+that both layouts have in the same place keeps its coordinate: what d wants is held by devices that differ from it in
+the other axes alone, its *group*. Every element is read once and written once, nothing is packed, and nothing is
+received that is not part of the result: the bytes are the least possible.
 
 | value | says |
 |---|---|
 | `Cut` | elements along a dim, and where they begin in the piece of the holder |
 | `Pull` | of one device: the cuts of every dim, in the order of its piece, and the holder of each product of cuts |
 
-`take` is the meaning, on numpy arrays. `encode` flattens the pulls of all devices to the integers that `pull_core.c` interprets:
+`take` is the meaning, on numpy arrays. `encode` flattens the pulls of all devices to the integers that `pull_core.c`
+interprets:
 
     table  := rank, level, devices, members of a group, source stride * rank, target stride * rank, start * devices, pull * devices
     pull   := member, (count, (length, offset) * count) * rank, holder * (product of the counts)
 
-Dims that both sides hold whole are one with the dim before them. Strides and offsets are in bytes, lengths in elements but for the
-last dim, whose cuts are runs of bytes. `start` is where a device's pull begins, `member` its number in its group; holders are such
-numbers. Dims up to `level` are walked; all runs of the
-dims behind it are listed once for each product of cuts and copied for every index of those dims.
+Dims that both sides hold whole are one with the dim before them. Strides and offsets are in bytes, lengths in elements
+but for the last dim, whose cuts are runs of bytes. `start` is where a device's pull begins, `member` its number in its
+group; holders are such numbers. Dims up to `level` are walked; all runs of the dims behind it are listed once for each
+product of cuts and copied for every index of those dims.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Run a redistribution on local gloo ranks and check it: what `sennit reshard --run` does.
 
-Each rank makes its own piece of the source from the indices that it holds, runs the plan, and compares its piece of the target
-with what the indices there say; no process ever holds the whole array. Element i of part k of a pending value is a small integer
-that depends on both, so that a piece out of place, a part that is missing and a part that counts twice all show.
+Each rank makes its own piece of the source from the indices that it holds, runs the plan, and compares its piece of the
+target with what the indices there say; no process ever holds the whole array. Element i of part k of a pending value is
+a small integer that depends on both, so that a piece out of place, a part that is missing and a part that counts twice
+all show.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The value that a redistribution is planned into: moves from one layout to another, and a certificate of what they cost.
+"""The value that a redistribution is planned into: moves from one layout to another, and a certificate of what they
+cost.
 
     redistribution := "redistribution" "{" mesh* "source" placed "target" placed step* "chosen" costs ("lost" costs)* "}"
     mesh   := "mesh" NAME "=" MESH
@@ -6,10 +7,10 @@
     step   := KIND ("over" AXIS ("," AXIS)*)? placed "to" placed ("in" REGION)?
     costs  := CANDIDATE "received" NUMBER "of" NUMBER "peak" INT "of" INT "staging" INT "messages" INT "seconds" NUMBER
 
-Layouts of a redistribution lie on refined meshes (`Mesh.refined`): axes of prime size, so that any part of an axis can move
-alone; entries of axes of size 1, which say nothing, are left out. Where the target's mesh is the source's by other names (the
-same devices, the same primes), all steps use the names of the source; points and devices are the same. Each move says what
-it makes of what it gets; its kind says with which communication:
+Layouts of a redistribution lie on refined meshes (`Mesh.refined`): axes of prime size, so that any part of an axis can
+move alone; entries of axes of size 1, which say nothing, are left out. Where the target's mesh is the source's by other
+names (the same devices, the same primes), all steps use the names of the source; points and devices are the same. Each
+move says what it makes of what it gets; its kind says with which communication:
 
 | kind | along its axes | communication |
 |---|---|---|
@@ -22,8 +23,8 @@ it makes of what it gets; its kind says with which communication:
 | permute | any change that keeps the size of every piece, each piece from one device | point to point, one message a device |
 | exchange | anything, also to another mesh, on uneven pieces, or for a region of the array only | point to point, regions |
 
-The meaning of every kind but exchange is `layout_numpy.regroup`; the meaning of an exchange is that each device ends with the
-indices of its region in the result, from any holder.
+The meaning of every kind but exchange is `layout_numpy.regroup`; the meaning of an exchange is that each device ends
+with the indices of its region in the result, from any holder.
 """
 
 from __future__ import annotations
@@ -87,8 +88,11 @@ class Candidate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What the moves cost, and the bounds that no sequence of moves can beat. Elements are per device; `received` is the mean
-    over the devices of the target, `peak` the largest piece that any device holds at any time (staging apart)."""
+    """What the moves cost, and the bounds that no sequence of moves can beat.
+
+    Elements are per device; `received` is the mean over the devices of the target, `peak` the largest piece that any
+    device holds at any time (staging apart).
+    """
 
     candidate: Candidate
     received: float

@@ -1,13 +1,13 @@
 """A part of a local tensor, as a strided view: what a message is packed from and unpacked to.
 
-A region of an array, seen inside the piece of a device, is per dim an ascending list of local indices. The digits of a layout
-make these lists regular: nested runs of equal length and distance,
+A region of an array, seen inside the piece of a device, is per dim an ascending list of local indices. The digits of a
+layout make these lists regular: nested runs of equal length and distance,
 
     indices = start + step_0 * [0, count_0) + step_1 * [0, count_1) + ...        major to minor
 
-and a product of such lists is one strided view of the tensor: no index tensor, no gather kernel, one copy. A single interval is
-the case of one run with step 1. An uneven dim can cut the last run short; such a list is not nested, and its dim is taken by
-index instead.
+and a product of such lists is one strided view of the tensor: no index tensor, no gather kernel, one copy. A single
+interval is the case of one run with step 1. An uneven dim can cut the last run short; such a list is not nested, and
+its dim is taken by index instead.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class Selection:
         return tensor.as_strided(sizes, strides, offset)
 
     def take(self, tensor: Tensor, into: Tensor | None = None) -> Tensor:
-        """The values, flat and contiguous: a view of `tensor` where they already are, else packed (in `into`, if given)."""
+        """The values, flat and contiguous: a view of `tensor` where they already are, else packed (in `into`, if
+        given).
+        """
         if self.is_dense and tensor.is_contiguous():
             return self.view(tensor).reshape(-1)
         values = self._indexed(self.view(tensor))
@@ -169,8 +171,11 @@ def combine(place: Tensor, values: Tensor, how: Reduction | None) -> None:
 
 
 def widened(place: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """The same bytes as fewer, larger elements, where runs are short. A copy walks run by run, and of runs of 8 to 32 bytes it spends most of its time on
-    getting from one to the next: as one or two elements each they take a half to a quarter of it."""
+    """The same bytes as fewer, larger elements, where runs are short.
+
+    A copy walks run by run, and of runs of 8 to 32 bytes it spends most of its time on getting from one to the next: as
+    one or two elements each they take a half to a quarter of it.
+    """
     if place.shape != values.shape or place.dtype != values.dtype or place.device.type != "cpu":
         return place, values
     while place.dim() and place.shape[-1] == 1:

@@ -5,15 +5,15 @@
         loss.backward()                # and backward
     log.served, log.left
 
-Inside the context, the function through which DTensor redistributes (`private_torch.py` names it and its callers) is replaced by one
-that plans with sennit and runs on its executor. What sennit has no layout for (a masked Partial, an uneven `_StridedShard`), and what
-is traced by a compiler, goes to torch's own function as before; `log.left` counts these with the reason. That choice depends on
-the specs alone, so all ranks make the same.
+Inside the context, the function through which DTensor redistributes (`private_torch.py` names it and its callers) is
+replaced by one that plans with sennit and runs on its executor. What sennit has no layout for (a masked Partial, an
+uneven `_StridedShard`), and what is traced by a compiler, goes to torch's own function as before; `log.left` counts
+these with the reason. That choice depends on the specs alone, so all ranks make the same.
 
-The replacement is of module attributes: it holds for all threads of the process while the context is open, which backward passes
-on autograd's own threads need. Contexts nest, and are to be closed in the reverse order of opening; open and close them while no
-other thread redistributes. Communication is by isend and irecv or process groups of `torch.distributed`, not by functional
-collectives, so `CommDebugMode` does not count it.
+The replacement is of module attributes: it holds for all threads of the process while the context is open, which
+backward passes on autograd's own threads need. Contexts nest, and are to be closed in the reverse order of opening;
+open and close them while no other thread redistributes. Communication is by isend and irecv or process groups of
+`torch.distributed`, not by functional collectives, so `CommDebugMode` does not count it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Memory that ranks of one host share, as redistributions need it: what each rank stages, the others read where it lies.
+"""Memory that ranks of one host share, as redistributions need it: what each rank stages, the others read where it
+lies.
 
     own rank                                          a peer
     reserve(bytes)      -> place, or None: no room
@@ -7,12 +8,12 @@
                                                       read in memory(own rank) at place
     the place is free again                 <-----    take(own rank)
 
-Posts from one rank to another arrive in their order. Nothing here blocks but `wait`, which returns when something of what was
-asked for has happened, or after some milliseconds: then the caller looks whether those that it waits for are still there
-(`gone`) and whether the time is over.
+Posts from one rank to another arrive in their order. Nothing here blocks but `wait`, which returns when something of
+what was asked for has happened, or after some milliseconds: then the caller looks whether those that it waits for are
+still there (`gone`) and whether the time is over.
 
-`SharedMemory` is what `shared_torch.py` runs on. The runtime above this folder implements it (`collective/runtime/shm_posts.py`),
-and whoever makes an executor passes the maker in: nothing here imports it.
+`SharedMemory` is what `shared_torch.py` runs on. The runtime above this folder implements it
+(`collective/runtime/shm_posts.py`), and whoever makes an executor passes the maker in: nothing here imports it.
 """
 
 from __future__ import annotations
@@ -67,8 +68,10 @@ class SharedMemory(Protocol):
         ...
 
     def wait(self, arrivals: Sequence[int], room: Sequence[int]) -> bool:
-        """Until a post arrives from one of the first, or there may be room for a post to the second: True. False after some
-        milliseconds."""
+        """Until a post arrives from one of the first, or there may be room for a post to the second:
+
+        True. False after some milliseconds.
+        """
         ...
 
     def gone(self, peers: Iterable[int]) -> dict[int, str]:
@@ -81,4 +84,7 @@ class SharedMemory(Protocol):
 
 
 SharedMaker = Callable[[int, int, int], SharedMemory]
-"""Makes this rank's end from its rank, the number of ranks, and the bytes to stage. Raises `RunError` where there can be none."""
+"""Makes this rank's end from its rank, the number of ranks, and the bytes to stage.
+
+Raises `RunError` where there can be none.
+"""

@@ -1,28 +1,30 @@
 """Messages between ranks of one host, through memory that they share: one copy in, one copy out.
 
-The sender packs a part straight into its own staging memory and posts where it lies; the receiver puts it straight from there to
-its place, or combines it with what is there. Nothing else is copied, and no system call is made while data flows. Sends of one part to several peers
-(an all_gather) are packed once and read by all of them. A message that lies contiguous at both ends may be of any size; it goes in
-*segments* of an eighth of the staging memory, as packed messages are cut already. Both ends compute the same segments.
+The sender packs a part straight into its own staging memory and posts where it lies; the receiver puts it straight from
+there to its place, or combines it with what is there. Nothing else is copied, and no system call is made while data
+flows. Sends of one part to several peers (an all_gather) are packed once and read by all of them. A message that lies
+contiguous at both ends may be of any size; it goes in *segments* of an eighth of the staging memory, as packed messages
+are cut already. Both ends compute the same segments.
 
     send      := (part, segment, peers)      in the order of keys; one place in staging, one post to each peer
     receive   := (part, segment, peer)       per peer in the order of keys
 
-**Order, and why nothing deadlocks.** Sends are posted in the order of their keys, and staging is given out in that order. Parts that are
-assigned are received as they come, in order from each peer; parts that are reduced are received in the order of their keys, so the
-bits do not depend on timing and are those of `wire_torch.py`. Of all messages not yet taken consider the one with the least key. All
-that its sender posted before it are taken, so its staging is free and it is posted; all that its receiver must take before it are
-taken, so it is taken.
+**Order, and why nothing deadlocks.** Sends are posted in the order of their keys, and staging is given out in that
+order. Parts that are assigned are received as they come, in order from each peer; parts that are reduced are received
+in the order of their keys, so the bits do not depend on timing and are those of `wire_torch.py`. Of all messages not
+yet taken consider the one with the least key. All that its sender posted before it are taken, so its staging is free
+and it is posted; all that its receiver must take before it are taken, so it is taken.
 
-Redistributions follow one another: one posts when those that were started before it have nothing more to send, as far as staging
-allows, and receives when they are finished. So the argument holds with (redistribution, step, key) for the key.
+Redistributions follow one another: one posts when those that were started before it have nothing more to send, as far
+as staging allows, and receives when they are finished. So the argument holds with (redistribution, step, key) for the
+key.
 
-**Memory.** What this rank has posted and others have not taken is never more than the `staging` of the redistribution. What it
-receives, it reads in the staging of others.
+**Memory.** What this rank has posted and others have not taken is never more than the `staging` of the redistribution.
+What it receives, it reads in the staging of others.
 
-**Failures.** A wait looks around every 20 ms. A peer that died or failed, and the end of the time limit, raise `RunError` with
-the rank, the step and the peer. Messages that were left half done cannot be sorted from later ones, so after a failure this wire
-refuses to go on, and its peers are told.
+**Failures.** A wait looks around every 20 ms. A peer that died or failed, and the end of the time limit, raise
+`RunError` with the rank, the step and the peer. Messages that were left half done cannot be sorted from later ones, so
+after a failure this wire refuses to go on, and its peers are told.
 """
 
 from __future__ import annotations
@@ -98,8 +100,10 @@ class SharedWire:
         return participants in self._reached or len(participants) < 2 or self.rank not in participants
 
     def reaches(self, participants: tuple[int, ...], wire: Wire) -> bool:
-        """Whether all participants share memory: the same answer on all of them. The first time they greet each other through
-        `wire`, and then tell each other whether it worked."""
+        """Whether all participants share memory: the same answer on all of them.
+
+        The first time they greet each other through `wire`, and then tell each other whether it worked.
+        """
         if len(participants) < 2 or self.rank not in participants:
             return False
         if participants not in self._reached:
@@ -154,8 +158,10 @@ class SharedWire:
     def run(
         self, move: Move, tensor: Tensor, channel: SharedChannel, into: Tensor | None = None
     ) -> Generator[None, None, Tensor]:
-        """Yields when all is posted that staging allows, before anything is received. The output is a new tensor, or `into`,
-        contiguous, of which what is not received stays."""
+        """Yields when all is posted that staging allows, before anything is received.
+
+        The output is a new tensor, or `into`, contiguous, of which what is not received stays.
+        """
         try:
             result = yield from self._run(move, tensor, channel, into)
         except BaseException as error:  # whatever it is: this rank stops in the middle, and its peers must know

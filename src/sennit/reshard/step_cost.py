@@ -31,8 +31,9 @@ __all__ = ["StepCost", "held", "step_cost", "stream_cost", "streams"]
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """`received` of all devices together; `busiest` what one device sends or receives at most; `copied` what one device packs
-    and unpacks; elements."""
+    """`received` of all devices together; `busiest` what one device sends or receives at most; `copied` what one device
+    packs and unpacks; elements.
+    """
 
     received: float
     busiest: float
@@ -42,7 +43,9 @@ class StepCost:
 
 
 def held(layout: Layout) -> int:
-    """The elements that all devices hold together: every element once for each coordinate of the axes that do not split."""
+    """The elements that all devices hold together: every element once for each coordinate of the axes that do not
+    split.
+    """
     split = prod(layout.mesh.size(name) for name, entry in layout.entries if isinstance(entry, Split))
     return prod(layout.shape) * (len(layout.mesh.devices) // split)
 
@@ -78,7 +81,10 @@ def _exchange_cost(step: Step, count: Count) -> StepCost:
 
 
 def stream_cost(parts: Sequence[Step], count: Count = traffic) -> StepCost:
-    """Of steps that fill one result: together they move what the whole does. Parts of one shape are alike: one is counted."""
+    """Of steps that fill one result: together they move what the whole does.
+
+    Parts of one shape are alike: one is counted.
+    """
     whole = step_cost(parts[0], count)
     alike = {step.region.shape: step for step in parts if step.region is not None}
     most = max((staging(step) for step in alike.values()), default=whole.staging)

@@ -1,10 +1,10 @@
 """An exchange in parts, so that what is packed and unpacked at one time stays within a budget.
 
-A dim is made of units in which neither layout changes hands (`labels.py`). Taking the same part of every unit, every transfer
-shrinks in proportion: all devices stay busy in every part, and the staging of a part that is 1/k of the units is 1/k of the
-whole. So the parts are chosen without looking at transfers: the first dim whose units are long enough is cut; where none is,
-the longest units are cut to single indices and the next dim is tried. Only where single indices of all units together are too
-much are the units taken in several groups, each group counted.
+A dim is made of units in which neither layout changes hands (`labels.py`). Taking the same part of every unit, every
+transfer shrinks in proportion: all devices stay busy in every part, and the staging of a part that is 1/k of the units
+is 1/k of the whole. So the parts are chosen without looking at transfers: the first dim whose units are long enough is
+cut; where none is, the longest units are cut to single indices and the next dim is tried. Only where single indices of
+all units together are too much are the units taken in several groups, each group counted.
 
 The least possible staging is that of one element: what the busiest device sends and receives of it.
 """

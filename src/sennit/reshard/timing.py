@@ -2,20 +2,21 @@
 
     seconds(step) = alpha * messages + max over links (bytes / bandwidth) + gamma * bytes packed and unpacked
 
-`LinkCost` has one class of links, as fast as it is told. `ClusterCost` lays the bytes of all groups of a collective, or of all
-transfers of an exchange, on the wires of a cluster at once (`cost/transfer.py`), so that a step which crosses nodes is paid
-for where it crosses.
+`LinkCost` has one class of links, as fast as it is told. `ClusterCost` lays the bytes of all groups of a collective, or
+of all transfers of an exchange, on the wires of a cluster at once (`cost/transfer.py`), so that a step which crosses
+nodes is paid for where it crosses.
 
-`SharedCost` is that of memory which the ranks of one host share (`shared_torch.py`). There nothing is sent: every byte is copied by a core, into
-staging and out of it, and small runs of bytes take longer than long ones. Of L elements before and M after a step,
+`SharedCost` is that of memory which the ranks of one host share (`shared_torch.py`). There nothing is sent: every byte
+is copied by a core, into staging and out of it, and small runs of bytes take longer than long ones. Of L elements
+before and M after a step,
 
     seconds(step) = alpha * messages + gamma * bytes (packed + placed) + delta * (packed / run before + placed / run after)
 
-where packed is what goes to others, once for all of them; placed is what is written to the result, or added to it; and a run is how
-many elements of a part lie side by side in the piece that it is cut from, or put into (`_run`).
+where packed is what goes to others, once for all of them; placed is what is written to the result, or added to it; and
+a run is how many elements of a part lie side by side in the piece that it is cut from, or put into (`_run`).
 
-A step that is a collective can go through a group of the backend or as messages. `CollectiveCost` has the measured seconds of both, for one
-kind: `alpha * (n - 1) + beta * bytes received per device` in a group of n.
+A step that is a collective can go through a group of the backend or as messages. `CollectiveCost` has the measured
+seconds of both, for one kind: `alpha * (n - 1) + beta * bytes received per device` in a group of n.
 """
 
 from __future__ import annotations
@@ -51,8 +52,11 @@ class CollectiveCost:
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:
-    """Seconds per message, per byte on the link, per byte copied. The defaults are round figures for devices in one machine
-    (20 us, 10 GB/s, 40 GB/s): they order the candidates sensibly where no cluster is given, and predict nothing."""
+    """Seconds per message, per byte on the link, per byte copied.
+
+    The defaults are round figures for devices in one machine (20 us, 10 GB/s, 40 GB/s): they order the candidates
+    sensibly where no cluster is given, and predict nothing.
+    """
 
     alpha: float = 20e-6
     beta: float = 1 / 10e9

@@ -1,6 +1,7 @@
 """Steps from one mesh to another: reduce on the source's mesh, exchange, gather on the target's mesh.
 
-Replicas in the target receive 1/r each and gather among themselves, so that every element leaves the source's devices once.
+Replicas in the target receive 1/r each and gather among themselves, so that every element leaves the source's devices
+once.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     for name, weight in stream_weights(model_weights, server_mesh, lambda name, weight: [Shard(0)], budget=64 << 20):
         server.load(name, weight.to_local())
 
-Weights travel one after the other, the next one being posted while the one before is handed over. Beside the weights that a rank has
-and those it ends with, it uses at most `budget` bytes. Every rank of either mesh iterates, over the same names in the same order;
-on a rank that is not in a mesh the piece there is empty.
+Weights travel one after the other, the next one being posted while the one before is handed over. Beside the weights
+that a rank has and those it ends with, it uses at most `budget` bytes. Every rank of either mesh iterates, over the
+same names in the same order; on a rank that is not in a mesh the piece there is empty.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Messages between ranks, point to point: posting, staging, waiting with a limit.
 
-The messages of a Move are posted in the order of their keys, in *batches*. A batch holds as many messages as fit into a quarter of
-the staging memory; messages that lie contiguous in the input or output need none. Four batches are under way at once: while the
-oldest travels the next is packed, and the staging memory in use is never more than four quarters. One message that is alone larger
-than a quarter (an input that is not contiguous, a chunk limit of none) gets a batch and a buffer of its own.
+The messages of a Move are posted in the order of their keys, in *batches*. A batch holds as many messages as fit into a
+quarter of the staging memory; messages that lie contiguous in the input or output need none. Four batches are under way
+at once: while the oldest travels the next is packed, and the staging memory in use is never more than four quarters.
+One message that is alone larger than a quarter (an input that is not contiguous, a chunk limit of none) gets a batch
+and a buffer of its own.
 
-Each pair of ranks counts the messages between them, and the count is the tag: a receive takes the message that it was planned
-with. The counts of a redistribution are set aside when it starts (`Wire.open`), so several may be under way and pass each other.
-Tags start high, clear of those that programs choose by hand.
+Each pair of ranks counts the messages between them, and the count is the tag: a receive takes the message that it was
+planned with. The counts of a redistribution are set aside when it starts (`Wire.open`), so several may be under way and
+pass each other. Tags start high, clear of those that programs choose by hand.
 
-A wait that exceeds the limit raises `RunError` with the rank, the step and the peer; nothing hangs. gloo closes the connection
-then, so the process group is lost; a program that wants to go on starts a new one.
+A wait that exceeds the limit raises `RunError` with the rank, the step and the peer; nothing hangs. gloo closes the
+connection then, so the process group is lost; a program that wants to go on starts a new one.
 """
 
 from __future__ import annotations
@@ -90,8 +91,10 @@ class Wire:
     def run(
         self, move: Move, tensor: Tensor, channel: Channel, into: Tensor | None = None
     ) -> Generator[None, None, Tensor]:
-        """Yields when all is posted that can be, before it waits. The output is a new tensor, or `into`, contiguous, of which
-        what is not received stays."""
+        """Yields when all is posted that can be, before it waits.
+
+        The output is a new tensor, or `into`, contiguous, of which what is not received stays.
+        """
         if move.copies or move.sends:
             tensor = tensor.reshape(move.given)
         output = (tensor.new_zeros if move.zeros else tensor.new_empty)(move.shape) if into is None else into
@@ -160,7 +163,7 @@ class Wire:
         if post.arrives and not post.in_place:
             post.message.part.put(output, post.buffer, move.how)
 
-    # ---- small messages ------------------------------------------------------------------------------------------------
+    # ---- small messages ----------------------------------------------------------------------------------------------
 
     def send(self, values: Tensor, peer: int, purpose: str) -> None:
         work = dist.isend(values, peer, tag=self.open({(peer, False): 1}).tag(peer, arrives=False))
@@ -187,7 +190,10 @@ class Wire:
 
 
 def wait_for(work: dist.Work, tensor: Tensor, timeout: float, doing: str, where: str) -> None:
-    """Wait for a work at most `timeout` seconds. On an accelerator the wait is the stream's, and its limit that of the group."""
+    """Wait for a work at most `timeout` seconds.
+
+    On an accelerator the wait is the stream's, and its limit that of the group.
+    """
     try:
         if tensor.device.type == "cpu":
             done = work.wait(timedelta(seconds=timeout))

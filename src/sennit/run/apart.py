@@ -1,7 +1,8 @@
 """Tensors that share no memory: what gradients must be before autograd keeps them and optimizers write to them.
 
-Gradients that were reduced in one bucket are neighbours in its flat tensor, which is as good as memory of their own. A tensor is cloned where it overlaps
-with one before it, or where the gradients keep little of the memory that it lies in (a slice of something large).
+Gradients that were reduced in one bucket are neighbours in its flat tensor, which is as good as memory of their own. A
+tensor is cloned where it overlaps with one before it, or where the gradients keep little of the memory that it lies in
+(a slice of something large).
 """
 
 from __future__ import annotations

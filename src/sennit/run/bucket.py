@@ -26,8 +26,10 @@ __all__ = ["Bucket", "GatherRun"]
 
 
 class Bucket:
-    """`pieces` is how many a reduce_scatter cuts each part into, or None for an all_reduce. `start` begins the collective on the flat tensor,
-    which is [elements], or [pieces, elements]."""
+    """`pieces` is how many a reduce_scatter cuts each part into, or None for an all_reduce.
+
+    `start` begins the collective on the flat tensor, which is [elements], or [pieces, elements].
+    """
 
     def __init__(self, parts: int, elements: int, pieces: int | None, start: Callable[[Tensor], Handle]) -> None:
         self.left, self.elements, self.pieces, self.start = parts, elements, pieces, start
@@ -73,7 +75,10 @@ class _Part:
 
 
 class GatherRun:
-    """Filled as a bucket is; `start` begins the gather of the flat pieces, which gives [members, elements]. `join` puts the pieces of one tensor together."""
+    """Filled as a bucket is; `start` begins the gather of the flat pieces, which gives [members, elements].
+
+    `join` puts the pieces of one tensor together.
+    """
 
     def __init__(
         self, parts: int, elements: int, start: Callable[[Tensor], Handle], join: Callable[[Tensor, int, int], Tensor]

@@ -1,7 +1,9 @@
 """What a rank keeps of a compiled program: what it runs, and small tables.
 
-A program has every step of every lane. A rank that trains needs its own lane as code, the pieces of the constants that it reads, where inputs come from and outputs go, its peers and groups.
-`build` takes these out of what was compiled, in the process that compiled it (`run/child.py`), and all the rest is packed: `Stages` are unpacked when a person asks for them.
+A program has every step of every lane. A rank that trains needs its own lane as code, the pieces of the constants that
+it reads, where inputs come from and outputs go, its peers and groups. `build` takes these out of what was compiled, in
+the process that compiled it (`run/child.py`), and all the rest is packed: `Stages` are unpacked when a person asks for
+them.
 """
 
 from __future__ import annotations
@@ -99,7 +101,9 @@ class Built:
     stages: Packed
 
     def with_forward(self, forward: inspect.Signature) -> Built:
-        """With the signature of the model's `forward`, which holds what cannot always be pickled (annotations, defaults)."""
+        """With the signature of the model's `forward`, which holds what cannot always be pickled (annotations,
+        defaults).
+        """
         return replace(self, signature=replace(self.signature, forward=forward))
 
 

@@ -1,16 +1,20 @@
 """Work in a forked process, whose memory goes back to the system with it.
 
-A compiler leaves much behind in the process that it ran in: caches of libraries, and freed memory between what is kept, which allocators do not give back. A training run
-needs none of it. So `in_child` forks, the child does the work and sends the answer through a pipe, and the parent has the answer alone.
+A compiler leaves much behind in the process that it ran in: caches of libraries, and freed memory between what is kept,
+which allocators do not give back. A training run needs none of it. So `in_child` forks, the child does the work and
+sends the answer through a pipe, and the parent has the answer alone.
 
-It is a fork and not a new process: the model and the plan need not be picklable, and all libraries are loaded. Only the answer is pickled. Objects that were there before the fork (`shared`) go by
-their number, so that the answer holds the parent's own; so do classes that no import finds.
+It is a fork and not a new process: the model and the plan need not be picklable, and all libraries are loaded. Only the
+answer is pickled. Objects that were there before the fork (`shared`) go by their number, so that the answer holds the
+parent's own; so do classes that no import finds.
 
-What a fork does not copy is threads. The child therefore computes with one thread (OpenMP's would be waited for in vain), never collects garbage that is older than itself
-(destructors of process groups join their threads), leaves by `os._exit`, and dies with its parent. Where that is not enough `Unfit` is raised: on
-an accelerator, which no child can use; where autograd has threads for one; where the answer cannot be pickled. The caller then does the work itself.
+What a fork does not copy is threads. The child therefore computes with one thread (OpenMP's would be waited for in
+vain), never collects garbage that is older than itself (destructors of process groups join their threads), leaves by
+`os._exit`, and dies with its parent. Where that is not enough `Unfit` is raised: on an accelerator, which no child can
+use; where autograd has threads for one; where the answer cannot be pickled. The caller then does the work itself.
 
-An error of the work is raised here as it was there, with the traceback of the child as its cause. A child that is killed, or that does not answer in time, is an error that says so.
+An error of the work is raised here as it was there, with the traceback of the child as its cause. A child that is
+killed, or that does not answer in time, is an error that says so.
 """
 
 from __future__ import annotations
@@ -90,11 +94,15 @@ def compiled_in(where: CompileIn, device: torch.device, work: Callable[[], T], s
 
 
 def in_child(work: Callable[[], T], what: str, *, shared: Sequence[object] = (), seconds: float = LIMIT) -> T:
-    """`work()` in a forked process. `what` names the work in errors; `shared` are objects of this process that the answer may hold."""
+    """`work()` in a forked process.
+
+    `what` names the work in errors; `shared` are objects of this process that the answer may hold.
+    """
     _flush()  # or what is buffered would be written twice
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        # Python warns of a fork beside threads, and so does JAX where it is loaded, which the child never calls: the module's docstring says what is done about them
+        # Python warns of a fork beside threads, and so does JAX where it is loaded, which the child never calls: the
+        # module's docstring says what is done about them
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", RuntimeWarning)
         pid = os.fork()
@@ -115,7 +123,7 @@ def _flush() -> None:
             stream.flush()
 
 
-# ---- the parent --------------------------------------------------------------------------------------------------------
+# ---- the parent ------------------------------------------------------------------------------------------------------
 
 
 class _Child:
@@ -199,7 +207,7 @@ def _opened(message: bytes, shared: Sequence[object]) -> object:
             raise AssertionError(kind)
 
 
-# ---- the child ---------------------------------------------------------------------------------------------------------
+# ---- the child -------------------------------------------------------------------------------------------------------
 
 
 def _serve(work: Callable[[], object], shared: Sequence[object], writer: int) -> NoReturn:
@@ -250,7 +258,9 @@ def _try_autograd() -> None:
 
 
 def _raised(error: Exception, text: str, older: frozenset[int]) -> bytes:
-    """The error in its parts, which need not fit its `__init__`; one of its text where they cannot be sent or do not make the same."""
+    """The error in its parts, which need not fit its `__init__`; one of its text where they cannot be sent or do not
+    make the same.
+    """
     reduced: Any = error.__reduce__()
     made_with = reduced[1] if reduced[0] is type(error) else error.args
     parts = (type(error), made_with, error.args, vars(error))
@@ -275,7 +285,7 @@ def _revived(
     return error
 
 
-# ---- what goes through the pipe ----------------------------------------------------------------------------------------
+# ---- what goes through the pipe --------------------------------------------------------------------------------------
 
 
 def _packed(message: tuple[object, ...], shared: Sequence[object], older: frozenset[int]) -> bytes:

@@ -1,7 +1,7 @@
 """The norm of all gradients, over all stages and pieces, and clipping by it.
 
-Each element counts once: of the replicas of a piece the first speaks, of the stages that hold a tied weight its owner. One
-reduction over all ranks gives everyone the same norm,
+Each element counts once: of the replicas of a piece the first speaks, of the stages that hold a tied weight its owner.
+One reduction over all ranks gives everyone the same norm,
 
     n = (sum |g|^p)^(1/p),   or max |g| for p = inf,
 

@@ -34,9 +34,11 @@ Planner = Callable[[Graph, Mesh], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to compile a model: the plan and the mesh; which results a training step returns beside its losses (None: none,
-    evaluation returns all); the type that autocast computes in; what executes the rules that the proof relies on (None: they are
-    taken at their word); whether attention runs as torch's kernels (`kernels/attention.py`) or as it was captured."""
+    """How to compile a model: the plan and the mesh; which results a training step returns beside its losses (None:
+    none, evaluation returns all); the type that autocast computes in; what executes the rules that the proof relies on
+    (None: they are taken at their word); whether attention runs as torch's kernels (`kernels/attention.py`) or as it
+    was captured.
+    """
 
     planner: Planner
     mesh: Mesh
@@ -90,7 +92,9 @@ def compile_call(
 
 
 def at_once(mesh: Mesh) -> Mesh:
-    """The mesh with one pass: evaluation keeps no activations for a backward pass, and its results are of the whole batch."""
+    """The mesh with one pass: evaluation keeps no activations for a backward pass, and its results are of the whole
+    batch.
+    """
     return Mesh.make({axis.name: axis.size for axis in mesh.space}, {axis.name: 1 for axis in mesh.time}, mesh.devices)
 
 

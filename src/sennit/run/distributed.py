@@ -1,15 +1,18 @@
 """The communicator on torch.distributed: any backend that has the collectives, gloo and NCCL among them.
 
-Process groups are made once per set of ranks, before the first step, by all ranks in the same order (`run/groups.py`). Transfers
-between two ranks are numbered, and the number is the tag: a receive takes the message that the program matched it with.
-Device d of the program is rank d. The messages of an exchange start together. Their tag is the exchange's number, among the odd ones,
-so that exchanges may overtake each other; on NCCL they have a communicator of their own (`run/groups.py`).
+Process groups are made once per set of ranks, before the first step, by all ranks in the same order (`run/groups.py`).
+Transfers between two ranks are numbered, and the number is the tag: a receive takes the message that the program
+matched it with. Device d of the program is rank d. The messages of an exchange start together. Their tag is the
+exchange's number, among the odd ones, so that exchanges may overtake each other; on NCCL they have a communicator of
+their own (`run/groups.py`).
 
-Gloo's reduce-scatter adds in an order that depends on where in the message an element lies, and takes two to ten times as long as its all-to-all (`benchmarks/plan/zero.py --calls`). So on gloo a reduce-scatter is an all-to-all
-of as many bytes, and each member adds what it got, in the order of the group: an element has the same bits in whatever bucket it travels, and those of ranks in one process (`run/threads.py`).
+Gloo's reduce-scatter adds in an order that depends on where in the message an element lies, and takes two to ten times
+as long as its all-to-all (`benchmarks/plan/zero.py --calls`). So on gloo a reduce-scatter is an all-to-all of as many
+bytes, and each member adds what it got, in the order of the group: an element has the same bits in whatever bucket it
+travels, and those of ranks in one process (`run/threads.py`).
 
-A program's group is ordered by coordinates, a group of torch by ranks. Where the two differ (a mesh with its devices in another
-order), pieces are put in the order of torch on the way in, and in that of the program on the way out.
+A program's group is ordered by coordinates, a group of torch by ranks. Where the two differ (a mesh with its devices in
+another order), pieces are put in the order of torch on the way in, and in that of the program on the way out.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
 """A lane of a program as Python source that a person can read.
 
-One function, `step(rank, inputs)`, runs on every device of the lane; what differs between devices (peers, groups, slices) is
-behind `rank` (`run/rank.py`). Communication is started where the program has it and waited for where its result is first
-read, so it overlaps with the lines between; `run/order.py` moves what can be started earlier or read later. A view of something under way reads nothing yet: it is put off until it is read itself,
-and left out where it never is. Frees are `del` statements. What the source does in one call where the program has several steps, `run/joined.py` says;
-which results take the memory of an operand, and which copies are left out, `run/reuse.py`.
+One function, `step(rank, inputs)`, runs on every device of the lane; what differs between devices (peers, groups,
+slices) is behind `rank` (`run/rank.py`). Communication is started where the program has it and waited for where its
+result is first read, so it overlaps with the lines between; `run/order.py` moves what can be started earlier or read
+later. A view of something under way reads nothing yet: it is put off until it is read itself, and left out where it
+never is. Frees are `del` statements. What the source does in one call where the program has several steps,
+`run/joined.py` says; which results take the memory of an operand, and which copies are left out, `run/reuse.py`.
 
-Comments say what a reader asks: a ruler where another micro-batch or phase begins, a heading for each module, behind each line the
-type and layout of what it makes, at each communication what goes where and how much of it, and what the plan decided of an operator
-(`notes`, by the operator's name).
+Comments say what a reader asks: a ruler where another micro-batch or phase begins, a heading for each module, behind
+each line the type and layout of what it makes, at each communication what goes where and how much of it, and what the
+plan decided of an operator (`notes`, by the operator's name).
 
-A lane with buffers on several meshes has a name for this rank on each, `m0 = rank.on(0)`, and calls what depends on coordinates there.
+A lane with buffers on several meshes has a name for this rank on each, `m0 = rank.on(0)`, and calls what depends on
+coordinates there.
 
 The source holds no numbers that depend on the device, so a thousand ranks of a lane share one text.
 """
@@ -188,7 +190,10 @@ class _Emitter:
         return view
 
     def _bury(self, names: tuple[str, ...]) -> None:
-        """Delete what was freed, once no view is left that looks at it. A view that was put off and is freed is never made."""
+        """Delete what was freed, once no view is left that looks at it.
+
+        A view that was put off and is freed is never made.
+        """
         gone = [name for name in names if name in self.dying and not self.looked_at[name]]
         self.dying.difference_update(gone)
         unmade = [reads(self._taken_up(name)) for name in gone if name in self.put_off]

@@ -1,10 +1,12 @@
 """What a parallel model runs: its programs, compiled when they are first needed, and the tensors they read.
 
-A program is compiled in a process of its own where that is possible (`run/child.py`); `run/built.py` says what a rank keeps of it.
+A program is compiled in a process of its own where that is possible (`run/child.py`); `run/built.py` says what a rank
+keeps of it.
 
-A model has two programs: one trains, with its modules in training mode, forward and backward; one evaluates, with its modules in
-evaluation mode, forward alone. The first one that is compiled decides where parameters live (`run/homes.py`). Another program may want a parameter elsewhere; then it is moved
-for that call. With `dynamic`, each new set of argument shapes has programs of its own.
+A model has two programs: one trains, with its modules in training mode, forward and backward; one evaluates, with its
+modules in evaluation mode, forward alone. The first one that is compiled decides where parameters live
+(`run/homes.py`). Another program may want a parameter elsewhere; then it is moved for that call. With `dynamic`, each
+new set of argument shapes has programs of its own.
 """
 
 from __future__ import annotations
@@ -57,9 +59,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a parallel model is called: inputs whole or this rank's part; new shapes refused or compiled; the type that parameters
-    are cast to for computing; which losses are differentiated (None: all); the seed of dropout; a loss scaler; where programs are compiled
-    (None: in a child where that is possible)."""
+    """How a parallel model is called: inputs whole or this rank's part; new shapes refused or compiled; the type that
+    parameters are cast to for computing; which losses are differentiated (None: all); the seed of dropout; a loss
+    scaler; where programs are compiled (None: in a child where that is possible).
+    """
 
     local_inputs: bool = False
     dynamic: bool = False
@@ -101,7 +104,7 @@ class Engine:
         self.anchor = torch.zeros((), device=device, requires_grad=True)
         self.meter: StorageMeter | None = None  # counts what the next steps make, while it is there
 
-    # ---- compiling -----------------------------------------------------------------------------------------------------
+    # ---- compiling ---------------------------------------------------------------------------------------------------
 
     def program(self, training: bool, call: Call) -> Executable:
         """The program for a call, compiled where it is not there yet; all ranks call this alike."""
@@ -133,7 +136,9 @@ class Engine:
         return Executable(built, self.groups, self.device, local_inputs=self.options.local_inputs)
 
     def _given(self, call: Call) -> list[object]:
-        """What is no tensor in a call, defaults of `forward` included: later calls are compared with these very objects."""
+        """What is no tensor in a call, defaults of `forward` included: later calls are compared with these very
+        objects.
+        """
         defaults = [item.default for item in inspect.signature(self.skeleton.forward).parameters.values()]
         leaves: list[object] = pytree.tree_leaves((call.args, dict(call.kwargs), defaults))
         return [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
@@ -161,7 +166,7 @@ class Engine:
         named = {**dict(self.skeleton.named_buffers()), **dict(self.skeleton.named_parameters())}
         return {slot.path: named[slot.path] for slot in self.slots}
 
-    # ---- running -------------------------------------------------------------------------------------------------------
+    # ---- running -----------------------------------------------------------------------------------------------------
 
     def evaluate(self, call: Call) -> object:
         """A call in evaluation mode."""
@@ -288,8 +293,10 @@ class Engine:
 
 
 def _moves(compiled: Compiled, homes: Homes) -> tuple[Move, ...]:
-    """The tensors that a program reads where they do not live, with both layouts; the same list on all ranks. What every
-    reader finds in the piece that lives there is cut from it instead (`Engine._local`)."""
+    """The tensors that a program reads where they do not live, with both layouts; the same list on all ranks.
+
+    What every reader finds in the piece that lives there is cut from it instead (`Engine._local`).
+    """
     moves: list[Move] = []
     for lane in compiled.program.lanes:
         for item in lane.inputs:

@@ -47,7 +47,10 @@ class Executable:
     # ---- what the model is called with -------------------------------------------------------------------------------
 
     def pieces(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The pieces of a call's tensors that this rank reads, by key. What another stage reads alone is passed over."""
+        """The pieces of a call's tensors that this rank reads, by key.
+
+        What another stage reads alone is passed over.
+        """
         found: dict[str, Tensor] = {}
         for path, tensor in self.built.signature.flatten(args, kwargs).items():
             if tensor.device != self.device and (tensor.device.type, tensor.device.index or 0) != (

@@ -1,4 +1,6 @@
-"""From pieces back to the single-device model: whole tensors, one after another, so that a rank holds one of them at a time."""
+"""From pieces back to the single-device model: whole tensors, one after another, so that a rank holds one of them at a
+time.
+"""
 
 from __future__ import annotations
 

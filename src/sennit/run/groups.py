@@ -1,14 +1,15 @@
 """Process groups by the ranks they join: each is made once, however many programs and meshes ask for it.
 
-`torch.distributed.new_group` must be called by all ranks of the world, in one order. So groups are asked for by lists that all
-ranks compute alike (from the program, which they share), before anything runs. A group of torch numbers its members by
-ascending rank; a group of a program by their coordinates on a mesh. `run/distributed.py` translates. A DeviceMesh cannot: where
-its ranks do not ascend along an axis, it gets groups in its own order.
+`torch.distributed.new_group` must be called by all ranks of the world, in one order. So groups are asked for by lists
+that all ranks compute alike (from the program, which they share), before anything runs. A group of torch numbers its
+members by ascending rank; a group of a program by their coordinates on a mesh. `run/distributed.py` translates. A
+DeviceMesh cannot: where its ranks do not ascend along an axis, it gets groups in its own order.
 
-**Transfers.** On NCCL the messages of one communicator run on one stream, in the order in which they were posted. Two stages that
-send to each other would wait for each other there, each with its receive behind its send. So each direction between two ranks gets a
-communicator of its own, and so do the exchanges from the same ranks to the same ranks, which all of them run in one order (a
-rule of `ir/program_exchange.py`). Gloo and our own backend match messages by their tags and need none of this.
+**Transfers.** On NCCL the messages of one communicator run on one stream, in the order in which they were posted. Two
+stages that send to each other would wait for each other there, each with its receive behind its send. So each direction
+between two ranks gets a communicator of its own, and so do the exchanges from the same ranks to the same ranks, which
+all of them run in one order (a rule of `ir/program_exchange.py`). Gloo and our own backend match messages by their tags
+and need none of this.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ __all__ = ["GroupsNeeded", "ProcessGroups", "groups_needed", "spread"]
 
 @dataclass(frozen=True, slots=True)
 class GroupsNeeded:
-    """Of a program: the groups of its collectives, the pairs that it sends between, the ranks of each channel. All ranks have them in one order."""
+    """Of a program: the groups of its collectives, the pairs that it sends between, the ranks of each channel.
+
+    All ranks have them in one order.
+    """
 
     groups: tuple[Group, ...]
     transfers: tuple[tuple[int, int], ...]
@@ -93,7 +97,8 @@ class ProcessGroups:
                 if channel not in self.channels:
                     self.channels[channel] = dist.new_group(list(ranks))
                     if dist.get_rank() in ranks:
-                        # NCCL joins a communicator at its first call, and not every rank has a message in every exchange
+                        # NCCL joins a communicator at its first call, and not every rank has a message in every
+                        # exchange
                         here = torch.device("cuda", torch.cuda.current_device())
                         dist.all_reduce(torch.zeros(1, device=here), group=self.channels[channel])
 

@@ -1,14 +1,15 @@
 """Where parameters and buffers live: as the training program reads them, in DTensors.
 
-A tensor's *homes* are the lanes that read it. Lanes that hold it under one layout hold it together, as one DTensor over the mesh of
-that layout: an embedding split over all devices is one tensor, though the devices run several lanes. A tied weight of two stages
-with meshes of their own has a home on each, one on a lane; the first is its *owner*, which speaks for it where it must count once. What no
-operator reads (a pooler that the loss does not see) lives replicated on the first mesh of the first lane. The piece of each
-device follows from the layout, and the same is said to torch as placements on a `DeviceMesh`, so that optimizers, norms and
-checkpoints see the whole tensor.
+A tensor's *homes* are the lanes that read it. Lanes that hold it under one layout hold it together, as one DTensor over
+the mesh of that layout: an embedding split over all devices is one tensor, though the devices run several lanes. A tied
+weight of two stages with meshes of their own has a home on each, one on a lane; the first is its *owner*, which speaks
+for it where it must count once. What no operator reads (a pooler that the loss does not see) lives replicated on the
+first mesh of the first lane. The piece of each device follows from the layout, and the same is said to torch as
+placements on a `DeviceMesh`, so that optimizers, norms and checkpoints see the whole tensor.
 
-A digit that is not the major one of its dim (a fused query, key and value weight split inside each of its three parts) is a
-`_StridedShard`. `torch.distributed.checkpoint` has no such chunks: `plain` is the same tensor in blocks, for saving.
+A digit that is not the major one of its dim (a fused query, key and value weight split inside each of its three parts)
+is a `_StridedShard`. `torch.distributed.checkpoint` has no such chunks: `plain` is the same tensor in blocks, for
+saving.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ class Homes:
         return all(self.part(path, wanted, device) is not None for device in devices)
 
     def part(self, path: str, wanted: Layout, device: int) -> Region | None:
-        """The local indices, in the piece that lives on a device, of what a layout wants there; None where some are missing."""
+        """The local indices, in the piece that lives on a device, of what a layout wants there; None where some are
+        missing.
+        """
         home = self.at(path, device)
         if home is None:
             return None
@@ -139,8 +142,10 @@ def device_meshes(homes: Homes, groups: ProcessGroups) -> None:
 
 
 def _shown(layout: Layout) -> Layout:
-    """The layout as torch is told it. Torch likes the ranks of a mesh to ascend, and where nothing is split their order means
-    nothing."""
+    """The layout as torch is told it.
+
+    Torch likes the ranks of a mesh to ascend, and where nothing is split their order means nothing.
+    """
     mesh = layout.mesh
     if layout.entries or list(mesh.devices) == sorted(mesh.devices):
         return layout

@@ -1,12 +1,14 @@
 """Steps of a lane that its source runs in one call. The program stays as it was checked; only the calls are fewer.
 
-**Buckets.** The sums of gradients over replicas are one collective each in the program; the source puts several in one (`kernels/buckets.py` says which). Operators that `run/order.py` puts at the end do not count as readers.
+**Buckets.** The sums of gradients over replicas are one collective each in the program; the source puts several in one
+(`kernels/buckets.py` says which). Operators that `run/order.py` puts at the end do not count as readers.
 
 **Gathers.** Small parameters that lie in pieces are gathered several at a time (`kernels/gathers.py` says which).
 
-**Sums in place.** `x = mm(a, b); total = accumulate(total, x)` makes x, reads it and throws it away. A product can add to what is there
-(beta = 1 of a BLAS call), and the gradient of an embedding touches the rows of its tokens alone. So where the accumulation follows its term at once, and nothing else
-reads the term, both are one call, in place. What a reduction over replicas gives has memory of its own too, and the terms that follow are added there.
+**Sums in place.** `x = mm(a, b); total = accumulate(total, x)` makes x, reads it and throws it away. A product can add
+to what is there (beta = 1 of a BLAS call), and the gradient of an embedding touches the rows of its tokens alone. So
+where the accumulation follows its term at once, and nothing else reads the term, both are one call, in place. What a
+reduction over replicas gives has memory of its own too, and the terms that follow are added there.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ ADDS = ("aten.mm.default", "aten.embedding_dense_backward.default", "sennit.embe
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """`buckets` and `gathers` by the result of each collective in them; `onto`: which accumulation a term is made in, by the term's name."""
+    """`buckets` and `gathers` by the result of each collective in them; `onto`: which accumulation a term is made in,
+    by the term's name.
+    """
 
     buckets: Mapping[str, Bucket]
     gathers: Mapping[str, Gathers]

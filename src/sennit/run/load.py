@@ -1,8 +1,9 @@
 """Emitted source to a function that can be called.
 
-Compiling a text of 15,000 lines takes 57 MB of syntax tree for 2 MB of code, and the code is allocated between the nodes: when they are gone, their memory is full
-of holes and stays. So the code is written out (`code_of`) and read back (`load_code`), once they are gone or in another process, into memory of its own (10 MB of resident set to 4, CPython 3.11).
-The text is kept packed; tracebacks unpack it.
+Compiling a text of 15,000 lines takes 57 MB of syntax tree for 2 MB of code, and the code is allocated between the
+nodes: when they are gone, their memory is full of holes and stays. So the code is written out (`code_of`) and read back
+(`load_code`), once they are gone or in another process, into memory of its own (10 MB of resident set to 4, CPython
+3.11). The text is kept packed; tracebacks unpack it.
 """
 
 from __future__ import annotations

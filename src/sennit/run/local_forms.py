@@ -1,9 +1,9 @@
 """Local forms in torch, and the source text that calls them. `ir/local_forms_numpy.py` defines what each computes.
 
-A piece's positions along a dim are written as factors, major to minor: `rank.indices((2, "tp"), (8, None))` is a dim of 16 of which
-each device of `tp` holds eight neighbours; a number instead of an axis is a time, known when the source is written. So the source is one
-text for all devices of a lane. Digits make positions arithmetic: no table of the dim is built, and strided splits cost no more
-than blocks.
+A piece's positions along a dim are written as factors, major to minor: `rank.indices((2, "tp"), (8, None))` is a dim of
+16 of which each device of `tp` holds eight neighbours; a number instead of an axis is a time, known when the source is
+written. So the source is one text for all devices of a lane. Digits make positions arithmetic: no table of the dim is
+built, and strided splits cost no more than blocks.
 
 `LocalForms` is part of `run/rank.py`'s Rank; `emit_form` writes the call of a step, `emit_rows` that of an embedding's
 gradient where it is added to a sum.
@@ -31,7 +31,9 @@ Factor = tuple[int, str | int | None]
 
 @dataclass(frozen=True, slots=True)
 class Indices:
-    """Which global indices of a dim a piece holds: factors of the dim, major to minor, each at a coordinate or held whole."""
+    """Which global indices of a dim a piece holds: factors of the dim, major to minor, each at a coordinate or held
+    whole.
+    """
 
     factors: tuple[tuple[int, int | None], ...]
 
@@ -48,8 +50,10 @@ class Indices:
         return found
 
     def locate(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Where global indices lie in the piece, 0 for those that do not, and whether they do. Indices outside the dim (ignored
-        targets, which are masked later) lie nowhere."""
+        """Where global indices lie in the piece, 0 for those that do not, and whether they do.
+
+        Indices outside the dim (ignored targets, which are masked later) lie nowhere.
+        """
         inside = (index >= 0) & (index < self.extent)
         local, stride = torch.zeros_like(index), self.extent
         for size, at in self.factors:
@@ -157,8 +161,9 @@ class LocalForms:
         *rest: object,
         places: Sequence[Indices],
     ) -> Tensor:
-        """The window of the input that the outputs see, convolved without padding; then the outputs themselves, where they are no
-        block."""
+        """The window of the input that the outputs see, convolved without padding; then the outputs themselves, where
+        they are no block.
+        """
         window, spans = _window(x, weight, stride, padding, dilation, places)
         zero = [0] * len(padding)
         result: Tensor = torch.ops.aten.convolution.default(window, weight, bias, stride, zero, dilation, *rest)

@@ -1,12 +1,15 @@
 """A rank's memory by kind: what the program says, and what is there.
 
-**Predicted.** The steps of the rank's lane are played in their order; a buffer is there from the step that makes it to the last one
-that needs it (`sim/lane.py` says what is of which kind and what is a view), and one whose memory a result takes (`run/reuse.py`) until there. Shown are the bytes at the moment when the sum over all
-kinds is largest, and the most of each kind at any moment. What is scattered stays, with its copy, until it is read or two more scatters have begun (`run/distributed.py`); gradients in a bucket until theirs is done. The state of an optimizer is that of one step on tensors without values.
+**Predicted.** The steps of the rank's lane are played in their order; a buffer is there from the step that makes it to
+the last one that needs it (`sim/lane.py` says what is of which kind and what is a view), and one whose memory a result
+takes (`run/reuse.py`) until there. Shown are the bytes at the moment when the sum over all kinds is largest, and the
+most of each kind at any moment. What is scattered stays, with its copy, until it is read or two more scatters have
+begun (`run/distributed.py`); gradients in a bucket until theirs is done. The state of an optimizer is that of one step
+on tensors without values.
 
-**Measured.** Parameters, gradients and optimizer state are counted where they lie. What a step makes on its way (activations,
-gradients, staging) is counted by `StorageMeter` while it runs: the bytes of live storages, on any device. Torch does not say which
-is which, so they are compared as one sum. Memory of the communication library is not seen.
+**Measured.** Parameters, gradients and optimizer state are counted where they lie. What a step makes on its way
+(activations, gradients, staging) is counted by `StorageMeter` while it runs: the bytes of live storages, on any device.
+Torch does not say which is which, so they are compared as one sum. Memory of the communication library is not seen.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""The parallel model: an `nn.Module` with this rank's parameters under their own names, called like the model it was made from.
+"""The parallel model: an `nn.Module` with this rank's parameters under their own names, called like the model it was
+made from.
 
     model = sennit.parallelize(model, sample, plan=zoo.data_parallel)
     loss = model(**batch).loss; loss.backward(); optimizer.step()
 
-`named_parameters()` gives the parameters that live on this rank, as DTensors: all of them, or in a pipeline those of this stage.
-Tied ones are one. A call runs a whole program: in training mode all micro-batches forward and backward (`run/step.py`), after
-`model.eval()` forward alone. Every rank returns the same losses and results. (In training mode under `torch.no_grad()` the gradients
-are computed too, and dropped: switch to `eval()` to evaluate.)
+`named_parameters()` gives the parameters that live on this rank, as DTensors: all of them, or in a pipeline those of
+this stage. Tied ones are one. A call runs a whole program: in training mode all micro-batches forward and backward
+(`run/step.py`), after `model.eval()` forward alone. Every rank returns the same losses and results. (In training mode
+under `torch.no_grad()` the gradients are computed too, and dropped: switch to `eval()` to evaluate.)
 
 Methods that say "all ranks" communicate: a rank that does not call leaves the others waiting.
 """
@@ -109,7 +110,7 @@ class ParallelModule(nn.Module):
                 raise
             return value
 
-    # ---- running -------------------------------------------------------------------------------------------------------
+    # ---- running -----------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model, on all ranks together."""
@@ -132,7 +133,7 @@ class ParallelModule(nn.Module):
         """
         return clip_grad_norm(self._engine.tensors, self._homes, max_norm, norm_type, self._engine.device)
 
-    # ---- state ---------------------------------------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As of any module: this rank's parameters and persistent buffers, as DTensors in placements that
@@ -152,8 +153,11 @@ class ParallelModule(nn.Module):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """From whole tensors (a checkpoint of the single-device model), or from DTensors in any placements. Names that live on
-        other ranks are passed over; each rank takes its own. All ranks of a stage where there are DTensors."""
+        """From whole tensors (a checkpoint of the single-device model), or from DTensors in any placements.
+
+        Names that live on other ranks are passed over; each rank takes its own. All ranks of a stage where there are
+        DTensors.
+        """
         if assign:
             raise RunError("assign=True is not possible", fix="load without it: values are copied into the parameters")
         known = {name: slot for slot in self._engine.slots for name in slot.names}
@@ -180,8 +184,10 @@ class ParallelModule(nn.Module):
         return nn.modules.module._IncompatibleKeys(missing, unexpected)
 
     def full_state_dict(self, *, rank0_only: bool = False) -> dict[str, Tensor]:
-        """The state of the single-device model: whole tensors on the CPU, under all names. All ranks; with `rank0_only`, the
-        others return an empty dict."""
+        """The state of the single-device model: whole tensors on the CPU, under all names.
+
+        All ranks; with `rank0_only`, the others return an empty dict.
+        """
         keep = not rank0_only or dist.get_rank() == 0
         persistent = tuple(slot for slot in self._engine.slots if slot.persistent)
         return full_state(persistent, self._homes, self._engine.tensors, self._engine.device, keep=keep)
@@ -192,7 +198,7 @@ class ParallelModule(nn.Module):
         state = full_state(engine.slots, self._homes, engine.tensors, engine.device, keep=True)
         return single_device(engine.skeleton, state)
 
-    # ---- what was compiled ---------------------------------------------------------------------------------------------
+    # ---- what was compiled -------------------------------------------------------------------------------------------
 
     @property
     def graph(self) -> Graph:
@@ -227,7 +233,10 @@ class ParallelModule(nn.Module):
 
     @contextmanager
     def measuring_memory(self) -> Iterator[None]:
-        """Count the memory that training steps make inside this block; `memory_report` shows the peak. It slows them down."""
+        """Count the memory that training steps make inside this block; `memory_report` shows the peak.
+
+        It slows them down.
+        """
         self._engine.meter = meter = StorageMeter()
         try:
             yield

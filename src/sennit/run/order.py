@@ -1,22 +1,29 @@
 """The order in which a lane's source takes its steps: what comes from others is started early and read late.
 
-A collective is started where the program has it and waited for where it is first read. Where that is the next line, every rank stands still until the slowest is there and all that was
-started before has left. Some cases need not be so, and are moved. The program stays as it was checked: each step still comes after those that it reads.
+A collective is started where the program has it and waited for where it is first read. Where that is the next line,
+every rank stands still until the slowest is there and all that was started before has left. Some cases need not be so,
+and are moved. The program stays as it was checked: each step still comes after those that it reads.
 
-**Early.** A small sum of the batch alone, as the number of targets that a loss is a mean over, does not need the model. Its operators and its collective go to the start of the lane, so that it travels
-under the forward pass. Moved are collectives whose group lies inside the lane, and that only operators on inputs and constants lead to; what these make may not be larger than `_SMALL` in all.
+**Early.** A small sum of the batch alone, as the number of targets that a loss is a mean over, does not need the model.
+Its operators and its collective go to the start of the lane, so that it travels under the forward pass. Moved are
+collectives whose group lies inside the lane, and that only operators on inputs and constants lead to; what these make
+may not be larger than `_SMALL` in all.
 
-**Late.** A gradient may be reduced before its last operator (the sum over the batch that a table of positions gets). Operators that only lead from a collective to results of the lane
-go to its end, and the backward pass goes on meanwhile. Only operators of collectives that nobody else reads are moved, so that weights' gradients stay where their activations are let go of; none where that would hold more than an eighth of
-the bytes of the lane's results.
+**Late.** A gradient may be reduced before its last operator (the sum over the batch that a table of positions gets).
+Operators that only lead from a collective to results of the lane go to its end, and the backward pass goes on
+meanwhile. Only operators of collectives that nobody else reads are moved, so that weights' gradients stay where their
+activations are let go of; none where that would hold more than an eighth of the bytes of the lane's results.
 
-**Ahead.** A message travels when its receiver is ready for it (gloo asks before it sends). Posted where it is read, a receive waits for the whole transfer. So receives are posted one task ahead: those of a task
-where the program has those of the task before, all in the same order. It costs the memory of one message more. This needs messages that do not wait for each other: NCCL's occupy the
-device from when they are posted, so there they stay where the program has them, which was proved free of deadlock for messages that block.
+**Ahead.** A message travels when its receiver is ready for it (gloo asks before it sends). Posted where it is read, a
+receive waits for the whole transfer. So receives are posted one task ahead: those of a task where the program has those
+of the task before, all in the same order. It costs the memory of one message more. This needs messages that do not wait
+for each other: NCCL's occupy the device from when they are posted, so there they stay where the program has them, which
+was proved free of deadlock for messages that block.
 
 **Parameters.** Those that lie in pieces are gathered a run ahead of their use (`kernels/gathers.py`).
 
-**Sums.** What replicas reduce at each micro-batch (ZeRO-2 and 3) is added up a bucket behind (`kernels/sums_behind.py`).
+**Sums.** What replicas reduce at each micro-batch (ZeRO-2 and 3) is added up a bucket behind
+(`kernels/sums_behind.py`).
 """
 
 from __future__ import annotations
@@ -66,7 +73,7 @@ def ordered(lane: Lane, *, ahead: bool = True) -> Ordered:
     return Ordered(replace(lane, steps=tuple(with_frees(moved, freed))), names)
 
 
-# ---- early -------------------------------------------------------------------------------------------------------------
+# ---- early -----------------------------------------------------------------------------------------------------------
 
 
 def _early(lane: Lane, steps: list[Step]) -> set[int]:
@@ -100,7 +107,7 @@ def _leading_to(step: Step, steps: list[Step], maker: dict[str, int]) -> set[int
     return found
 
 
-# ---- ahead -------------------------------------------------------------------------------------------------------------
+# ---- ahead -----------------------------------------------------------------------------------------------------------
 
 
 def _ahead(steps: list[Step]) -> list[Step]:
@@ -124,7 +131,7 @@ def _ahead(steps: list[Step]) -> list[Step]:
     return moved
 
 
-# ---- late --------------------------------------------------------------------------------------------------------------
+# ---- late ------------------------------------------------------------------------------------------------------------
 
 
 def _late(lane: Lane, steps: list[Step]) -> set[int]:

@@ -11,8 +11,9 @@
         optimizer.step()
         optimizer.zero_grad()
 
-Every rank calls this with the same arguments and compiles the same program, which the ranks compare; from then on a rank is
-device number RANK of the mesh. Parameters are taken from rank 0, cut into pieces, and the model that was passed is not kept.
+Every rank calls this with the same arguments and compiles the same program, which the ranks compare; from then on a
+rank is device number RANK of the mesh. Parameters are taken from rank 0, cut into pieces, and the model that was passed
+is not kept.
 """
 
 from __future__ import annotations
@@ -80,16 +81,22 @@ def parallelize(
 ) -> ParallelModule:
     """A model that computes what `model` does, split over all ranks as `plan` says.
 
-    - `sample`: the arguments of one call, for the whole batch: a tuple (positional), a dict (keywords), a tensor, or a `Sample`.
-    - `plan`: a function from a graph and a mesh to a plan: of `sennit.plan.zoo`, or one's own; or `"auto"`: the fastest that a search finds for
+    - `sample`: the arguments of one call, for the whole batch: a tuple (positional), a dict (keywords), a tensor, or a
+      `Sample`.
+    - `plan`: a function from a graph and a mesh to a plan: of `sennit.plan.zoo`, or one's own; or `"auto"`: the fastest
+      that a search finds for
       `cluster`; or the `Choice` of an earlier search (`Choice.parse` reads what `sennit plan --out` wrote). The search counts the state of Adam.
-    - `cluster`: for `plan="auto"`: a description, a preset (`"dgx-h100:4"`) or a TOML file, with as many devices as ranks. Left out: this machine
+    - `cluster`: for `plan="auto"`: a description, a preset (`"dgx-h100:4"`) or a TOML file, with as many devices as
+      ranks. Left out: this machine
       as the preset `laptop` describes one.
     - `pins`: for `plan="auto"`: decisions by module name that the search must keep (docs/plan-search.md).
-    - `mesh`: the ranks as a mesh (`"dp=2,tp=2;mb=4"`: a time axis is micro-batches). Left out: all ranks along the axis of a plan
+    - `mesh`: the ranks as a mesh (`"dp=2,tp=2;mb=4"`: a time axis is micro-batches). Left out: all ranks along the axis
+      of a plan
       of the zoo (`dp`, `tp`, `cp`, `ep`, `pp` with twice as many micro-batches), or along `dp`.
-    - `inputs`: each call gets the whole batch on every rank, and each rank takes its part; or `"local"`: only this rank's part.
-    - `results`: what a training call returns beside the losses (`["logits"]`); the rest is None there. Evaluation returns all.
+    - `inputs`: each call gets the whole batch on every rank, and each rank takes its part; or `"local"`: only this
+      rank's part.
+    - `results`: what a training call returns beside the losses (`["logits"]`); the rest is None there. Evaluation
+      returns all.
     - `losses`: which of several losses are differentiated; all where left out.
     - `seed`: of dropout. With the training step it determines every random number, on any plan and number of ranks.
     - `dtype`: compute in this type; parameters, gradients and optimizer state stay in the model's own (master weights).
@@ -98,12 +105,15 @@ def parallelize(
     - `dynamic`: compile again for new argument shapes, instead of refusing them.
     - `device`: where the pieces go for a model on `meta`, which has no values: load a checkpoint before use.
     - `broadcast`: take the values of rank 0; `False` where all ranks have the same anyway.
-    - `certify`: execute every operator rule that the proof relies on, once: on small tensors, on the CPU. Certificates are kept in
+    - `certify`: execute every operator rule that the proof relies on, once: on small tensors, on the CPU. Certificates
+      are kept in
       the cache folder (`SENNIT_CACHE_DIR`), so a model is certified once a machine. `False` takes the rules at their word.
     - `certifier`: one's own, which keeps its certificates elsewhere.
-    - `fused_attention`: run what the model calls `F.scaled_dot_product_attention` as the kernel that torch has for it, which stores no scores,
+    - `fused_attention`: run what the model calls `F.scaled_dot_product_attention` as the kernel that torch has for it,
+      which stores no scores,
       wherever a rank's pieces allow. `False` runs its mathematical form, operator by operator.
-    - `compile_in`: `"child"`: a forked process compiles, and sends this one what a rank needs; the memory that capture and planning take goes with it. `"here"`: this process
+    - `compile_in`: `"child"`: a forked process compiles, and sends this one what a rank needs; the memory that capture
+      and planning take goes with it. `"here"`: this process
       compiles, as a plan that must change something in it needs. Left out: a child where a fork is safe (Linux, nothing on a GPU), else here.
     """
     join()

@@ -1,7 +1,8 @@
 """Whole tensors to the pieces of a device, and pieces back to whole tensors: the edges of a run.
 
-The source of a lane reads its inputs by *key*: the path of the tensor. A lane of two stages may hold two pieces of one tensor
-(of the batch, where the stages lie on the lane's devices in different orders); their keys have the buffer's name too.
+The source of a lane reads its inputs by *key*: the path of the tensor. A lane of two stages may hold two pieces of one
+tensor (of the batch, where the stages lie on the lane's devices in different orders); their keys have the buffer's name
+too.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ def piece_of(whole: Tensor, layout: Layout, point: Point) -> Tensor:
 
 
 def assemble_outputs(program: Program, pieces: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Whole outputs, where the first piece of each lies, from the pieces that each device returned. Replicas must agree to the last bit."""
+    """Whole outputs, where the first piece of each lies, from the pieces that each device returned.
+
+    Replicas must agree to the last bit.
+    """
     whole: dict[str, Tensor] = {}
     written: dict[str, Tensor] = {}
     for lane in program.lanes:

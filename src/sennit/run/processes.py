@@ -3,7 +3,8 @@
     with LocalRanks(4) as ranks:
         result = ranks.run(program, state, repeats=5)
 
-The processes (`cluster/ranks_torch.py`) run any number of programs. Tensors travel through files, each rank reads its own pieces.
+The processes (`cluster/ranks_torch.py`) run any number of programs. Tensors travel through files, each rank reads its
+own pieces.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`sennit.uniform` in torch: equal bit for bit to `ir/random_numpy.py`, which defines it.
 
-torch has no unsigned 64-bit arithmetic on all devices. Signed words wrap in the same way under + and *, and a shift that brings
-zeros in is a signed shift and a mask.
+torch has no unsigned 64-bit arithmetic on all devices. Signed words wrap in the same way under + and *, and a shift
+that brings zeros in is a signed shift and a mask.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ def uniform(
     indices: Sequence[Tensor] | None = None,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Numbers in [0, 1) of the whole `shape`, or those of its elements at the product of `indices` (one list per dim). `seed`
-    is the pair (seed, step); keep it on the CPU, or every call waits for the device."""
+    """Numbers in [0, 1) of the whole `shape`, or those of its elements at the product of `indices` (one list per dim).
+
+    `seed` is the pair (seed, step); keep it on the CPU, or every call waits for the device.
+    """
     pair: list[int] = seed.tolist()
     start, gamma = stream(pair[0], pair[1], number)
     if indices is None:

@@ -1,15 +1,15 @@
 """What the source of a lane calls: one rank's view of the mesh, on top of any communicator.
 
-A split over an axis is a digit of a dim. Locally, a dim without the digit has size outer * inner; with it, outer * p * inner.
-So gathering an axis puts p pieces between outer and inner, slicing takes one of p from there, and a plain block split is the
-case outer = 1. Every method here is that reshaping around one primitive of the communicator.
+A split over an axis is a digit of a dim. Locally, a dim without the digit has size outer * inner; with it, outer * p *
+inner. So gathering an axis puts p pieces between outer and inner, slicing takes one of p from there, and a plain block
+split is the case outer = 1. Every method here is that reshaping around one primitive of the communicator.
 
-A lane may have buffers on several meshes, as where an embedding lies on all devices and a layer on some of them. `OnMesh` is a
-rank's place on one mesh; `Rank` is its place on the first, with what concerns no mesh (transfers, exchanges), and `rank.on(k)`
-is its place on the k-th.
+A lane may have buffers on several meshes, as where an embedding lies on all devices and a layer on some of them.
+`OnMesh` is a rank's place on one mesh; `Rank` is its place on the first, with what concerns no mesh (transfers,
+exchanges), and `rank.on(k)` is its place on the k-th.
 
-A communicator moves contiguous tensors between the members of a group and returns handles: `run/distributed.py` has the one on
-torch.distributed, `run/threads.py` the one for all ranks in one process.
+A communicator moves contiguous tensors between the members of a group and returns handles: `run/distributed.py` has the
+one on torch.distributed, `run/threads.py` the one for all ranks in one process.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ Group = tuple[int, ...]
 
 
 class Communicator(Protocol):
-    """Primitives between the members of a group, this rank among them. Each returns at once; results come stacked in the
-    order of the group. `device` is where tensors are."""
+    """Primitives between the members of a group, this rank among them.
+
+    Each returns at once; results come stacked in the order of the group. `device` is where tensors are.
+    """
 
     @property
     def device(self) -> torch.device: ...
@@ -57,7 +59,9 @@ class Communicator(Protocol):
         sends: Sequence[tuple[Tensor, int]],
         receives: Sequence[tuple[Tensor, int]],
     ) -> Callable[[], None]:
-        """Start messages to and from peers, all at once, under the number of the exchange; the result waits until what is received is in its tensors."""
+        """Start messages to and from peers, all at once, under the number of the exchange; the result waits until what
+        is received is in its tensors.
+        """
         ...
 
     def finish(self) -> None: ...
@@ -144,7 +148,9 @@ class OnMesh(LocalForms, CudaAttention):
         return GatherRun(parts, elements, lambda flat: self.communicator.all_gather(group, flat), whole)
 
     def take_apart(self, x: Tensor, axis: str, dim: int, inner: int) -> Tensor:
-        """The pieces that a reduce_scatter sends to the members of the group, stacked; a look at them where that is possible, which a bucket copies."""
+        """The pieces that a reduce_scatter sends to the members of the group, stacked; a look at them where that is
+        possible, which a bucket copies.
+        """
         return _take_apart(x, dim, inner, self.mesh.size(axis))
 
     # ---- local -------------------------------------------------------------------------------------------------------
@@ -177,7 +183,9 @@ class OnMesh(LocalForms, CudaAttention):
 
     @staticmethod
     def softmax_gradient(grad: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-        """The gradient of a softmax with result `y`, in the memory of `grad` where that lies plainly: the kernel writes as if it did."""
+        """The gradient of a softmax with result `y`, in the memory of `grad` where that lies plainly: the kernel writes
+        as if it did.
+        """
         backward = torch.ops.aten._softmax_backward_data
         made: Tensor = (
             backward.out(grad, y, dim, dtype, grad_input=grad)
@@ -192,7 +200,9 @@ class OnMesh(LocalForms, CudaAttention):
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """What a device needs to know of the program while it runs its lane: the lane's meshes, its peer in each lane, its routes."""
+    """What a device needs to know of the program while it runs its lane: the lane's meshes, its peer in each lane, its
+    routes.
+    """
 
     device: int
     meshes: tuple[Mesh, ...]
@@ -239,7 +249,9 @@ class Rank(OnMesh):
     def _room(
         self, route: Route, x: Tensor | None
     ) -> tuple[Tensor, list[tuple[Tensor, int]], tuple[tuple[Region, Tensor], ...]]:
-        """The tensor that is taken, with what is kept in its place; where each message goes; and which go elsewhere first."""
+        """The tensor that is taken, with what is kept in its place; where each message goes; and which go elsewhere
+        first.
+        """
         if route.shape is None:
             return torch.empty(0, dtype=route.dtype, device=self.torch_device), [], ()
         if route.kept is not None and route.kept[1].shape == route.shape:  # nothing comes from others

@@ -1,23 +1,30 @@
-"""Where the source writes a result into memory that is there, and where it leaves a copy out. The program stays as it was checked.
+"""Where the source writes a result into memory that is there, and where it leaves a copy out.
+
+The program stays as it was checked.
 
     y = add(x, b); free x        the source:  y = add(x, b, out=x)
 
-The program has two tensors there, for the length of the step; the source has one. That is a tensor less at the peak where scores are computed or
-differentiated, and no fresh memory, which a CPU must clear before it is written.
+The program has two tensors there, for the length of the step; the source has one. That is a tensor less at the peak
+where scores are computed or differentiated, and no fresh memory, which a CPU must clear before it is written.
 
 Result r of a step may take the memory of its operand x where
 
-1. the step computes element by element, r[i] from x[i] (`_POINTWISE`, `_FIRST`); or x is the gradient that comes in, and the kernel computes element by element or reads all
+1. the step computes element by element, r[i] from x[i] (`_POINTWISE`, `_FIRST`); or x is the gradient that comes in,
+   and the kernel computes element by element or reads all
    of a row before it writes any of it, as that of a softmax does (`_GRADIENTS`);
 2. x has the type and the local shape of r, on every device;
-3. x is, through views that keep every element once (`_WHOLE_VIEWS`), all of what an operator of torch made in memory of its own: no input, and
+3. x is, through views that keep every element once (`_WHOLE_VIEWS`), all of what an operator of torch made in memory of
+   its own: no input, and
    nothing that a collective or a transfer has touched, which may still be reading it;
-4. nothing looks at that memory later: neither a later step nor an output reads x or any other view of it, and this step reads it through x alone.
+4. nothing looks at that memory later: neither a later step nor an output reads x or any other view of it, and this step
+   reads it through x alone.
 
-What may share memory is counted generously: sennit's own operators share that of everything they read, and torch's where their schema says that a result may alias.
+What may share memory is counted generously: sennit's own operators share that of everything they read, and torch's
+where their schema says that a result may alias.
 
-**Copies.** `view(clone(x))` is how torch says that elements must be put in order first. The source calls `reshape`, which does that where it must, so a copy that such
-views alone read is left out (`Reuses.spared`): its name is another one for what it would copy.
+**Copies.** `view(clone(x))` is how torch says that elements must be put in order first. The source calls `reshape`,
+which does that where it must, so a copy that such views alone read is left out (`Reuses.spared`): its name is another
+one for what it would copy.
 """
 
 from __future__ import annotations
@@ -35,8 +42,10 @@ __all__ = ["Reuse", "Reuses", "reused"]
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """The operand whose memory a result takes; the buffer that is all of that memory, the operand itself or what it is a view of; and the form of the operator that writes
-    there, with the name of its argument (None where the form writes into its first)."""
+    """The operand whose memory a result takes; the buffer that is all of that memory, the operand itself or what it is
+    a view of; and the form of the operator that writes there, with the name of its argument (None where the form writes
+    into its first).
+    """
 
     operand: str
     memory: str
@@ -125,7 +134,9 @@ def _alike(one: Buffer, other: Buffer) -> bool:
 
 
 class _Memory:
-    """Who looks at the memory of a lane last (`kernels/shared_memory.py`), which buffers are all of it, and which of it a transfer may be reading."""
+    """Who looks at the memory of a lane last (`kernels/shared_memory.py`), which buffers are all of it, and which of it
+    a transfer may be reading.
+    """
 
     def __init__(self, lane: Lane, spared: frozenset[str]) -> None:
         # buffers that are, through whole views, all that a step of ours made: to what it made

@@ -1,8 +1,9 @@
 """What one device does in each exchange and in each `sennit.take`, in local indices: found before the first step.
 
-A *route* is one device's part of the table of transfers (`ir/program_exchange.py`): what it cuts from its piece of the source for
-each taker, where it puts what each giver sends, and what it copies from itself. Micro-batches of an even layout have the same
-route, for then an index's place in a piece does not depend on the time: it is found once for all of them.
+A *route* is one device's part of the table of transfers (`ir/program_exchange.py`): what it cuts from its piece of the
+source for each taker, where it puts what each giver sends, and what it copies from itself. Micro-batches of an even
+layout have the same route, for then an index's place in a piece does not depend on the time: it is found once for all
+of them.
 
 A region in local indices is cut and filled as slices where it is a box, else by indices.
 """
@@ -35,8 +36,11 @@ class Parcel:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One device's part of an exchange. `kept` is what it copies from its piece of the source to its piece of the result;
-    `shape` and `dtype` are those of the result, None where this device takes nothing."""
+    """One device's part of an exchange.
+
+    `kept` is what it copies from its piece of the source to its piece of the result; `shape` and `dtype` are those of
+    the result, None where this device takes nothing.
+    """
 
     sends: tuple[Parcel, ...]
     receives: tuple[Parcel, ...]
@@ -47,8 +51,9 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Of one device of a lane: routes, channels and numbers (the same on all ranks) by the label of the exchange, and what it takes, by the buffer
-    taken; None is all of it."""
+    """Of one device of a lane: routes, channels and numbers (the same on all ranks) by the label of the exchange, and
+    what it takes, by the buffer taken; None is all of it.
+    """
 
     of: Mapping[str, Route]
     channels: Mapping[str, Channel]

@@ -11,9 +11,12 @@ __all__ = ["GradScaler"]
 
 
 class GradScaler(torch.amp.GradScaler):
-    """`torch.amp.GradScaler`, with its check for infinities reduced over all ranks. DTensor reduces it over a stage's mesh; the
-    ranks of other stages would go on with their step. Give it to `parallelize(..., scaler=)` too, so that the program is run with
-    the scale and gradients do not underflow on their way."""
+    """`torch.amp.GradScaler`, with its check for infinities reduced over all ranks.
+
+    DTensor reduces it over a stage's mesh; the ranks of other stages would go on with their step. Give it to
+    `parallelize(..., scaler=)` too, so that the program is run with the scale and gradients do not underflow on their
+    way.
+    """
 
     def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[torch.device, torch.Tensor]:
         found = super()._unscale_grads_(*args, **kwargs)

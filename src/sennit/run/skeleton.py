@@ -1,8 +1,8 @@
 """A model without its values: what is kept to capture it again (for evaluation, for other shapes).
 
-Capture looks at shapes, strides, types and devices of parameters, never at their values. So the copy has every tensor of the
-model with all of these and no storage, tied ones tied as before; the user's model is not touched and can be let go.
-A skeleton must not be run: its tensors have no memory behind them.
+Capture looks at shapes, strides, types and devices of parameters, never at their values. So the copy has every tensor
+of the model with all of these and no storage, tied ones tied as before; the user's model is not touched and can be let
+go. A skeleton must not be run: its tensors have no memory behind them.
 """
 
 from __future__ import annotations

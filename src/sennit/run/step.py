@@ -1,12 +1,12 @@
 """One training step inside autograd: `loss.backward()` as people write it.
 
-The program computes the gradients together with the loss, all micro-batches and both phases interleaved. So `forward` runs all of it
-and keeps the gradients, and `backward` hands them over, scaled by the upstream gradient of the loss. That is exact: gradients
-are linear in it. Autograd then adds them to `.grad`, as always, so accumulation over several calls, hooks and `zero_grad` need
-nothing of ours.
+The program computes the gradients together with the loss, all micro-batches and both phases interleaved. So `forward`
+runs all of it and keeps the gradients, and `backward` hands them over, scaled by the upstream gradient of the loss.
+That is exact: gradients are linear in it. Autograd then adds them to `.grad`, as always, so accumulation over several
+calls, hooks and `zero_grad` need nothing of ours.
 
-The tangents that the program was run with need not be 1: with a loss scaler they are its scale, so that gradients in half precision
-do not underflow on their way; the upstream gradient is then divided by it.
+The tangents that the program was run with need not be 1: with a loss scaler they are its scale, so that gradients in
+half precision do not underflow on their way; the upstream gradient is then divided by it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ class StepCall:
 
 
 def run_step(call: StepCall, anchor: Tensor, parameters: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Losses and results by key; calling `backward` on the losses gives `parameters` their gradients. `anchor` makes the losses
-    require gradients on a rank without parameters too."""
+    """Losses and results by key; calling `backward` on the losses gives `parameters` their gradients.
+
+    `anchor` makes the losses require gradients on a rank without parameters too.
+    """
     outputs: tuple[Tensor, ...] = _Step.apply(call, anchor, *parameters)  # type: ignore[no-untyped-call]
     return dict(zip((*call.losses, *call.results), outputs, strict=True))
 

@@ -1,8 +1,8 @@
 """All ranks in one process, one thread each: the same source as real processes, for tests and for looking.
 
 Communication is by rendezvous on a shared board. A member posts its tensor under (kind, group, how many of these it has
-posted before) and goes on; a handle waits until the others have posted too. Reductions run in the order of the group, so
-all members compute the same bits.
+posted before) and goes on; a handle waits until the others have posted too. Reductions run in the order of the group,
+so all members compute the same bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ __all__ = ["run_in_process"]
 
 
 def run_in_process(program: Program, state: Mapping[str, Tensor], *, timeout: float = 60.0) -> dict[str, Tensor]:
-    """Run one step on all devices of the program. `state` has the whole parameters and inputs by path, all on one device of torch's."""
+    """Run one step on all devices of the program.
+
+    `state` has the whole parameters and inputs by path, all on one device of torch's.
+    """
     board = _Board(timeout, next(iter(state.values())).device if state else torch.device("cpu"))
     results: dict[int, Mapping[str, Tensor]] = {}
     errors: list[tuple[int, BaseException]] = []

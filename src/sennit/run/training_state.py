@@ -1,11 +1,13 @@
-"""Model and optimizer for `torch.distributed.checkpoint`: saved on one plan, loaded under another, with another number of ranks.
+"""Model and optimizer for `torch.distributed.checkpoint`: saved on one plan, loaded under another, with another number
+of ranks.
 
     dcp.save({"app": TrainingState(model, optimizer)}, checkpoint_id=folder)
     dcp.load({"app": TrainingState(other_model, other_optimizer)}, checkpoint_id=folder)
 
-An optimizer numbers its parameters, and in a pipeline each stage has numbers of its own. So its state goes by name, flat:
-`state.NAME.exp_avg` and `param_groups.NAME.lr`, the keys that torch's `get_optimizer_state_dict` has with
-`flatten_optimizer_state_dict`. Tensors that are like their parameter lie like it, and are saved in blocks (`run/homes.py`).
+An optimizer numbers its parameters, and in a pipeline each stage has numbers of its own. So its state goes by name,
+flat: `state.NAME.exp_avg` and `param_groups.NAME.lr`, the keys that torch's `get_optimizer_state_dict` has with
+`flatten_optimizer_state_dict`. Tensors that are like their parameter lie like it, and are saved in blocks
+(`run/homes.py`).
 """
 
 from __future__ import annotations
@@ -105,8 +107,9 @@ def _names(model: ParallelModule, optimizer: torch.optim.Optimizer) -> dict[Tens
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer that has made no step make its state, so that there is something to load into: a step of zero gradients
-    and zero rate, which changes no parameter."""
+    """Let an optimizer that has made no step make its state, so that there is something to load into: a step of zero
+    gradients and zero rate, which changes no parameter.
+    """
     if optimizer.state:
         return
     rates = [group["lr"] for group in optimizer.param_groups]

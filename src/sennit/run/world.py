@@ -1,8 +1,8 @@
 """The ranks together: joining them, and failing together.
 
-A rank that raises while the others wait in a collective would leave them there until a timeout. So whatever may fail on one rank
-alone (capture, planning, reading the model) runs inside `together`: every rank says how it went, and if one failed, or if they made
-different things, every rank raises the same error, which names the ranks.
+A rank that raises while the others wait in a collective would leave them there until a timeout. So whatever may fail on
+one rank alone (capture, planning, reading the model) runs inside `together`: every rank says how it went, and if one
+failed, or if they made different things, every rank raises the same error, which names the ranks.
 """
 
 from __future__ import annotations

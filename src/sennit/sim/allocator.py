@@ -1,4 +1,5 @@
-"""What torch's caching allocator takes from the driver for what a step allocates: memory that is reserved beside memory that is live.
+"""What torch's caching allocator takes from the driver for what a step allocates: memory that is reserved beside memory
+that is live.
 
 The rules, those of `c10/cuda/CUDACachingAllocator.cpp` under its default settings:
 
@@ -6,12 +7,13 @@ The rules, those of `c10/cuda/CUDACachingAllocator.cpp` under its default settin
     pool(size)     = small up to 1 MiB, else large
     segment(size)  = 2 MiB in the small pool; in the large one 20 MiB below 10 MiB, else size up to a multiple of 2 MiB
 
-An allocation takes the smallest free block of its pool that holds it, of several the one of the lowest address; where there is none, a new
-segment. What is left of the block stays free, split off, if it is at least 512 bytes (small pool) or more than 1 MiB (large); else the
-allocation gets all of it. A freed block joins free neighbours of its segment. Segments are kept: `reserved` only grows.
+An allocation takes the smallest free block of its pool that holds it, of several the one of the lowest address; where
+there is none, a new segment. What is left of the block stays free, split off, if it is at least 512 bytes (small pool)
+or more than 1 MiB (large); else the allocation gets all of it. A freed block joins free neighbours of its segment.
+Segments are kept: `reserved` only grows.
 
-So *reserved* exceeds *live* by what lies free between live blocks (fragmentation) and what was live before and is not now. It is what has
-to fit into the device. `benchmarks/sim/accuracy.py --only allocator` replays what an H200 recorded.
+So *reserved* exceeds *live* by what lies free between live blocks (fragmentation) and what was live before and is not
+now. It is what has to fit into the device. `benchmarks/sim/accuracy.py --only allocator` replays what an H200 recorded.
 """
 
 from __future__ import annotations

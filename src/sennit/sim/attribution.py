@@ -1,7 +1,7 @@
 """What a timeline's time went to: exposed communication by what was waited for, the critical path by what lies on it.
 
-**Exposed** is the time in which a device communicates and does not compute. Where several transfers run then, the one that ends
-last is what is waited for: its stream gets the interval. The parts sum to `timeline.exposed(device)`.
+**Exposed** is the time in which a device communicates and does not compute. Where several transfers run then, the one
+that ends last is what is waited for: its stream gets the interval. The parts sum to `timeline.exposed(device)`.
 
 **The critical path** has no gaps in a simulated timeline, so its parts sum to the span.
 """

@@ -1,15 +1,15 @@
 """A program as tasks of the clock: costs, partners and, where devices run alike, one device for all of a lane.
 
-An *actor* is a lane with the devices that it stands for. Unfolded, every device is an actor. Folded, the devices of a lane that
-are of one sort are one (all of them, where no node is slower than others): they run the same steps, so they run at the same times
-wherever the cluster treats them alike. A folded collective is the *bundle* of what all its groups move, a folded transfer that
-of all pairs (`sim/transfers.py`).
+An *actor* is a lane with the devices that it stands for. Unfolded, every device is an actor. Folded, the devices of a
+lane that are of one sort are one (all of them, where no node is slower than others): they run the same steps, so they
+run at the same times wherever the cluster treats them alike. A folded collective is the *bundle* of what all its groups
+move, a folded transfer that of all pairs (`sim/transfers.py`).
 
-**When folding is exact.** Every layout is even and the devices of an actor are of one sort (equal costs); the groups of its
-collectives, and the parts of its exchanges, each meet the same actors: all of each, together; its transfers go to one actor;
-and the parts of each bundle are alike. Equal rates then satisfy the fairness of `sim/sharing.py` for all parts, by induction over
-events. Where one of these fails because some nodes have other links, devices that are alike (`sim/likeness.py`) are tried as
-actors; where that fails too, `build` does not fold.
+**When folding is exact.** Every layout is even and the devices of an actor are of one sort (equal costs); the groups of
+its collectives, and the parts of its exchanges, each meet the same actors: all of each, together; its transfers go to
+one actor; and the parts of each bundle are alike. Equal rates then satisfy the fairness of `sim/sharing.py` for all
+parts, by induction over events. Where one of these fails because some nodes have other links, devices that are alike
+(`sim/likeness.py`) are tried as actors; where that fails too, `build` does not fold.
 """
 
 from __future__ import annotations
@@ -46,8 +46,11 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """`task_of[actor][job]` is the task of a job. A task's members are (actor, job) pairs, a sender before its receiver:
-    `joint` has those of collectives and transfers, any other task is the one job that `task_of` has it for."""
+    """`task_of[actor][job]` is the task of a job.
+
+    A task's members are (actor, job) pairs, a sender before its receiver: `joint` has those of collectives and
+    transfers, any other task is the one job that `task_of` has it for.
+    """
 
     actors: tuple[Actor, ...]
     tasks: Tasks
@@ -80,8 +83,11 @@ def build(
     optimizer: Optimizer | None = None,
     operators: OperatorTimes | None = None,
 ) -> Built:
-    """`machines` is by device of the cluster; without it all are as described. `collectives` overrules the closed forms,
-    `operators` the costs of compute, `optimizer` puts its step behind the others."""
+    """`machines` is by device of the cluster; without it all are as described.
+
+    `collectives` overrules the closed forms, `operators` the costs of compute, `optimizer` puts its step behind the
+    others.
+    """
     blocking = cluster.host is not None and cluster.host.blocking
     # the order of lanes in a program means nothing: put them in one order
     lanes = sorted(program.lanes, key=lambda lane: (lane.devices, lane.name))
@@ -157,7 +163,7 @@ class _Builder:
         self.transfer_workers = self._transfer_workers if host is not None and host.transfers_use_cores else _nobody
         self.take_turns = host is not None and host.take_turns
 
-    # ---- folding -------------------------------------------------------------------------------------------------------
+    # ---- folding -----------------------------------------------------------------------------------------------------
 
     def folds(self) -> bool:
         """Whether one device can stand for each lane; see the module's text."""
@@ -192,7 +198,9 @@ class _Builder:
         return alike(list(bundles.values()), self.transfers.topology.wires)
 
     def _whole(self, groups: Sequence[tuple[int, ...]], ordered: bool = True) -> bool:
-        """Whether groups are made of whole actors, and each has as many devices of each, in the same places if `ordered`."""
+        """Whether groups are made of whole actors, and each has as many devices of each, in the same places if
+        `ordered`.
+        """
         present = {device for group in groups for device in group}
         members = [other for other in self.actors if not present.isdisjoint(other.devices)]
         if sum(len(other.devices) for other in members) != len(present):
@@ -203,7 +211,7 @@ class _Builder:
         shapes = [[owner[device] for device in group] for group in groups]
         return len({tuple(shape if ordered else sorted(shape)) for shape in shapes}) == 1
 
-    # ---- tasks ---------------------------------------------------------------------------------------------------------
+    # ---- tasks -------------------------------------------------------------------------------------------------------
 
     def build(self) -> Built:
         task_of: list[NDArray[np.int64]] = []
@@ -361,7 +369,7 @@ class _Builder:
         part = ceil(min(1.0, figure.value) * 1024) / 1024 if figure is not None else 1
         return tuple([(node, number * part) for node, number in self._workers(devices)])
 
-    # ---- transfers -----------------------------------------------------------------------------------------------------
+    # ---- transfers ---------------------------------------------------------------------------------------------------
 
     def _collective(self, step: Collective, party: Party, types: Types) -> Bundle:
         is_input = step.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)

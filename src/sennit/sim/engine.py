@@ -1,18 +1,19 @@
 """The clock: tasks with dependencies, wires shared by max-min fairness, cores shared evenly.
 
-A *task* starts at the moment its last dependency ends. It waits out its `latency`, then does its work, which takes `drain`
-seconds where nothing disturbs it. A task without load or workers is undisturbed: it ends at start + latency + drain. The
-others are *flows*, and the engine gives each a rate between 0 and 1 (of its undisturbed speed) that changes only when a flow
-joins or leaves (`sim/sharing.py` has the rules). A flow may be held up by one that goes the other way on its connection
-(`sim/turns.py`): `Tasks.turns` has those that can be.
+A *task* starts at the moment its last dependency ends. It waits out its `latency`, then does its work, which takes
+`drain` seconds where nothing disturbs it. A task without load or workers is undisturbed: it ends at start + latency +
+drain. The others are *flows*, and the engine gives each a rate between 0 and 1 (of its undisturbed speed) that changes
+only when a flow joins or leaves (`sim/sharing.py` has the rules). A flow may be held up by one that goes the other way
+on its connection (`sim/turns.py`): `Tasks.turns` has those that can be.
 
-**What goes through the heap.** The end of an undisturbed task is known as soon as its start is. So such tasks are settled at
-once, in the order in which their dependencies become known and possibly ahead of the clock; only flows wait in the heap, for
-the end of their latency and for their own end. A flow is known at the latest when the last flow before it ends, so nothing
-comes too late. Events at one time are taken together before rates change: the outcome does not depend on their order.
+**What goes through the heap.** The end of an undisturbed task is known as soon as its start is. So such tasks are
+settled at once, in the order in which their dependencies become known and possibly ahead of the clock; only flows wait
+in the heap, for the end of their latency and for their own end. A flow is known at the latest when the last flow before
+it ends, so nothing comes too late. Events at one time are taken together before rates change: the outcome does not
+depend on their order.
 
-`cause` is the dependency that ended last; of several that ended together, the one that was known last, which is never one
-that another of them waited for.
+`cause` is the dependency that ended last; of several that ended together, the one that was known last, which is never
+one that another of them waited for.
 """
 
 from __future__ import annotations
@@ -84,7 +85,9 @@ class Run:
 def run(
     tasks: Tasks, bandwidth: Sequence[float], cores: Sequence[float] = (), burst: Mapping[int, float] | None = None
 ) -> Run:
-    """Play the tasks through; `bandwidth` is by wire, `cores` by node, `burst` by wire that lets some bytes through at once."""
+    """Play the tasks through; `bandwidth` is by wire, `cores` by node, `burst` by wire that lets some bytes through at
+    once.
+    """
     count = len(tasks)
     start, stop, cause = [0.0] * count, [0.0] * count, [-1] * count
     after, waits = successors(tasks)

@@ -1,9 +1,9 @@
 """Exchanges for the clock: messages between devices, cut into parts that have nothing to do with each other.
 
-Devices that a chain of messages of one exchange joins form a *part*; a device without a message, or with a copy of its own
-alone, is a part by itself and waits for nobody. A part starts when all its devices have come to it, and its messages lie on
-the wires together, as those of a send do: in the plain case (the k-th device to the k-th) each pair is a part, and the
-exchange takes what a send and its receive take.
+Devices that a chain of messages of one exchange joins form a *part*; a device without a message, or with a copy of its
+own alone, is a part by itself and waits for nobody. A part starts when all its devices have come to it, and its
+messages lie on the wires together, as those of a send do: in the plain case (the k-th device to the k-th) each pair is
+a part, and the exchange takes what a send and its receive take.
 
 Micro-batches of an even layout move the same bytes between the same devices, so what was found for one serves for all.
 """

@@ -1,17 +1,18 @@
 """A lane made ready for the clock: which steps take time, what each waits for, and what memory they hold.
 
-A *job* is a step that takes time: all but views (a `sennit.take` of all that is there is one) and frees. It waits for the job
-before it on its stream (an exchange: for the one before it between the same devices), for the jobs that make what it reads (a
-view stands for what it looks at) and, on a device that blocks, a transfer waits for the last compute job before it. Collectives
-and transfers wait for their partners too; `sim/build.py` sees to that.
+A *job* is a step that takes time: all but views (a `sennit.take` of all that is there is one) and frees. It waits for
+the job before it on its stream (an exchange: for the one before it between the same devices), for the jobs that make
+what it reads (a view stands for what it looks at) and, on a device that blocks, a transfer waits for the last compute
+job before it. Collectives and transfers wait for their partners too; `sim/build.py` sees to that.
 
-**Memory.** A *storage* is what an input or a job allocates; views share it. It is there from the start of its job (inputs:
-from the beginning) until every name for it is freed and everything that reads them has ended; a free takes effect, like the
-work around it, behind the compute jobs before it. What is never freed stays. Kinds: parameters and buffers of the model are
-`parameters`; inputs and tangents `inputs`; results of `sennit.accumulate` and what pieces of a tensor lie in that the program
-puts out as a gradient `gradients`; the rest `activations`. `staging` is what a step holds while it runs: a kernel's own memory
-(`cost/workspace.py`), and the packed copies of a transfer: of the
-source for a send, an exchange, a reduce-scatter and an all-to-all, of the result for an all-gather; an all-reduce works in its result.
+**Memory.** A *storage* is what an input or a job allocates; views share it. It is there from the start of its job
+(inputs: from the beginning) until every name for it is freed and everything that reads them has ended; a free takes
+effect, like the work around it, behind the compute jobs before it. What is never freed stays. Kinds: parameters and
+buffers of the model are `parameters`; inputs and tangents `inputs`; results of `sennit.accumulate` and what pieces of a
+tensor lie in that the program puts out as a gradient `gradients`; the rest `activations`. `staging` is what a step
+holds while it runs: a kernel's own memory (`cost/workspace.py`), and the packed copies of a transfer: of the source for
+a send, an exchange, a reduce-scatter and an all-to-all, of the result for an all-gather; an all-reduce works in its
+result.
 """
 
 from __future__ import annotations
@@ -94,8 +95,9 @@ class LaneCode:
 def compile_lane(
     lane: Lane, blocking: bool, optimizer: str | None = None, channels: Mapping[str, object] | None = None
 ) -> LaneCode:
-    """`optimizer` names one whose step comes last, on all parameters that have gradients; `channels` tells, by label, which
-    exchanges wait for each other."""
+    """`optimizer` names one whose step comes last, on all parameters that have gradients; `channels` tells, by label,
+    which exchanges wait for each other.
+    """
     walk = _Walk(lane, blocking, channels or {})
     for step in lane.steps:
         walk.step(step)

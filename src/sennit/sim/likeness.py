@@ -1,13 +1,15 @@
 """Which devices of a lane run alike where some nodes are not as the others: colours, refined.
 
-A device begins with a colour of its own where its node's links differ from those of most nodes (a failed NIC, a slow link), else with that
-of its lane and sort. Then, again and again, it takes the colours of those it communicates with, in their order:
+A device begins with a colour of its own where its node's links differ from those of most nodes (a failed NIC, a slow
+link), else with that of its lane and sort. Then, again and again, it takes the colours of those it communicates with,
+in their order:
 
     colour(d) := (colour(d), colours of the group of d for each set of axes of its lane's collectives and for each exchange,
                   of its partner in each other lane)
 
-until the number of colours stays. What is far from a failed link keeps few colours: of 64 nodes with one that is different, the devices at one
-place of the other 63 stay one. Equal colours are what folding needs and no proof of it: `sim/build.py` checks every bundle all the same.
+until the number of colours stays. What is far from a failed link keeps few colours: of 64 nodes with one that is
+different, the devices at one place of the other 63 stay one. Equal colours are what folding needs and no proof of it:
+`sim/build.py` checks every bundle all the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Local types of the buffers of a lane, and what its compute steps cost on a device.
 
-Many buffers share a layout, devices of an even lane share all types, and layers and micro-batches repeat: each is found once.
-Layouts and types are told apart by identity: the program and these tables keep them alive, and to compare them costs more
-than it saves.
+Many buffers share a layout, devices of an even lane share all types, and layers and micro-batches repeat: each is found
+once. Layouts and types are told apart by identity: the program and these tables keep them alive, and to compare them
+costs more than it saves.
 """
 
 from __future__ import annotations

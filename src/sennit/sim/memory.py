@@ -1,8 +1,9 @@
 """Live memory by kind, from when storages are made and freed; what counts as what is said in `sim/lane.py`.
 
-What is made and freed, and by which jobs, is the same for all devices of a lane: a `Ledger` holds it as arrays, so that the
-times of one more device cost a few array operations. `reserved_memory` plays the same changes to a caching allocator
-(`sim/allocator.py`): at one time what is freed goes before what is made, as a step's memory is there for the next to take.
+What is made and freed, and by which jobs, is the same for all devices of a lane: a `Ledger` holds it as arrays, so that
+the times of one more device cost a few array operations. `reserved_memory` plays the same changes to a caching
+allocator (`sim/allocator.py`): at one time what is freed goes before what is made, as a step's memory is there for the
+next to take.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ __all__ = ["Ledger", "ledger", "live_memory", "reserved_memory"]
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Changes of memory: those at the beginning, those at the start of a job, those at the end of the last of some jobs.
+    """Changes of memory: those at the beginning, those at the start of a job, those at the end of the last of some
+    jobs.
 
-    `kind`, `size` and `item` (what is made and what is freed later are one) go through all three in this order; `ending` lists
-    the jobs of the third, cut at `cuts`.
+    `kind`, `size` and `item` (what is made and what is freed later are one) go through all three in this order;
+    `ending` lists the jobs of the third, cut at `cuts`.
     """
 
     kind: NDArray[np.int64]
@@ -46,8 +48,9 @@ class Ledger:
 def ledger(
     code: LaneCode, types: dict[str, TensorType], device: Device | None = None, optimizer: Optimizer | None = None
 ) -> Ledger:
-    """With `device`, sizes are rounded up as it allocates them, and what its kernels take for themselves is staging while they run.
-    With `optimizer`, its state is there all the time."""
+    """With `device`, sizes are rounded up as it allocates them, and what its kernels take for themselves is staging
+    while they run. With `optimizer`, its state is there all the time.
+    """
     grain = int(device.allocation.value) if device is not None and device.allocation is not None else 1
 
     def rounded(size: int) -> int:

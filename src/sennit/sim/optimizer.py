@@ -1,8 +1,8 @@
 """What an optimizer adds to a step: state that stays in memory, and the time to go through all of it once.
 
-A *kind* of optimizer keeps `states` values for each element of a parameter, `state_bytes` each, and with `master` a copy of the
-parameter in f32 where it is of a smaller type. A step reads parameters, gradients and all of that, and writes all but the
-gradients; it is bound by memory. A device keeps the state of the pieces of parameters that it holds.
+A *kind* of optimizer keeps `states` values for each element of a parameter, `state_bytes` each, and with `master` a
+copy of the parameter in f32 where it is of a smaller type. A step reads parameters, gradients and all of that, and
+writes all but the gradients; it is bound by memory. A device keeps the state of the pieces of parameters that it holds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Optimizer:
 
 
 def optimizer(name: str) -> Optimizer:
-    """By name: `sgd`, `momentum`, `adam`, `adamw`; with `-master` a copy of small types in f32, with `-bf16` small states."""
+    """By name: `sgd`, `momentum`, `adam`, `adamw`; with `-master` a copy of small types in f32, with `-bf16` small
+    states.
+    """
     base, *rest = name.split("-")
     states = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
     if base not in states or not set(rest) <= {"master", "bf16"}:

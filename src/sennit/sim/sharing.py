@@ -1,19 +1,22 @@
 """The rates of flows that run at the same time: wires shared by max-min fairness, cores shared evenly.
 
-- **wires.** While a flow of unit u (its bytes on its busiest wire) runs at r bytes a second, it fills wire w by r * load_w / u.
+- **wires.** While a flow of unit u (its bytes on its busiest wire) runs at r bytes a second, it fills wire w by r *
+  load_w / u.
   Rates are max-min fair: all rise together until a wire is full, the flows on it keep their rate, the others rise on
   (progressive filling). A flow never exceeds its undisturbed speed.
-- **bursts.** A wire with a token bucket of b bytes lets through at once what it has saved while nobody used it, up to b. So a flow that
+- **bursts.** A wire with a token bucket of b bytes lets through at once what it has saved while nobody used it, up to
+  b. So a flow that
   finds it idle for t seconds is ahead by min(t, b / bandwidth) of its drain (the least over such wires, and no more than what its
   wires without a bucket allow). Flows that come together share what was saved.
-- **cores.** Flows that keep a cores of a node busy, of its c, run at min(1, c / a): a processor shared evenly. A transfer may keep
+- **cores.** Flows that keep a cores of a node busy, of its c, run at min(1, c / a): a processor shared evenly. A
+  transfer may keep
   less than one busy.
 
 Only flows that share a wire or an overfull node with one that joined or left are looked at again.
 
-Layers and micro-batches repeat, so the same few transfers meet again and again. Flows of equal drain, unit and load are of
-one *shape*. Which shapes share a wire is found once for each pair, and the rates of a set of shapes once for each set: the
-loads themselves, which have hundreds of wires on a large cluster, are then never walked.
+Layers and micro-batches repeat, so the same few transfers meet again and again. Flows of equal drain, unit and load are
+of one *shape*. Which shapes share a wire is found once for each pair, and the rates of a set of shapes once for each
+set: the loads themselves, which have hundreds of wires on a large cluster, are then never walked.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     program --compile_lane--> jobs --build--> tasks --run--> times --> Timeline
 
-A device has one compute stream and the streams that `ir.program.stream_of` names. A step starts when the step before it on its
-stream and the steps that make what it reads have ended; a collective when that holds on all devices of its group; a transfer
-when sender and receiver are both there. Costs are those of `sennit.cost`, contention and shared cores those of `sim/engine.py`.
+A device has one compute stream and the streams that `ir.program.stream_of` names. A step starts when the step before it
+on its stream and the steps that make what it reads have ended; a collective when that holds on all devices of its
+group; a transfer when sender and receiver are both there. Costs are those of `sennit.cost`, contention and shared cores
+those of `sim/engine.py`.
 """
 
 from __future__ import annotations
@@ -48,8 +49,11 @@ class CostLine:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """`costs` are by lane, of its first device; `folded` says whether one device stood for all of its lane. `reserved`, where it was
-    asked for, is what a GPU's caching allocator takes for the step, by lane: the most of its devices."""
+    """`costs` are by lane, of its first device; `folded` says whether one device stood for all of its lane.
+
+    `reserved`, where it was asked for, is what a GPU's caching allocator takes for the step, by lane: the most of its
+    devices.
+    """
 
     timeline: Timeline
     costs: tuple[tuple[str, tuple[CostLine, ...]], ...]
@@ -78,9 +82,9 @@ def simulate_fully(
 ) -> Simulation:
     """The timeline of a step with what its costs rest on; of several `iterations`, how long a further one takes.
 
-    `what_if` changes devices and links, `optimizer` adds its step and state, `collectives` gives the times of collectives
-    that run by schedules of their own. With `reserved`, memory is also played to a GPU's caching allocator. `operators` gives times that go before
-    those of the cluster's devices (`cost/measured_torch.py`).
+    `what_if` changes devices and links, `optimizer` adds its step and state, `collectives` gives the times of
+    collectives that run by schedules of their own. With `reserved`, memory is also played to a GPU's caching allocator.
+    `operators` gives times that go before those of the cluster's devices (`cost/measured_torch.py`).
     """
     cluster.require(max(program.devices, default=-1) + 1, f"program {program.name!r}")
     topology = Topology.of(cluster, faults_of(what_if))
@@ -115,7 +119,9 @@ def simulate_fully(
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Nothing here is cyclic, and the cyclic collector would walk all events so far again and again: a third of the time."""
+    """Nothing here is cyclic, and the cyclic collector would walk all events so far again and again: a third of the
+    time.
+    """
     if not gc.isenabled():
         yield
         return
@@ -176,7 +182,9 @@ def _memory(
 
 def _events(built: Built, times: Run) -> EventRows:
     """A row for each job of each actor; tasks in order of start, then of stop, then of device, then as they were issued.
-    Actors are in order of their devices."""
+
+    Actors are in order of their devices.
+    """
     actors = built.actors
     labels: dict[Label, int] = {}
     label_of: dict[int, NDArray[np.int64]] = {}  # by code, then job

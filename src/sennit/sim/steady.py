@@ -1,9 +1,9 @@
 """Iteration after iteration: how long a step takes once the first is behind.
 
-A step's first iteration starts on devices that are all idle; in a pipeline the later ones do not: a stage begins its next step
-while others still finish this one. So the program is played several times in a row. On each device, an iteration's first
-steps wait for all streams of the iteration before (parameters must be updated before they are read); devices wait for
-each other only through collectives and transfers.
+A step's first iteration starts on devices that are all idle; in a pipeline the later ones do not: a stage begins its
+next step while others still finish this one. So the program is played several times in a row. On each device, an
+iteration's first steps wait for all streams of the iteration before (parameters must be updated before they are read);
+devices wait for each other only through collectives and transfers.
 
     period := end of an iteration less the end of the one before, where it no longer changes
 """
@@ -22,8 +22,11 @@ __all__ = ["Steady", "steady_of", "unrolled"]
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """`first` is the span of one iteration alone, `period` that of one more. `settled` is the iteration from which on the
-    period changes by less than a thousandth, None where it still did at the end."""
+    """`first` is the span of one iteration alone, `period` that of one more.
+
+    `settled` is the iteration from which on the period changes by less than a thousandth, None where it still did at
+    the end.
+    """
 
     first: float
     period: float

@@ -1,12 +1,13 @@
 """Who takes part in a collective or a transfer, and what it lays on the wires.
 
-A *party* is the groups of an actor's devices, a *bundle* the transfers that its groups (or pairs of devices) make together:
-the bytes of a bundle lie on the wires together. Clusters are the same from each node on, so what a group moves is found for
-the group of the same shape that begins in node 0, and moved to its wires: thousands of groups cost as much as one.
+A *party* is the groups of an actor's devices, a *bundle* the transfers that its groups (or pairs of devices) make
+together: the bytes of a bundle lie on the wires together. Clusters are the same from each node on, so what a group
+moves is found for the group of the same shape that begins in node 0, and moved to its wires: thousands of groups cost
+as much as one.
 
-`alike` says whether the parts of each bundle are told apart by nothing that the clock sees: equal latency, and wires of equal
-sorts with equal bytes, where the sort of a wire is what it carries a second and the list of all bundles with the bytes that each
-lays on it.
+`alike` says whether the parts of each bundle are told apart by nothing that the clock sees: equal latency, and wires of
+equal sorts with equal bytes, where the sort of a wire is what it carries a second and the list of all bundles with the
+bytes that each lays on it.
 """
 
 from __future__ import annotations

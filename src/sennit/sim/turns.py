@@ -1,15 +1,16 @@
 """Connections on which a message can hold up one of the other direction: when a receive is announced.
 
-Gloo sends a message once its receiver has announced the receive, and the announcement travels behind what the receiver itself is sending on
-the same connection. So a message from a to b that was under way when a posted a receive from b holds that one up, to its own end
-(`[host] take_turns`). With r the time at which a task's receive was posted, which is the end of `Turn.receiver_waits`:
+Gloo sends a message once its receiver has announced the receive, and the announcement travels behind what the receiver
+itself is sending on the same connection. So a message from a to b that was under way when a posted a receive from b
+holds that one up, to its own end (`[host] take_turns`). With r the time at which a task's receive was posted, which is
+the end of `Turn.receiver_waits`:
 
     X holds up Y   if they go opposite ways of a connection, X has begun and not ended at r(Y), and X began before r(Y), or at it
                    by a send that was posted before Y's receive and was itself announced before
 
-A task comes at the end of its latency. One that was held up starts when the last that held it up has ended, and waits out its latency
-from then on. What was announced in time goes both ways at once. Decisions are taken when everything at one time has been
-seen, those announced first before others: the order of events at that time means nothing.
+A task comes at the end of its latency. One that was held up starts when the last that held it up has ended, and waits
+out its latency from then on. What was announced in time goes both ways at once. Decisions are taken when everything at
+one time has been seen, those announced first before others: the order of events at that time means nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ __all__ = ["Turn", "Turns"]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A transfer's part in a connection. `forth` is its direction, `receiver_waits` the tasks whose ends let the receiver post its
-    receive, `sent` and `received` the places of the two steps in the programs of their ranks."""
+    """A transfer's part in a connection.
+
+    `forth` is its direction, `receiver_waits` the tasks whose ends let the receiver post its receive, `sent` and
+    `received` the places of the two steps in the programs of their ranks.
+    """
 
     connection: int
     forth: bool

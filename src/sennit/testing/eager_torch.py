@@ -1,10 +1,10 @@
 """Eager torch, made comparable with a captured graph.
 
-`Drawn(seed, step)` makes every random operator of eager torch draw what `sennit.uniform` draws, in the order in which the model
-runs them: under it, eager dropout drops what a captured graph drops.
+`Drawn(seed, step)` makes every random operator of eager torch draw what `sennit.uniform` draws, in the order in which
+the model runs them: under it, eager dropout drops what a captured graph drops.
 
-`Float64()` keeps a float64 model in float64 where its code asks for float32 (norms, softmax and losses of many libraries do).
-Under it, a difference between two runs is a fault and not a rounding of float32.
+`Float64()` keeps a float64 model in float64 where its code asks for float32 (norms, softmax and losses of many
+libraries do). Under it, a difference between two runs is a fault and not a rounding of float32.
 """
 
 from __future__ import annotations

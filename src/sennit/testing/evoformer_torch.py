@@ -1,14 +1,14 @@
 """An Evoformer stack with recycling, as in AlphaFold 2 (Jumper et al., 2021, supplement, algorithms 6 to 15 and 32).
 
-Two representations of a protein of R residues with S aligned sequences: `msa` [batch, S, R, c_m] and `pair` [batch, R, R, c_z].
-A block updates one from the other:
+Two representations of a protein of R residues with S aligned sequences: `msa` [batch, S, R, c_m] and `pair` [batch, R,
+R, c_z]. A block updates one from the other:
 
     msa  += row attention (biased by the pair representation), column attention, transition
     pair += outer product mean of the msa, triangle multiplications (outgoing, incoming),
             triangle attentions (starting, ending node), transition
 
-The stack runs several times; each pass starts from the inputs plus the normalised results of the pass before. All passes but
-the last are without gradients: three forward passes to one backward.
+The stack runs several times; each pass starts from the inputs plus the normalised results of the pass before. All
+passes but the last are without gradients: three forward passes to one backward.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class SharedDropout(nn.Module):
 
 
 class GatedAttention(nn.Module):
-    """Attention along the last dim but one of x [..., n, width], with a gate on each head's output; `bias` [..., heads, n, n]
-    is added to the logits."""
+    """Attention along the last dim but one of x [..., n, width], with a gate on each head's output; `bias` [..., heads,
+    n, n] is added to the logits.
+    """
 
     def __init__(self, width: int, heads: int, *, by_hand: bool = False) -> None:
         super().__init__()
@@ -222,7 +223,9 @@ class AlphaFoldTrunk(nn.Module):
         return msa, pair
 
     def forward(self, sequences: Tensor, residues: Tensor, distances: Tensor) -> dict[str, Tensor]:
-        """`sequences` [batch, S, R] with some residues masked, `residues` what they were, `distances` [batch, R, R] in bins."""
+        """`sequences` [batch, S, R] with some residues masked, `residues` what they were, `distances` [batch, R, R] in
+        bins.
+        """
         msa = self.msa(sequences)
         first = sequences[:, 0]
         pair = self.left(first).unsqueeze(2) + self.right(first).unsqueeze(1)

@@ -1,7 +1,7 @@
 """The model families that sennit must capture, plan and run: small, from the real libraries, unmodified.
 
-`families()` maps a name to a builder. A builder takes the number of layers (of blocks, where layers come in blocks) and gives a
-`Sample`: a model whose call with `kwargs` returns a scalar loss, alone or under `loss`. Dropout is on where the
+`families()` maps a name to a builder. A builder takes the number of layers (of blocks, where layers come in blocks) and
+gives a `Sample`: a model whose call with `kwargs` returns a scalar loss, alone or under `loss`. Dropout is on where the
 family has it. Sizes are the least that keep the structure: grouped queries, two kinds of attention, windows that shift.
 
 Three things differ from the defaults of the libraries, all through their own options:
@@ -96,7 +96,8 @@ def mixtral(layers: int) -> Sample:
         **_WIDTHS,
     )
     config._experts_implementation = "batched_mm"
-    # with a mask, the balancing loss counts tokens by addition; without one, by `bincount`, whose size depends on values
+    # with a mask, the balancing loss counts tokens by addition; without one, by `bincount`, whose size depends on
+    # values
     return Sample(_model("MixtralForCausalLM", config), {**_tokens(), **_padding()})
 
 

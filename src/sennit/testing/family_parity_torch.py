@@ -1,4 +1,6 @@
-"""A family under a plan on real ranks, against the unsplit model in eager torch: three optimizer steps in float64, dropout on."""
+"""A family under a plan on real ranks, against the unsplit model in eager torch: three optimizer steps in float64,
+dropout on.
+"""
 
 from __future__ import annotations
 

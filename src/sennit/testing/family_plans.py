@@ -1,5 +1,6 @@
-"""How each family of models is split: which layers by their outputs (columns), which by their inputs (rows), which modules are
-the layers of a pipeline. From these few names the plans of the zoo are made for any of them."""
+"""How each family of models is split: which layers by their outputs (columns), which by their inputs (rows), which
+modules are the layers of a pipeline. From these few names the plans of the zoo are made for any of them.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ __all__ = ["Splits", "family_mesh", "family_plan", "splits"]
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Globs of modules: of matrix products, of a fused query, key and value product, of convolutions; and the layers in their
-    order. A family that needs the whole batch at once (batch statistics) has no micro-batches."""
+    """Globs of modules: of matrix products, of a fused query, key and value product, of convolutions; and the layers in
+    their order. A family that needs the whole batch at once (batch statistics) has no micro-batches.
+    """
 
     layers: tuple[str, ...]
     column: str = ""
@@ -64,7 +66,8 @@ def splits() -> Mapping[str, Splits]:
         "timm resnet": Splits(
             ("model.layer1", "model.layer2"), out_channels="*.conv1", in_channels="*.conv2", microbatches=False
         ),
-        # its blocks run several times, each pass on the result of the one before: a cut between them would go back and forth
+        # its blocks run several times, each pass on the result of the one before: a cut between them would go back and
+        # forth
         "evoformer": Splits(
             ("blocks.0", "residue_head"), "*.up|*.query|*.key|*.value|*.gate", "*.down|*.attention.out"
         ),
@@ -72,8 +75,10 @@ def splits() -> Mapping[str, Splits]:
 
 
 def family_plan(name: str, how: str) -> Callable[[Graph, Mesh], Plan]:
-    """A plan of a family: by its names (`data`, `tensor`, `pipeline`), or as the zoo finds it in the graph (`found`, `sequence`, `context`,
-    `experts`, `co-shard`; `interlaced`, `interleaved`, `zero bubble`, `v`, `chimera`, `recycled`)."""
+    """A plan of a family: by its names (`data`, `tensor`, `pipeline`), or as the zoo finds it in the graph (`found`,
+    `sequence`, `context`, `experts`, `co-shard`; `interlaced`, `interleaved`, `zero bubble`, `v`, `chimera`,
+    `recycled`).
+    """
     split = splits()[name]
     match how:
         case "found":
@@ -133,7 +138,9 @@ def family_mesh(name: str, how: str, ranks: int) -> Mesh:
 
 
 def _channels(graph: Graph, mesh: Mesh, *, split: Splits) -> Plan:
-    """Pairs of convolutions, like the two products of an MLP: the first by output channels, the second by input channels."""
+    """Pairs of convolutions, like the two products of an MLP: the first by output channels, the second by input
+    channels.
+    """
     plan = Plan("channel parallel", graph, mesh)
     if "dp" in mesh:
         plan = transform(plan, data_inputs(graph), dim=0, axis="dp")

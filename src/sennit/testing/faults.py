@@ -15,9 +15,9 @@
 | mesh | an exchange or a `sennit.take` brings a tensor to another mesh |
 | output | an output names another buffer |
 
-`random_fault(program, rng)` gives the changed program, or None where the drawn fault changes nothing. Most are wrong and must be
-refused. Some change nothing that matters: a step that moves without passing what it depends on, another buffer of the same value.
-Those may be accepted, and must then compute the same.
+`random_fault(program, rng)` gives the changed program, or None where the drawn fault changes nothing. Most are wrong
+and must be refused. Some change nothing that matters: a step that moves without passing what it depends on, another
+buffer of the same value. Those may be accepted, and must then compute the same.
 """
 
 from __future__ import annotations

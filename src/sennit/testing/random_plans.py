@@ -1,10 +1,10 @@
 """Plans at random: any family's graph on a random mesh, with random splits, places and orders.
 
-`random_decisions(graph, rng)` splits the batch over space and time axes where it divides, places layers on stages, and splits random
-operators on random letters of their rules. The stages of a plan are a pipeline on equal parts of a mesh, or lie anywhere: on any
-devices, in any order, with axes of any sizes, so that they share devices, cross each other and have unequal meshes. What a rule or a
-mesh refuses is left out, so that what remains is a plan that must lower, pass the proof, and compute what the serial program
-does. All choices come from `rng`: a plan is known by its seed.
+`random_decisions(graph, rng)` splits the batch over space and time axes where it divides, places layers on stages, and
+splits random operators on random letters of their rules. The stages of a plan are a pipeline on equal parts of a mesh,
+or lie anywhere: on any devices, in any order, with axes of any sizes, so that they share devices, cross each other and
+have unequal meshes. What a rule or a mesh refuses is left out, so that what remains is a plan that must lower, pass the
+proof, and compute what the serial program does. All choices come from `rng`: a plan is known by its seed.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ def trained(graph: Graph) -> Graph:
 
 
 def random_decisions(graph: Graph, rng: random.Random, *, devices: int = 8, anywhere: bool | None = None) -> Decisions:
-    """A random plan, complete; `anywhere` asks for stages on any devices, or for none such (None: by chance). Its last splits are taken back until what is left has room, and its stages moved apart where
-    two of them would hold one parameter on a device in two ways."""
+    """A random plan, complete; `anywhere` asks for stages on any devices, or for none such (None: by chance).
+
+    Its last splits are taken back until what is left has room, and its stages moved apart where two of them would hold
+    one parameter on a device in two ways.
+    """
     plan = _random_plan(graph, rng, devices, anywhere)
     while True:
         try:

@@ -10,15 +10,21 @@
 | 2 | one pair of virtual Ethernet interfaces, the rate limited at either end |
 | more | one pair a host to a bridge in a namespace of its own, the rate limited at either end of each pair |
 
-So a host sends at most `rate` and receives at most `rate`, at the same time. The limit is a token bucket (`tc ... tbf`): a burst of up to
-`burst` bytes passes at once, so time transfers that are large against it. A host sees its own loopback and its link, nothing of this machine's
-network; the file system, the memory and the cores are shared with everything else on the machine.
+So a host sends at most `rate` and receives at most `rate`, at the same time. The limit is a token bucket (`tc ...
+tbf`): a burst of up to `burst` bytes passes at once, so time transfers that are large against it. A host sees its own
+loopback and its link, nothing of this machine's network; the file system, the memory and the cores are shared with
+everything else on the machine.
 
-**Order.** A packet waits in the queue of the core that sent it, to be received there. A host's packets leave by several: what acknowledges one is received where the other host sent it, and lets the next ones go from there. So they would overtake each other, which they do on no cable; TCP takes that for a
-loss, sends again and sends less for a while (`benchmarks/fuse/link_order.py` counts them). So each interface gives all that it receives to one core (receive packet steering, `rps_cpus`): that of its host, of those that this process may use, in turns. A kernel without it (CONFIG_RPS) leaves them out of order.
+**Order.** A packet waits in the queue of the core that sent it, to be received there. A host's packets leave by
+several: what acknowledges one is received where the other host sent it, and lets the next ones go from there. So they
+would overtake each other, which they do on no cable; TCP takes that for a loss, sends again and sends less for a while
+(`benchmarks/fuse/link_order.py` counts them). So each interface gives all that it receives to one core (receive packet
+steering, `rps_cpus`): that of its host, of those that this process may use, in turns. A kernel without it (CONFIG_RPS)
+leaves them out of order.
 
-Names hold the process id, and nothing but namespaces is made: an interface goes with its namespace. So the end of the `with` removes all
-of it, whatever was raised, processes first; and what a killed process (SIGKILL) left behind is swept by the next `network` on the machine.
+Names hold the process id, and nothing but namespaces is made: an interface goes with its namespace. So the end of the
+`with` removes all of it, whatever was raised, processes first; and what a killed process (SIGKILL) left behind is swept
+by the next `network` on the machine.
 
 Linux, root, `ip` and `tc` (iproute2) are needed. `why_no_network` says what is missing, for a test to skip with.
 """
@@ -70,8 +76,11 @@ class Network:
     def run(
         self, host: int | Host, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **popen: Any
     ) -> subprocess.Popen[bytes]:
-        """Start a command on a host. It gets this process's environment, what torch.distributed needs to know of the network (the
-        interface, and host 0 as the master), and `env`. It ends with the network, if not before."""
+        """Start a command on a host.
+
+        It gets this process's environment, what torch.distributed needs to know of the network (the interface, and host
+        0 as the master), and `env`. It ends with the network, if not before.
+        """
         here = self._host(host)
         variables = {**os.environ, **self.variables(here), **(env or {})}
         process = subprocess.Popen(
@@ -87,8 +96,11 @@ class Network:
         return {"MASTER_ADDR": self.hosts[0].address, **dict.fromkeys(names, here.interface)}
 
     def bytes_sent(self, host: int | Host) -> int:
-        """Bytes that the host has sent over its link so far, headers included. Segments are counted as the kernel hands them to the
-        link, before they are cut to packets, so headers are counted less often than on a cable."""
+        """Bytes that the host has sent over its link so far, headers included.
+
+        Segments are counted as the kernel hands them to the link, before they are cut to packets, so headers are
+        counted less often than on a cable.
+        """
         return self._counter(host, "tx")
 
     def bytes_received(self, host: int | Host) -> int:
@@ -119,8 +131,10 @@ class Network:
 
 @contextmanager
 def network(hosts: int = 2, rate: str = "1gbit", *, burst: str = "256k", latency: str = "100ms") -> Iterator[Network]:
-    """Hosts joined by links of `rate` each way, in the units of `tc` ("1gbit", "200mbit"). `burst` is the size of the token bucket,
-    `latency` how long a packet may wait in the queue before it is dropped."""
+    """Hosts joined by links of `rate` each way, in the units of `tc` ("1gbit", "200mbit").
+
+    `burst` is the size of the token bucket, `latency` how long a packet may wait in the queue before it is dropped.
+    """
     if not 2 <= hosts <= _MOST_HOSTS:
         raise RunError(f"a network of {hosts} hosts", fix=f"use 2 to {_MOST_HOSTS}")
     if (reason := _missing()) is not None:
@@ -145,7 +159,10 @@ def network(hosts: int = 2, rate: str = "1gbit", *, burst: str = "256k", latency
 
 
 def why_no_network() -> str | None:
-    """Why `network` would fail here, or None. Tries the real thing once: a kernel may lack namespaces or token buckets."""
+    """Why `network` would fail here, or None.
+
+    Tries the real thing once: a kernel may lack namespaces or token buckets.
+    """
     if (reason := _missing()) is not None:
         return reason
     try:

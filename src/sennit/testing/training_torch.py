@@ -1,7 +1,8 @@
 """A training run, whole: of the unsplit model in eager torch, and of the parallel one. What they show must be equal.
 
-Differences are relative to the largest value of each tensor. A tensor may be nothing but rounding (the gradient of a key's bias in
-attention is zero in exact arithmetic), so its scale is at least a thousandth of the largest value of all tensors of its kind.
+Differences are relative to the largest value of each tensor. A tensor may be nothing but rounding (the gradient of a
+key's bias in attention is zero in exact arithmetic), so its scale is at least a thousandth of the largest value of all
+tensors of its kind.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Calls = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
 
 @dataclass
 class Record:
-    """What a training run showed, whole: losses, norms, the gradients of the last step, parameters and buffers at the end."""
+    """What a training run showed, whole: losses, norms, the gradients of the last step, parameters and buffers at the
+    end.
+    """
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)

@@ -6,9 +6,10 @@
     dim     := LETTER mark?  |  "_"
     mark    := "+" | ":" ("sum" | "max" | "min" | "prod")
 
-`m k+, k+ n -> m n` is a matrix product: `m` and `n` may be split; a split `k` leaves a pending sum. `_` is a dim that is needed
-whole. `...` stands for any number of leading dims, which are independent and the same in every tensor that has it. A letter that some
-result lacks must say how its pieces combine, wherever it occurs: `k+` and `k:sum` are sums, `k:max` a maximum.
+`m k+, k+ n -> m n` is a matrix product: `m` and `n` may be split; a split `k` leaves a pending sum. `_` is a dim that
+is needed whole. `...` stands for any number of leading dims, which are independent and the same in every tensor that
+has it. A letter that some result lacks must say how its pieces combine, wherever it occurs: `k+` and `k:sum` are sums,
+`k:max` a maximum.
 
     rms norm       ... _, _ -> ... _           the last dim whole, all others free
     row maximum    m n:max -> m

@@ -1,13 +1,15 @@
 """Certificates: every rule that a program relies on is executed once, and remembered on disk.
 
-`Certifier.require(op, types, rule, strategy, size)` tries the way in which a strategy splits an operator (`trial.py`), unless it holds a
-certificate for it. A difference above 1e-9 is an error that names the operator, the split and the difference: then the rule, a
-user's annotation or another source's, is wrong, and the program would have computed something else.
+`Certifier.require(op, types, rule, strategy, size)` tries the way in which a strategy splits an operator (`trial.py`),
+unless it holds a certificate for it. A difference above 1e-9 is an error that names the operator, the split and the
+difference: then the rule, a user's annotation or another source's, is wrong, and the program would have computed
+something else.
 
-A certificate is the hash of what was tried: the small operator with its arguments and types, the rule and the way. Certificates of one
-torch release and one version of the rules are lines of one file. A file is written beside its place and moved there, with what
-other processes wrote meanwhile; a line that is no hash is dropped, so a damaged file costs a repetition and nothing else. Operators
-from outside torch are certified in every process: their definition may have changed.
+A certificate is the hash of what was tried: the small operator with its arguments and types, the rule and the way.
+Certificates of one torch release and one version of the rules are lines of one file. A file is written beside its place
+and moved there, with what other processes wrote meanwhile; a line that is no hash is dropped, so a damaged file costs a
+repetition and nothing else. Operators from outside torch are certified in every process: their definition may have
+changed.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ TOLERANCE = (
 
 
 class Certifier:
-    """Tries what it holds no certificate for. `folder` is where certificates are kept between processes; None keeps none."""
+    """Tries what it holds no certificate for.
+
+    `folder` is where certificates are kept between processes; None keeps none.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.file = folder / "rules" / f"{_version()}.txt" if folder is not None else None

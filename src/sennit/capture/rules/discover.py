@@ -1,14 +1,17 @@
 """Rules found by execution, for operators that no table knows.
 
-The operator runs on the whole, then on two pieces of some of its reads; what the results of the pieces are to the whole (equal to it,
-its halves along a dim, its parts in a sum or a maximum) is a row of a `Listed` rule. Tried are, for each even extent that some dim has,
-all ways to split reads on dims of that extent: dims of different sizes are never one letter. A way must hold for two draws of random
-data, and both for blocks and for every other element, so that a row holds for any stride.
+The operator runs on the whole, then on two pieces of some of its reads; what the results of the pieces are to the whole
+(equal to it, its halves along a dim, its parts in a sum or a maximum) is a row of a `Listed` rule. Tried are, for each
+even extent that some dim has, all ways to split reads on dims of that extent: dims of different sizes are never one
+letter. A way must hold for two draws of random data, and both for blocks and for every other element, so that a row
+holds for any stride.
 
-Some operators crash the process on arguments that make no sense, so the search runs in one of its own, on shapes of at most a million
-elements, and gives up after a time. An operator that crashes, is too large, or takes too long has no rule: it is replicated.
+Some operators crash the process on arguments that make no sense, so the search runs in one of its own, on shapes of at
+most a million elements, and gives up after a time. An operator that crashes, is too large, or takes too long has no
+rule: it is replicated.
 
-`discovered_rule` is the source to pass on (`propagate(plan, sources=(discovered_rule,))`); `search` is what the other process runs.
+`discovered_rule` is the source to pass on (`propagate(plan, sources=(discovered_rule,))`); `search` is what the other
+process runs.
 """
 
 from __future__ import annotations

@@ -48,8 +48,9 @@ def pointwise(reads: Shapes, results: Shapes, frozen: Sequence[int] = ()) -> Let
 
 
 def independent(reads: Shapes, results: Shapes, frozen: Sequence[int], *, linear: bool = False) -> Letters:
-    """Tensors of one rank that work along `frozen` and do the same at each index of the other dims (sort, roll, pad, ...). A dim
-    whose size differs between them is frozen too."""
+    """Tensors of one rank that work along `frozen` and do the same at each index of the other dims (sort, roll, pad,
+    ...). A dim whose size differs between them is frozen too.
+    """
     shapes = [*reads, *results]
     letters: Dims = tuple(
         f"i{dim}" if dim not in frozen and len({shape[dim] for shape in shapes}) == 1 else None

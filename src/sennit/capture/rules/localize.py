@@ -1,11 +1,13 @@
 """Arguments that name sizes or positions, for local pieces.
 
-`localize(op, shapes)` gives the arguments for pieces whose results have these shapes. Most operators keep theirs; those that say how
-large a result is (views, fills, derivatives of slices), where a part begins, or how many groups there are, get those of the piece.
-It is one function of the result shapes, so every caller (lowering, the proof, certification) means the same.
+`localize(op, shapes)` gives the arguments for pieces whose results have these shapes. Most operators keep theirs; those
+that say how large a result is (views, fills, derivatives of slices), where a part begins, or how many groups there are,
+get those of the piece. It is one function of the result shapes, so every caller (lowering, the proof, certification)
+means the same.
 
-Nothing here is trusted: many operators run without complaint on global sizes (`slice_backward`, `select_backward`, `new_zeros`,
-`embedding_dense_backward`) and give a wrong shape. `shape_check.py` runs each call on tensors without data and compares.
+Nothing here is trusted: many operators run without complaint on global sizes (`slice_backward`, `select_backward`,
+`new_zeros`, `embedding_dense_backward`) and give a wrong shape. `shape_check.py` runs each call on tensors without data
+and compares.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Where an operator's rule comes from: what a user registered, our own table, torch's DTensor, discovery; the first that answers.
+"""Where an operator's rule comes from: what a user registered, our own table, torch's DTensor, discovery; the first
+that answers.
 
-`rule_of(op, types)` asks the first three, which cost microseconds to a millisecond. `RuleBook` remembers the answers for one graph: a
-deep model has few different operators, told apart by kind, types and arguments, so a look-up is one dictionary access per operator.
-`sources` are asked last: `discover.discovered_rule` executes an operator to find its rule, in seconds.
+`rule_of(op, types)` asks the first three, which cost microseconds to a millisecond. `RuleBook` remembers the answers
+for one graph: a deep model has few different operators, told apart by kind, types and arguments, so a look-up is one
+dictionary access per operator. `sources` are asked last: `discover.discovered_rule` executes an operator to find its
+rule, in seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Whether an operator with local arguments makes results of the local shapes: run on tensors without data, and compared.
+"""Whether an operator with local arguments makes results of the local shapes: run on tensors without data, and
+compared.
 
-An argument that names a size of the whole often runs without complaint on a piece: `slice_backward` and `new_zeros` make what they
-are told. So the arguments that `localize` gives, or that a program holds, are tried here before anything runs.
+An argument that names a size of the whole often runs without complaint on a piece: `slice_backward` and `new_zeros`
+make what they are told. So the arguments that `localize` gives, or that a program holds, are tried here before anything
+runs.
 """
 
 from __future__ import annotations
@@ -86,7 +88,10 @@ class ShapeCheck:
 
 
 def _form(shape: Sequence[int], dtype: torch.dtype) -> tuple[tuple[int, ...], bool]:
-    """What must agree. Which float an operator keeps its statistics in depends on the device, which has none of these tensors."""
+    """What must agree.
+
+    Which float an operator keeps its statistics in depends on the device, which has none of these tensors.
+    """
     return tuple(shape), dtype.is_floating_point
 
 

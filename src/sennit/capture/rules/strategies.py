@@ -34,8 +34,10 @@ __all__ = [
 def propose(
     op: Op, types: Types, size: int, have: Sequence[Entry | None], rule: Rule | None = None
 ) -> tuple[Strategy, ...]:
-    """The strategies that follow what the reads already have on an axis of `size`, replication first. The first read that
-    is split on a letter proposes that letter and stride."""
+    """The strategies that follow what the reads already have on an axis of `size`, replication first.
+
+    The first read that is split on a letter proposes that letter and stride.
+    """
     found = {_replicated(op): None}
     match rule or rule_of(op, types):
         case Reshape() | Chunks() as digits:
@@ -74,8 +76,10 @@ def making(
 
 
 def decide(op: Op, types: Types, size: int, letter: str, chunks: int = 1) -> Strategy:
-    """Split on a letter, in plain blocks; with `chunks`, each of so many equal chunks of the dim is split in blocks. Where the rule
-    keeps digits (views, slices), `i0`, `i1`, ... are the dims of the first result."""
+    """Split on a letter, in plain blocks; with `chunks`, each of so many equal chunks of the dim is split in blocks.
+
+    Where the rule keeps digits (views, slices), `i0`, `i1`, ... are the dims of the first result.
+    """
     rule = rule_of(op, types)
     names = _letters(op, rule)
     if letter not in names:

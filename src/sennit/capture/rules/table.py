@@ -7,8 +7,8 @@
 | shapes | `table_shape.py` | views, permutations, slices, concatenations, paddings, and their derivatives |
 | indexing | `table_index.py` | embeddings, gathers, scatters, sorts, positions, random numbers |
 
-`own_rule(op, types)` is the table. None: it has no rule for the operator, and other sources are asked (`lookup.py`). A rule with
-no letters is an answer too: the operator needs everything whole.
+`own_rule(op, types)` is the table. None: it has no rule for the operator, and other sources are asked (`lookup.py`). A
+rule with no letters is an answer too: the operator needs everything whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rules of operators whose values depend on positions: embeddings, gathers, scatters, sorts, counts, random numbers.
 
-Along an indexed dim an index is a position in the whole. A piece can still be worked on where a *local form* knows which
-positions it holds: it takes what lies in the piece, gives zeros for the rest, and the pieces sum to the whole; or it writes what
-falls into the piece and leaves out the rest. `ir/local_forms_numpy.py` has their definitions.
+Along an indexed dim an index is a position in the whole. A piece can still be worked on where a *local form* knows
+which positions it holds: it takes what lies in the piece, gives zeros for the rest, and the pieces sum to the whole; or
+it writes what falls into the piece and leaves out the rest. `ir/local_forms_numpy.py` has their definitions.
 """
 
 from __future__ import annotations
@@ -142,8 +142,11 @@ def _index(op: Op, reads: Shapes, results: Shapes) -> Letters | None:
 
 
 def _index_put(op: Op, reads: Shapes, results: Shapes) -> Letters | None:
-    """With accumulation, entries can be split: what was there before is added once. A pending sum passes where the result is no larger than
-    what is put into it: the gradient of a table of position biases, against that of the bias of every pair of positions."""
+    """With accumulation, entries can be split: what was there before is added once.
+
+    A pending sum passes where the result is no larger than what is put into it: the gradient of a table of position
+    biases, against that of the bias of every pair of positions.
+    """
     dims, positions = _indexed(op, reads)
     rank = max(len(reads[position]) for position in positions) + len(reads[0]) - len(dims)
     found = _index_letters(op, reads, rank)

@@ -1,7 +1,8 @@
-"""Rules of operators that contract a dim or need it whole: products, reductions, softmax, normalisation, pooling, convolution.
+"""Rules of operators that contract a dim or need it whole: products, reductions, softmax, normalisation, pooling,
+convolution.
 
-A contraction over a split dim leaves a pending sum. A mean or a variance over one does not (a mean of parts is no mean), so the
-dim is needed whole; `capture/rewrite.py` takes such operators apart into sums where a plan splits them.
+A contraction over a split dim leaves a pending sum. A mean or a variance over one does not (a mean of parts is no
+mean), so the dim is needed whole; `capture/rewrite.py` takes such operators apart into sums where a plan splits them.
 """
 
 from __future__ import annotations
@@ -173,8 +174,10 @@ def _group_norm(name: str, reads: Shapes, results: Shapes) -> Letters:
 
 
 def _batch_norm(name: str, op: Op, reads: Shapes, results: Shapes) -> Letters:
-    """Channels are independent of each other. Statistics are of the whole batch, so the batch is split only where they are
-    given (evaluation)."""
+    """Channels are independent of each other.
+
+    Statistics are of the whole batch, so the batch is split only where they are given (evaluation).
+    """
     backward = name.endswith("backward")
     flags = [arg for arg in op.args if isinstance(arg, bool)]
     training = name != "_native_batch_norm_legit_no_training" and flags[0]
@@ -197,8 +200,11 @@ def _batch_norm(name: str, op: Op, reads: Shapes, results: Shapes) -> Letters:
 
 
 def _convolution(name: str, op: Op, reads: Shapes, results: Shapes) -> Letters:
-    """b: samples, o: output channels, c: input channels, summed. With one group per channel, c is independent. Output
-    positions (x0, x1, ...) are split by a local form that reads the input whole and takes the window that its outputs see."""
+    """b: samples, o: output channels, c: input channels, summed.
+
+    With one group per channel, c is independent. Output positions (x0, x1, ...) are split by a local form that reads
+    the input whole and takes the window that its outputs see.
+    """
     backward = name.endswith("backward")
     shift = 1 if backward else 0  # the backward form has the gradient first
     transposed, groups = bool(op.args[6 + shift]), op.args[8 + shift]

@@ -1,7 +1,8 @@
-"""Rules of operators that only move values: views, permutations, slices, concatenations, paddings, and their derivatives.
+"""Rules of operators that only move values: views, permutations, slices, concatenations, paddings, and their
+derivatives.
 
-Views keep digits (`Reshape`), parts of a dim keep digits whose period divides their edges (`Chunks`), the others name dims by
-letters. All of them are linear and only move values, so a pending value of any reduction passes through.
+Views keep digits (`Reshape`), parts of a dim keep digits whose period divides their edges (`Chunks`), the others name
+dims by letters. All of them are linear and only move values, so a pending value of any reduction passes through.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""A rule put to the test: an operator run on pieces, the pieces put together, and compared with the operator run on the whole.
+"""A rule put to the test: an operator run on pieces, the pieces put together, and compared with the operator run on the
+whole.
 
-**Small shapes.** A rule's letters stand for any size, so they are tried at size 4 (two pieces of two, or of every other element), and
-the dims without a letter at their own size. Letters with a local form keep their size, since what they index does. The arguments of
-the small operator are those that `localize` gives for small results: trying a rule tries `localize` too.
+**Small shapes.** A rule's letters stand for any size, so they are tried at size 4 (two pieces of two, or of every other
+element), and the dims without a letter at their own size. Letters with a local form keep their size, since what they
+index does. The arguments of the small operator are those that `localize` gives for small results: trying a rule tries
+`localize` too.
 
-**Random data**, in float64, twice: normal numbers, and positive ones (logarithms and roots of negative numbers would be NaN on both
-sides and prove nothing). Indices lie within what they index. Pending reads get parts that are random and sum to the value: an
-operator that only works where all but one part is zero would fail.
+**Random data**, in float64, twice: normal numbers, and positive ones (logarithms and roots of negative numbers would be
+NaN on both sides and prove nothing). Indices lie within what they index. Pending reads get parts that are random and
+sum to the value: an operator that only works where all but one part is zero would fail.
 
 `ways` is how a strategy's split is named whatever its stride; `largest_difference` tries one way.
 """
@@ -40,8 +42,10 @@ _SMALL = 4
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How an axis splits an operator, without stride: on a letter, by a row of a list, or pending through some reads. For rules
-    that keep digits, the strategy itself."""
+    """How an axis splits an operator, without stride: on a letter, by a row of a list, or pending through some reads.
+
+    For rules that keep digits, the strategy itself.
+    """
 
     letter: str | None = None
     row: int | None = None
@@ -299,7 +303,9 @@ def _bound(op: Op, position: int, types: Types) -> int:
 
 
 def _reshape_difference(rule: Reshape, strategy: Strategy, size: int) -> float:
-    """A view keeps a digit if every element has the same digit before and after: tried on elements of the actual shapes."""
+    """A view keeps a digit if every element has the same digit before and after: tried on elements of the actual
+    shapes.
+    """
     (before,), (after,) = strategy.reads, strategy.results
     if not isinstance(before, Split) or not isinstance(after, Split):
         return 0.0 if before == after else float("inf")

@@ -4,12 +4,13 @@
     @torch.library.custom_op("mylib::scale", mutates_args=())
     def scale(x: Tensor, weight: Tensor) -> Tensor: ...
 
-`annotation.py` has the grammar. The tensors of the annotation are those of the operator's schema, in order, lists flattened. The rule
-is certified by execution before it is used, like every other: an annotation that is wrong is an error with the difference, never a
-wrong result. An annotation takes the place of a rule of the table, so a user can also correct or restrict one.
+`annotation.py` has the grammar. The tensors of the annotation are those of the operator's schema, in order, lists
+flattened. The rule is certified by execution before it is used, like every other: an annotation that is wrong is an
+error with the difference, never a wrong result. An annotation takes the place of a rule of the table, so a user can
+also correct or restrict one.
 
-Registered rules live as long as the process: torch keeps registered operators in the same way, and a rule belongs to its
-operator. This is the one table of sennit that changes after import.
+Registered rules live as long as the process: torch keeps registered operators in the same way, and a rule belongs to
+its operator. This is the one table of sennit that changes after import.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ _REGISTERED: dict[str, tuple[Annotation, tuple[tuple[int, ...], ...]]] = {}  # "
 
 
 def rule(name: str, annotation: str, *, linear: Sequence[Sequence[int]] = ()) -> Callable[[T], T]:
-    """Register the rule of an operator, by its name in torch (`mylib::op`). `linear` lists sets of tensors that it reads, by
-    position, in which it is linear: where all of a set are pending sums, it may run on the parts. To be used as a decorator of the
-    operator's definition, or as a plain call."""
+    """Register the rule of an operator, by its name in torch (`mylib::op`).
+
+    `linear` lists sets of tensors that it reads, by position, in which it is linear: where all of a set are pending
+    sums, it may run on the parts. To be used as a decorator of the operator's definition, or as a plain call.
+    """
     namespace, separator, operator = name.partition("::")
     if not separator or not operator:
         raise PlanError(f"{name!r} is no operator's name", fix="use the name in torch: 'mylib::op'")

@@ -7,8 +7,8 @@ With p ranks and n bytes, a the latency of a hop:
 | all-gather, reduce-scatter, all-to-all | a | (p-1)/p n |
 | all-reduce | 2 a | 2 (p-1)/p n |
 
-All p-1 messages of a rank share its links, so per-message costs count p-1 times: best for small arrays, and for nodes whose devices are joined
-each to each.
+All p-1 messages of a rank share its links, so per-message costs count p-1 times: best for small arrays, and for nodes
+whose devices are joined each to each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def _others(rank: int, ranks: int) -> list[int]:
 
 
 def _sum_to(b: Builder, rank: int, source: Chunk, target: Chunk) -> None:
-    """`source` of every other rank, added to `target` of this one: all arrive in scratch at once, and are then added in order."""
+    """`source` of every other rank, added to `target` of this one: all arrive in scratch at once, and are then added in
+    order.
+    """
     others = _others(rank, b.ranks)
     arrived = b.scratch(rank, "arrived", len(others) * source.place.count) if others else target
     slots = arrived.split(len(others)) if others else ()
@@ -37,7 +39,9 @@ def _sum_to(b: Builder, rank: int, source: Chunk, target: Chunk) -> None:
 
 
 def all_pairs_all_reduce(ranks: int, *, instances: int = 1, in_place: bool = False) -> Algorithm:
-    """Rank i gets part i of all, adds it up, and sends the sum to all. 2 steps, 2 (p-1)/p n bytes; scratch of (p-1)/p n."""
+    """Rank i gets part i of all, adds it up, and sends the sum to all. 2 steps, 2 (p-1)/p n bytes; scratch of (p-1)/p
+    n.
+    """
 
     def program(b: Builder) -> None:
         with b.instances(instances):

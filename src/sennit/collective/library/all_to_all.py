@@ -8,10 +8,10 @@ With m nodes of g ranks and n bytes a rank; c = n / (g m) is what one rank has f
 | two steps | m-1 | g c | (g-1)/g n |
 | three steps | (m-1)/g on average | g² c | about 2 (g-1)/g n |
 
-Two steps: chunks for rank j of any node first gather at rank j of the own node, and cross together. Three steps: all that a node has for another
-gathers at one rank, crosses in one message, and is dealt out there. The bytes between nodes are those of the direct one, so these win only
-where messages cost (GC3, arXiv 2201.11840, section 7). In two steps every rank begins with the node after its own, so that not all send to the same
-one first and all ranks do alike.
+Two steps: chunks for rank j of any node first gather at rank j of the own node, and cross together. Three steps: all
+that a node has for another gathers at one rank, crosses in one message, and is dealt out there. The bytes between nodes
+are those of the direct one, so these win only where messages cost (GC3, arXiv 2201.11840, section 7). In two steps
+every rank begins with the node after its own, so that not all send to the same one first and all ranks do alike.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ def two_step_all_to_all(nodes: int, per_node: int, *, instances: int = 1) -> Alg
 
 
 def three_step_all_to_all(nodes: int, per_node: int, *, instances: int = 1) -> Algorithm:
-    """To the rank of the node that speaks with the target's node, across in one message a pair of nodes, and to the target. Rank
-    `other % per_node` of a node speaks with node `other`."""
+    """To the rank of the node that speaks with the target's node, across in one message a pair of nodes, and to the
+    target. Rank `other % per_node` of a node speaks with node `other`.
+    """
     ranks = _check(nodes, per_node)
     block = per_node * per_node * instances
 

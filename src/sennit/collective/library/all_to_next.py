@@ -1,8 +1,10 @@
-"""All-to-next: rank r's array to rank r + 1. Inside a node that is one hop; between nodes one NIC would carry all of it while the
-others idle.
+"""All-to-next: rank r's array to rank r + 1.
 
-So the last rank of a node deals its array out to all ranks of the node, each sends its part by its own NIC, and the first rank of the next node
-puts it together. With g NICs: n/g bytes a NIC instead of n, for 2 more steps inside the nodes (GC3, arXiv 2201.11840, section 7).
+Inside a node that is one hop; between nodes one NIC would carry all of it while the others idle.
+
+So the last rank of a node deals its array out to all ranks of the node, each sends its part by its own NIC, and the
+first rank of the next node puts it together. With g NICs: n/g bytes a NIC instead of n, for 2 more steps inside the
+nodes (GC3, arXiv 2201.11840, section 7).
 """
 
 from __future__ import annotations

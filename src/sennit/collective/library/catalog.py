@@ -1,7 +1,7 @@
 """The library by name: what there is for a collective on `nodes` of `per_node` ranks, and with which options.
 
-A recipe builds an algorithm from the shape of the cluster and `Options`. `candidates` are what a selection by size tries: each recipe that fits
-the shape, with each of its options worth trying.
+A recipe builds an algorithm from the shape of the cluster and `Options`. `candidates` are what a selection by size
+tries: each recipe that fits the shape, with each of its options worth trying.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ __all__ = ["Candidate", "Options", "Recipe", "candidates", "recipe", "recipes"]
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`channels`: rings side by side. `instances`: every transfer cut once more. `pieces`: of a pipeline down a tree."""
+    """`channels`: rings side by side.
+
+    `instances`: every transfer cut once more. `pieces`: of a pipeline down a tree.
+    """
 
     channels: int = 1
     instances: int = 1

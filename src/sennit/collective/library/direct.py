@@ -1,7 +1,9 @@
-"""Direct: a rank adds up the others' parts where they lie. For memory that every rank can read: one host, one GPU, GPUs with peer access.
+"""Direct: a rank adds up the others' parts where they lie.
 
-Where all-pairs sends each part to scratch of its owner and adds there, here the owner reads: each element is read once by the rank that adds it, and
-the sum is written once to each rank that wants it. With p ranks and n bytes each, in all:
+For memory that every rank can read: one host, one GPU, GPUs with peer access.
+
+Where all-pairs sends each part to scratch of its owner and adds there, here the owner reads: each element is read once
+by the rank that adds it, and the sum is written once to each rank that wants it. With p ranks and n bytes each, in all:
 
 | | bytes read | bytes written |
 |---|---|---|
@@ -9,7 +11,8 @@ the sum is written once to each rank that wants it. With p ranks and n bytes eac
 | reduce-scatter | p n | n |
 | broadcast | n | p n |
 
-That is the least that any algorithm can do with p arrays in memory. Between devices the same bytes cross their links, without scratch.
+That is the least that any algorithm can do with p arrays in memory. Between devices the same bytes cross their links,
+without scratch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Hierarchical algorithms: the many fast links inside a node do most of the work, the few slow ones between nodes carry least.
+"""Hierarchical algorithms: the many fast links inside a node do most of the work, the few slow ones between nodes carry
+least.
 
-A hierarchy is given by the sizes of its levels, innermost first: `(8, 4)` is four nodes of eight, `(8, 4, 2)` two racks of those. Ranks count
-inside a node first. For levels g and m, n bytes:
+A hierarchy is given by the sizes of its levels, innermost first: `(8, 4)` is four nodes of eight, `(8, 4, 2)` two racks
+of those. Ranks count inside a node first. For levels g and m, n bytes:
 
 | all-reduce | steps | bytes sent by a rank |
 |---|---|---|
@@ -56,8 +57,9 @@ def hierarchical_all_reduce(
 
 
 def hierarchical_all_gather(levels: Sequence[int], *, instances: int = 1, in_place: bool = False) -> Algorithm:
-    """First across the outermost level, where each rank fetches the shards of its counterparts by its own NIC, then inwards, where the
-    whole is shared. (m-1) a' + (g-1) a; (m-1)/(g m) n bytes between nodes."""
+    """First across the outermost level, where each rank fetches the shards of its counterparts by its own NIC, then
+    inwards, where the whole is shared. (m-1) a' + (g-1) a; (m-1)/(g m) n bytes between nodes.
+    """
     ranks = _ranks(levels)
 
     def program(b: Builder) -> None:

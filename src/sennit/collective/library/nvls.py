@@ -8,11 +8,12 @@ With p ranks on one switch and n bytes:
 | all-gather | a | n/p up, n down |
 | reduce-scatter | a | n up, n/p down |
 
-against 2 (p-1)/p n each way for any all-reduce whose sums are made at the ranks. In an all-reduce, rank i has the switch add up
-part i of all and multicasts the sum. Summing fills the way up, multicasting the way down: several `pieces` let the one run beside
-the other, on channels of their own.
+against 2 (p-1)/p n each way for any all-reduce whose sums are made at the ranks. In an all-reduce, rank i has the
+switch add up part i of all and multicasts the sum. Summing fills the way up, multicasting the way down: several
+`pieces` let the one run beside the other, on channels of their own.
 
-On a topology without such a switch the same algorithms run as the copies and reduces that they stand for (`ir/collective.py`).
+On a topology without such a switch the same algorithms run as the copies and reduces that they stand for
+(`ir/collective.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """All pairs by reading: a rank adds up what lies in the memory of all others, in one pass and with no scratch.
 
-Made for the one-sided form, where the reduces of a rank become one `multi_reduce` (`compile_joins.py`). With p ranks and n bytes:
+Made for the one-sided form, where the reduces of a rank become one `multi_reduce` (`compile_joins.py`). With p ranks
+and n bytes:
 
 | | steps | bytes read by a rank | bytes written to others |
 |---|---|---|---|
@@ -8,8 +9,8 @@ Made for the one-sided form, where the reduces of a rank become one `multi_reduc
 | all-reduce | 2 | (p-1)/p n | (p-1)/p n |
 | reduce-scatter | 1 | (p-1)/p n | 0 |
 
-`all_pairs.py` moves the same bytes and lets all of them arrive in scratch first, which suits messages. As schedules the algorithms here are right and
-slow: a rank takes in one message after the other.
+`all_pairs.py` moves the same bytes and lets all of them arrive in scratch first, which suits messages. As schedules the
+algorithms here are right and slow: a rank takes in one message after the other.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def _add_all(b: Builder, place: Chunk, target: Chunk) -> Chunk:
 
 
 def one_shot_all_reduce(ranks: int, *, instances: int = 1, in_place: bool = False) -> Algorithm:
-    """Every rank adds up everything: one step, for the smallest arrays. In place the inputs are first copied to scratch."""
+    """Every rank adds up everything: one step, for the smallest arrays.
+
+    In place the inputs are first copied to scratch.
+    """
 
     def program(b: Builder) -> None:
         with b.instances(instances):

@@ -5,8 +5,8 @@
 | all-reduce, p a power of two | 2 log2(p) a | 2 (p-1)/p n |
 | all-reduce, other p | (2 floor(log2 p) + 2) a | up to 2 n more, of the ranks that fold in |
 
-The bytes of a ring at the latency of a tree. But the partners of the early exchanges are far apart and exchange the most, so it suits a
-switch that serves all pairs alike. Thakur, Rabenseifner and Gropp 2005.
+The bytes of a ring at the latency of a tree. But the partners of the early exchanges are far apart and exchange the
+most, so it suits a switch that serves all pairs alike. Thakur, Rabenseifner and Gropp 2005.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ def _span(b: Builder, parts: Sequence[Chunk], kept: Sequence[int], rank: int) ->
 
 
 def halving_doubling_all_reduce(ranks: int, *, instances: int = 1, in_place: bool = False) -> Algorithm:
-    """Reduce-scatter by halving, all-gather by doubling. The ranks beyond the last power of two first add theirs to a rank below,
-    and get the result from it at the end."""
+    """Reduce-scatter by halving, all-gather by doubling.
+
+    The ranks beyond the last power of two first add theirs to a rank below, and get the result from it at the end.
+    """
     core = 1 << (ranks.bit_length() - 1)
 
     def program(b: Builder) -> None:

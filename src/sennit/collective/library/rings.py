@@ -7,9 +7,10 @@ With p ranks and n bytes (all-reduce: the array; gather and scatter: the whole a
 | reduce-scatter, all-gather | (p-1) a | (p-1)/p n |
 | all-reduce | 2 (p-1) a | 2 (p-1)/p n, the least there is |
 
-`ring_reduce` and `ring_gather` are sub-programs over a group of ranks: the hierarchical algorithms are made of them. Channels are rings side
-by side, each with its own part of the data; instances cut every transfer once more. With `per_node` ranks a node, each channel goes through
-the nodes in another order (`node_ring`), so that as many channels as NICs use all NICs; one ring alone would leave every node by the same.
+`ring_reduce` and `ring_gather` are sub-programs over a group of ranks: the hierarchical algorithms are made of them.
+Channels are rings side by side, each with its own part of the data; instances cut every transfer once more. With
+`per_node` ranks a node, each channel goes through the nodes in another order (`node_ring`), so that as many channels as
+NICs use all NICs; one ring alone would leave every node by the same.
 """
 
 from __future__ import annotations
@@ -49,8 +50,11 @@ def ring_gather(group: Sequence[int], parts: Sequence[Chunk]) -> None:
 
 
 def node_ring(ranks: int, per_node: int, channel: int) -> list[int]:
-    """A ring through all nodes. In every second node it goes round the other way, so that it leaves a node by a rank and enters the next
-    by the rank of the same place, on the same rail; channel c enters the first node by rank c."""
+    """A ring through all nodes.
+
+    In every second node it goes round the other way, so that it leaves a node by a rank and enters the next by the rank
+    of the same place, on the same rail; channel c enters the first node by rank c.
+    """
     if per_node < 1 or ranks % per_node:
         raise CollectiveError(
             f"{ranks} ranks in nodes of {per_node}", fix="give the ranks of a node, which divide the ranks"
@@ -69,8 +73,9 @@ def own_to_output(b: Builder) -> None:
 def ring_all_reduce(
     ranks: int, *, channels: int = 1, instances: int = 1, per_node: int | None = None, in_place: bool = False
 ) -> Algorithm:
-    """Reduce-scatter round the ring, then all-gather round it. 2 (p-1) steps, 2 (p-1)/p n bytes: the best there is for large
-    arrays on a ring of equal links, and the worst in latency."""
+    """Reduce-scatter round the ring, then all-gather round it. 2 (p-1) steps, 2 (p-1)/p n bytes: the best there is for
+    large arrays on a ring of equal links, and the worst in latency.
+    """
 
     def program(b: Builder) -> None:
         own_to_output(b)
@@ -107,8 +112,10 @@ def ring_all_gather(
 def ring_reduce_scatter(
     ranks: int, *, channels: int = 1, instances: int = 1, per_node: int | None = None, in_place: bool = False
 ) -> Algorithm:
-    """Each part collects its sum on the way round the ring. p-1 steps, (p-1)/p n bytes. Sums under way lie in scratch of the input's
-    size, so that the input stays as it was."""
+    """Each part collects its sum on the way round the ring. p-1 steps, (p-1)/p n bytes.
+
+    Sums under way lie in scratch of the input's size, so that the input stays as it was.
+    """
     share = channels * instances
 
     def program(b: Builder) -> None:

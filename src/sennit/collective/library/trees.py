@@ -8,9 +8,9 @@ With p ranks, n bytes in k pieces, a the latency of a hop and b the seconds a by
 | broadcast down a binary tree | (log2(p) + k) (a + 2 b n/k) | 2 n |
 | all-reduce over two binary trees | 2 (log2(p) + k) (a + b n/k) | 2 n |
 
-In a binary tree a leaf sends nothing and an inner rank sends everything twice. Of the two trees of `double_tree_all_reduce` each carries half of
-the data, and a rank that is inner in one is a leaf in the other, so that all links are used alike (Sanders, Speck and Träff
-2009; NCCL's trees).
+In a binary tree a leaf sends nothing and an inner rank sends everything twice. Of the two trees of
+`double_tree_all_reduce` each carries half of the data, and a rank that is inner in one is a leaf in the other, so that
+all links are used alike (Sanders, Speck and Träff 2009; NCCL's trees).
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ Parents = dict[int, int]  # by rank, without the root; a parent always comes bef
 
 
 def binary_tree(ranks: int) -> Parents:
-    """Ranks in the order of their numbers, left to right: rank 0 on top with one child, and below it every rank with lowest set bit
-    2^i is the child of a rank with a higher one, so odd ranks are leaves."""
+    """Ranks in the order of their numbers, left to right: rank 0 on top with one child, and below it every rank with
+    lowest set bit 2^i is the child of a rank with a higher one, so odd ranks are leaves.
+    """
     parents: Parents = {}
     for rank in sorted(range(1, ranks), key=lambda r: -(r & -r)):
         bit = rank & -rank
@@ -85,7 +86,9 @@ def tree_broadcast(ranks: int, *, root: int = 0, pieces: int = 1, in_place: bool
 
 
 def chain_broadcast(ranks: int, *, root: int = 0, pieces: int = 8, in_place: bool = False) -> Algorithm:
-    """Down a chain, piece by piece: every rank sends n bytes and no more, so with many pieces it nears the rate of one link."""
+    """Down a chain, piece by piece: every rank sends n bytes and no more, so with many pieces it nears the rate of one
+    link.
+    """
     chain = {(root + place) % ranks: (root + place - 1) % ranks for place in range(1, ranks)}
     return _broadcast(chain, ranks, root, pieces, in_place, "chain_broadcast")
 

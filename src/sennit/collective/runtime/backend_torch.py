@@ -11,8 +11,8 @@
 | send, recv | over the group's sockets, at once and in the background; matched by peer and tag |
 | an error of one rank | breaks the group on all: who waits raises, names the rank, and so does every later call |
 
-This file translates: it checks and flattens tensors and reads options. A `Communicator` moves the bytes. Calls that were made before go shorter ways: in C (`_MADE_IN_C`), or in a few
-lines of Python (`_express`).
+This file translates: it checks and flattens tensors and reads options. A `Communicator` moves the bytes. Calls that
+were made before go shorter ways: in C (`_MADE_IN_C`), or in a few lines of Python (`_express`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ __all__ = ["SennitGroup"]
 
 _USER = 0  # the kind of messages that programs send with their own tags
 
-# By the names of c10d: what is called, and what shm_call.c should know about it. Such a call waits, and returns None when it is done, as c10d allows to calls that do not ask for a `Work`.
+# By the names of c10d: what is called, and what shm_call.c should know about it. Such a call waits, and returns None
+# when it is done, as c10d allows to calls that do not ask for a `Work`.
 _MADE_IN_C = {
     "allreduce": ("all_reduce", SUMS),
     "broadcast": ("broadcast", FROM_ROOT),
@@ -60,7 +61,11 @@ _MADE_IN_C = {
 
 
 class SennitGroup(CallingGroup):
-    """Methods bear the names that c10d calls them by. Of those in `_MADE_IN_C` each group has others before these, where the short way was built: a call that it knows never comes here."""
+    """Methods bear the names that c10d calls them by.
+
+    Of those in `_MADE_IN_C` each group has others before these, where the short way was built: a call that it knows
+    never comes here.
+    """
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -73,7 +78,7 @@ class SennitGroup(CallingGroup):
             self.__dict__.pop(name, None)
         super().shutdown()
 
-    # ---- one tensor ------------------------------------------------------------------------------------------------------
+    # ---- one tensor --------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, opts: Any = None) -> SennitWork:
         if self._express is not None and self._express.all_reduce(tensors, opts):
@@ -134,7 +139,7 @@ class SennitGroup(CallingGroup):
         limit = self._timeout if timeout is None else timeout.total_seconds()
         self._call(lambda: self._communicator.barrier(limit), [], None).wait()
 
-    # ---- a tensor and its parts ------------------------------------------------------------------------------------------
+    # ---- a tensor and its parts --------------------------------------------------------------------------------------
 
     def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> SennitWork:
         if self._express is not None and self._express.all_gather(output, input, opts):
@@ -186,7 +191,7 @@ class SennitGroup(CallingGroup):
 
         return self._call(job, [output], opts)
 
-    # ---- lists of tensors ------------------------------------------------------------------------------------------------
+    # ---- lists of tensors --------------------------------------------------------------------------------------------
 
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> SennitWork:
         (input,) = _listed(inputs)
@@ -278,7 +283,7 @@ class SennitGroup(CallingGroup):
 
         return self._call(job, list(outputs), opts)
 
-    # ---- several calls in one --------------------------------------------------------------------------------------------
+    # ---- several calls in one ----------------------------------------------------------------------------------------
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> SennitWork:
         name, factor = reduction_of(opts)
@@ -322,7 +327,7 @@ class SennitGroup(CallingGroup):
     all_gather_single_coalesced = allgather_into_tensor_coalesced
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
-    # ---- messages --------------------------------------------------------------------------------------------------------
+    # ---- messages ----------------------------------------------------------------------------------------------------
 
     def send(self, tensors: Any, peer: int, tag: int = 0) -> SennitWork:
         (tensor,) = listed = _listed(tensors)
@@ -352,7 +357,7 @@ class SennitGroup(CallingGroup):
             self._coalesced += tickets
         return SennitWork(tickets, tensors, self._timeout)
 
-    # ---- shared by several ------------------------------------------------------------------------------------------------
+    # ---- shared by several -------------------------------------------------------------------------------------------
 
     def _all_reduce(self, flat: Flat, name: str, timeout: float) -> None:
         self._communicator.all_reduce(flat.tensor, plain_reduction(name), timeout)
@@ -373,7 +378,7 @@ class SennitGroup(CallingGroup):
     ) -> SennitWork:
         return _all_of([call(o, i, opts) for o, i in zip(outputs, inputs, strict=True)], list(outputs))
 
-    # ---- checks ----------------------------------------------------------------------------------------------------------
+    # ---- checks ------------------------------------------------------------------------------------------------------
 
     def _check_parts(self, name: str, whole: Tensor, part: Tensor) -> None:
         check_place(whole)

@@ -103,7 +103,7 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
         """The short way in C, where the ranks share memory and it was built."""
         return self._short
 
-    # ---- running calls ----------------------------------------------------------------------------------------------------
+    # ---- running calls -----------------------------------------------------------------------------------------------
 
     def _call(self, job: Callable[[], None], outputs: list[Tensor], opts: Any) -> SennitWork:
         """Run a collective, now or in its turn."""
@@ -174,7 +174,7 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
         tickets, self._coalesced = self._coalesced or [], None
         return SennitWork(tickets, [], None)
 
-    # ---- the end ---------------------------------------------------------------------------------------------------------
+    # ---- the end -----------------------------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
         """Called by `destroy_process_group`: after what is under way, give everything back."""

@@ -18,22 +18,26 @@
 | SIGNAL | flag `argument` of peer = epoch * stride + count, after all steps of the block before it | waiting rank | flag |
 | WAIT | until flag `argument` here >= epoch * stride + count; source_buffer 1: the signal is a gate's | signalling rank | flag |
 
-`count` is a number of chunks, of each operand too. A reduction of many operands in half precision adds up in f32 and rounds once.
+`count` is a number of chunks, of each operand too. A reduction of many operands in half precision adds up in f32 and
+rounds once.
 
-**Flags.** A counter of signals belongs to one (signalling block, waiting block) pair: it is one flag of the waiting rank, which only that block
-writes. A call raises the epoch, so flags only grow and are never reset. `stride` is larger than any count.
+**Flags.** A counter of signals belongs to one (signalling block, waiting block) pair: it is one flag of the waiting
+rank, which only that block writes. A call raises the epoch, so flags only grow and are never reset. `stride` is larger
+than any count.
 
 **Buffers.** 0 is the input, 1 the output, 2 and more are scratch: `scratch` gives their chunks, the same on all ranks.
 
-**Geometry.** A call gives n, the elements of a *part*: what the collective cuts into `chunks` chunks (an all-gather's output has a part for each
-rank; of a custom collective each chunk is a part). Parts lie densely, n elements each. With s = ceil(n / chunks), rounded up to an alignment,
+**Geometry.** A call gives n, the elements of a *part*: what the collective cuts into `chunks` chunks (an all-gather's
+output has a part for each rank; of a custom collective each chunk is a part). Parts lie densely, n elements each. With
+s = ceil(n / chunks), rounded up to an alignment,
 
     chunk i of a part  = elements [min(i s, n), min((i+1) s, n)) of it
     scratch chunk j    = elements [j s, (j+1) s)
 
-so the last chunks of a part may be short or empty. No instruction crosses the edge of a part, so each place is one range of elements, and a
-transfer is as long as the shorter of its two ends. That loses nothing if a value never passes a place that is shorter than itself:
-`check_code` proves it. **In place** the smaller of input and output begins at chunk `alias_offset(rank)` of the larger.
+so the last chunks of a part may be short or empty. No instruction crosses the edge of a part, so each place is one
+range of elements, and a transfer is as long as the shorter of its two ends. That loses nothing if a value never passes
+a place that is shorter than itself: `check_code` proves it. **In place** the smaller of input and output begins at
+chunk `alias_offset(rank)` of the larger.
 """
 
 from __future__ import annotations
@@ -130,7 +134,10 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Code:
-    """All ranks' instructions. `rank_blocks[r]` to `rank_blocks[r + 1]` are the blocks of rank r; the first one is its gate."""
+    """All ranks' instructions.
+
+    `rank_blocks[r]` to `rank_blocks[r + 1]` are the blocks of rank r; the first one is its gate.
+    """
 
     name: str
     collective: CollectiveSpec | CustomCollective

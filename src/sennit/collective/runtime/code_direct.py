@@ -1,11 +1,15 @@
 """Which `Code` may read inputs where users have them, in the memory of other processes, and what is known of it.
 
-**In place.** A user's output may lie over the input, which peers read there. Then a rank may write to a chunk only when every peer that reads it has done so. That is what `verify_code` proves of the in-place form of the
-collective, where the two are one memory: any two steps that touch a chunk, one of them to write, are ordered by signals. So a code may run in place if the same tables are right as a code of that form. Of an all_reduce by
-slices: rank r writes slice p of the sums to its array when p has signalled that its sums are in scratch, and p had read slice p of all inputs before that; r's own slice it has read itself.
+**In place.** A user's output may lie over the input, which peers read there. Then a rank may write to a chunk only when
+every peer that reads it has done so. That is what `verify_code` proves of the in-place form of the collective, where
+the two are one memory: any two steps that touch a chunk, one of them to write, are ordered by signals. So a code may
+run in place if the same tables are right as a code of that form. Of an all_reduce by slices: rank r writes slice p of
+the sums to its array when p has signalled that its sums are in scratch, and p had read slice p of all inputs before
+that; r's own slice it has read itself.
 
-**By the end.** A rank may return, and its user change the input, when all peers have read it. Its gate waits for them. Where the other blocks of the rank, at their ends, know as much already (`read_by_the_end`), the gate's
-waits may be put off, as in calls that are staged.
+**By the end.** A rank may return, and its user change the input, when all peers have read it. Its gate waits for them.
+Where the other blocks of the rank, at their ends, know as much already (`read_by_the_end`), the gate's waits may be put
+off, as in calls that are staged.
 
 A tile has elements of its own, in which no other tile reads or writes, so both hold for a call if they hold for a tile.
 """
@@ -49,8 +53,11 @@ class DirectFacts:
 
     @cached_property
     def may(self) -> bool:
-        """The form: peers read inputs and scratch, nobody writes to an input or to a peer. A reduction that is tried again goes on where it stopped, and a tile keeps one such place: so of a rank that reduces, one block moves
-        data."""
+        """The form: peers read inputs and scratch, nobody writes to an input or to a peer.
+
+        A reduction that is tried again goes on where it stopped, and a tile keeps one such place: so of a rank that
+        reduces, one block moves data.
+        """
         reader, busy, reduces = CheckedCode(self._code), set[tuple[int, int]](), False
         for rank, block, step in self._steps():
             sources, targets = reader.ends(rank, step)

@@ -1,8 +1,9 @@
 """Gates that a block waits for itself, for machines on which a rank's input and output lie elsewhere in every call.
 
-A compiler may leave out a wait for the gate of a peer that other waits imply. The order is the same without it; but in shared memory the gate's flag also says
-where the peer's input and output lie. `with_direct_gates` adds a signal of the peer's gate, and a wait at the beginning of the block, where
-a block touches these and has no such wait. Gates signal before they wait, so nothing can deadlock by it.
+A compiler may leave out a wait for the gate of a peer that other waits imply. The order is the same without it; but in
+shared memory the gate's flag also says where the peer's input and output lie. `with_direct_gates` adds a signal of the
+peer's gate, and a wait at the beginning of the block, where a block touches these and has no such wait. Gates signal
+before they wait, so nothing can deadlock by it.
 """
 
 from __future__ import annotations

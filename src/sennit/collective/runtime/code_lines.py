@@ -1,12 +1,15 @@
-"""Signals on lines: a block has one word that says how far it is, in place of one flag for each block that waits for it.
+"""Signals on lines: a block has one word that says how far it is, in place of one flag for each block that waits for
+it.
 
-A `Code` gives each pair of a signalling and a waiting block a flag of its own, at the waiting rank. In the shared memory of a host that is a store to as many cache lines as there are peers, each of which must be taken
-from the core that looks at it. There a block rather writes one line of its own, which all who wait for it look at:
+A `Code` gives each pair of a signalling and a waiting block a flag of its own, at the waiting rank. In the shared
+memory of a host that is a store to as many cache lines as there are peers, each of which must be taken from the core
+that looks at it. There a block rather writes one line of its own, which all who wait for it look at:
 
     the k-th SIGNAL of a block     raises the block's word to epoch * stride + k
     a WAIT for that signal         waits until the word of that block, at the signalling rank, is as high
 
-The word is raised where the signal was, and a wait ends when that signal was made or a later one of the same block, which comes after it: so everything that the code was proved to order stays ordered. Signals in a row are one store.
+The word is raised where the signal was, and a wait ends when that signal was made or a later one of the same block,
+which comes after it: so everything that the code was proved to order stays ordered. Signals in a row are one store.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ __all__ = ["with_lines"]
 
 
 def with_lines(code: Code) -> Code:
-    """The same code, in which `argument` of SIGNAL and WAIT is the number of the signalling block, `count` of both the number of the signal in its block, and the word is at the signalling rank."""
+    """The same code, in which `argument` of SIGNAL and WAIT is the number of the signalling block, `count` of both the
+    number of the signal in its block, and the word is at the signalling rank.
+    """
     blocks = [[list(code.block(r, b)) for b in range(code.rank_block_count(r))] for r in range(code.ranks)]
     made: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}  # by waiting rank and flag: by count, the signal
     for ranked in blocks:

@@ -1,7 +1,9 @@
-"""The reference interpreter of `Code`: all blocks of all ranks in one process, on flat numpy arrays of any number of elements.
+"""The reference interpreter of `Code`: all blocks of all ranks in one process, on flat numpy arrays of any number of
+elements.
 
-As in `ir/one_sided_numpy.py` a seeded generator draws which block goes on, and a step that moves data takes two turns: it reads, then it writes. So
-code that lacks a signal gives another result under some seed. `combine` is the reduction of two arrays.
+As in `ir/one_sided_numpy.py` a seeded generator draws which block goes on, and a step that moves data takes two turns:
+it reads, then it writes. So code that lacks a signal gives another result under some seed. `combine` is the reduction
+of two arrays.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ def run_code(
     seed: int = 0,
     epoch: int = 1,
 ) -> list[Array]:
-    """The output of every rank, flat. `inputs` are flat, of as many parts of `elements` as the collective has. Raises on a deadlock."""
+    """The output of every rank, flat.
+
+    `inputs` are flat, of as many parts of `elements` as the collective has. Raises on a deadlock.
+    """
     machine = _Machine(
         code, Geometry.of(code, elements, alignment), combine, epoch, allocate(code, inputs, elements, alignment)
     )

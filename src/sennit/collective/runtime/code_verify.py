@@ -1,14 +1,19 @@
 """The verifier of `Code`: what it does, proved on the tables that a machine is handed, for every size.
 
-One symbolic run, in any order that the waits allow, shows six things; `CollectiveError` is raised at the first that fails:
+One symbolic run, in any order that the waits allow, shows six things; `CollectiveError` is raised at the first that
+fails:
 
 1. **Form** (`code_check.py`).
 2. **End.** The run reaches its end. A step that may run stays so until it has run, so every other order reaches it too.
-3. **No race.** Block b has a *clock*: for each block the number of its steps that are known to be done. A signal carries the sender's clock, a wait
+3. **No race.** Block b has a *clock*: for each block the number of its steps that are known to be done. A signal
+   carries the sender's clock, a wait
    takes the larger of both. Any two steps that touch the same chunk, one of them to write, are ordered by clocks.
-4. **Gates.** A block touches the memory of another rank only after that rank's gate let it in, and before that rank has left.
-5. **The result**, as sums of contributions: nothing unwritten is read, nothing is counted twice, and the outputs hold what is asked.
-6. **Lengths.** Where no chunk count divides the size, chunk i of a part is no longer than chunk j <= i. So a place keeps a value of index j whole if it
+4. **Gates.** A block touches the memory of another rank only after that rank's gate let it in, and before that rank has
+   left.
+5. **The result**, as sums of contributions: nothing unwritten is read, nothing is counted twice, and the outputs hold
+   what is asked.
+6. **Lengths.** Where no chunk count divides the size, chunk i of a part is no longer than chunk j <= i. So a place
+   keeps a value of index j whole if it
    is scratch or has an index <= j in its part; and a sum needs terms of one index. Then every size runs as a divisible one does.
 """
 
@@ -40,7 +45,9 @@ def verify_code(code: Code) -> None:
 
 
 def read_by_the_end(code: Code) -> bool:
-    """Of a code that was verified: whether a rank whose blocks, all but its gate, are at their ends knows that its peers have read its input."""
+    """Of a code that was verified: whether a rank whose blocks, all but its gate, are at their ends knows that its
+    peers have read its input.
+    """
     run = _Run(check_code(code))
     run.to_the_end()
     return all(

@@ -1,7 +1,7 @@
 """What the c10d backend asks of whatever moves its bytes: collectives on flat tensors, by ranks of the group.
 
-Tensors are contiguous, one-dimensional, on the CPU. A reduction gets a type that it can reduce; where nothing is reduced, tensors are bytes. "Parts" are the equal
-pieces of a tensor, one for each rank.
+Tensors are contiguous, one-dimensional, on the CPU. A reduction gets a type that it can reduce; where nothing is
+reduced, tensors are bytes. "Parts" are the equal pieces of a tensor, one for each rank.
 
 | | input | output | after |
 |---|---|---|---|
@@ -15,8 +15,8 @@ pieces of a tensor, one for each rank.
 | scatter(out, x, root) | x of the root: parts | out | |
 | barrier() | | | all have come |
 
-`Solo` is a group of one rank. `Linked` (`linked_torch.py`) runs compiled schedules over sockets, `Shared` (`shared_torch.py`) runs them in shared
-memory, `Hosts` (`hosts_torch.py`) joins the two.
+`Solo` is a group of one rank. `Linked` (`linked_torch.py`) runs compiled schedules over sockets, `Shared`
+(`shared_torch.py`) runs them in shared memory, `Hosts` (`hosts_torch.py`) joins the two.
 """
 
 from __future__ import annotations

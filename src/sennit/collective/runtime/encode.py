@@ -3,7 +3,8 @@
 The steps are kept one for one, with two exceptions:
 
 - a transfer that crosses the edge of a part is cut there (see `code.py`);
-- a run of reductions into one target becomes one MULTI_REDUCE, one pass over memory instead of one for each operand. The waits between them
+- a run of reductions into one target becomes one MULTI_REDUCE, one pass over memory instead of one for each operand.
+  The waits between them
   come first then. That delays no signal, since there is none between them, so what the waits wait for cannot depend on it. A copy into
   the target just before becomes the first operand.
 """

@@ -1,13 +1,16 @@
 """The lowering for shared memory: an `Algorithm` to `Code` in which ranks only read each other.
 
-On one host the user's arrays are private memory; what a peer touches must be copied through the shared segment. If every move is done by the
-rank that it writes to, nobody writes to another: outputs stay where the user wants them, and only what others read (inputs, scratch) is shared.
-That saves one of three passes over memory, against putting into the output of a peer and copying it out from there.
+On one host the user's arrays are private memory; what a peer touches must be copied through the shared segment. If
+every move is done by the rank that it writes to, nobody writes to another: outputs stay where the user wants them, and
+only what others read (inputs, scratch) is shared. That saves one of three passes over memory, against putting into the
+output of a peer and copying it out from there.
 
-1. **Order.** Each rank runs its moves in the order of the algorithm, in one block: one thread runs them, so more blocks would only wait for each
+1. **Order.** Each rank runs its moves in the order of the algorithm, in one block: one thread runs them, so more blocks
+   would only wait for each
    other. Every wait points backwards in that order, so nothing can deadlock.
 2. **Runs.** A copy and the reduces after it into the same target are one MULTI_REDUCE, in the order of the algorithm.
-3. **Signals.** As in `compile_one_sided.py`: where a move waits for one of another rank, that rank signals after it, unless an earlier signal
+3. **Signals.** As in `compile_one_sided.py`: where a move waits for one of another rank, that rank signals after it,
+   unless an earlier signal
    will do.
 4. **Gates.** As in `ir/one_sided.py`: wait for a peer's gate before its memory is touched first, signal it at the end.
 
@@ -78,8 +81,11 @@ class _Run:
 
 
 def _runs(dag: ChunkDag) -> list[_Run]:
-    """In the order of their first moves. A rank's next move joins its last run if it is a reduce into the same target, and if no move in
-    between waits for what the run has done so far."""
+    """In the order of their first moves.
+
+    A rank's next move joins its last run if it is a reduce into the same target, and if no move in between waits for
+    what the run has done so far.
+    """
     runs: list[list[int]] = []
     last: dict[int, int] = {}  # by rank: its last run
     member: dict[int, int] = {}

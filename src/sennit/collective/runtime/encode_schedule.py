@@ -6,8 +6,8 @@ A connection is a ring of `slots` messages in scratch of the receiver.
     receive            wait for the signal; copy out of the slot; signal the credit, if a later message needs it
     receive_reduce_send    reduce the source into the slot, put the slot into the next one
 
-Nobody but the FIFO's two ends touches another's memory: input and output stay private. A sender waits for the receiver's gate before its
-first message: so it does not write to a rank that is still in the call before.
+Nobody but the FIFO's two ends touches another's memory: input and output stay private. A sender waits for the
+receiver's gate before its first message: so it does not write to a rank that is still in the call before.
 """
 
 from __future__ import annotations
@@ -111,7 +111,10 @@ def _signals_of(
 
 
 def _number_signals(schedule: Schedule, connections: dict[_Connection, _Ends]) -> dict[tuple[_Tag, Home], int]:
-    """Which of its block's signals to the same waiter a signal is. A gate's comes from block 0, so it counts for itself."""
+    """Which of its block's signals to the same waiter a signal is.
+
+    A gate's comes from block 0, so it counts for itself.
+    """
     ordinals: dict[tuple[_Tag, Home], int] = {}
     for ranked in schedule.ranks:
         for number, block in enumerate(ranked.blocks):

@@ -1,4 +1,6 @@
-"""What the encoders share: collects the tables of a `Code`, numbers its flags and buffers, and cuts transfers at the edges of parts."""
+"""What the encoders share: collects the tables of a `Code`, numbers its flags and buffers, and cuts transfers at the
+edges of parts.
+"""
 
 from __future__ import annotations
 

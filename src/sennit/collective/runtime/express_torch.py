@@ -1,7 +1,8 @@
 """The short way of a collective call through c10d: one look into a dict, one call of the core.
 
-An all-reduce of a small tensor moves its bytes in a few microseconds. What Python does around it takes as long if it may. Here a call that waits, on one
-or two plain contiguous tensors, in the shared memory of a host, does this and nothing else:
+An all-reduce of a small tensor moves its bytes in a few microseconds. What Python does around it takes as long if it
+may. Here a call that waits, on one or two plain contiguous tensors, in the shared memory of a host, does this and
+nothing else:
 
     is it such a call?     the options, the type, the device and the strides of its tensors
     what call is it?       (reduction, element type, elements) -> a plan that is ready but for addresses
@@ -14,10 +15,11 @@ or two plain contiguous tensors, in the shared memory of a host, does this and n
 | the first of its kind and size; asynchronous; while another is under way; of lists, other strides, subclasses, complex numbers, PREMUL_SUM; of memory of the group; input and output that overlap | the long way: `backend_torch.py` |
 | begun here, but a peer is late or gone, or the group is broken, closed or forked | on by the long way, which waits, and says what is wrong |
 
-Of these, calls that were made here once, and are no other reduction than a sum, are made by `shm_call.c` from then on, where that was built: the same, in C. `short` is that.
+Of these, calls that were made here once, and are no other reduction than a sum, are made by `shm_call.c` from then on,
+where that was built: the same, in C. `short` is that.
 
-Both ways run the same plans, so the ranks of a call need not all go the same way. Nothing is checked here that the long way would raise about: what is not
-understood goes there.
+Both ways run the same plans, so the ranks of a call need not all go the same way. Nothing is checked here that the long
+way would raise about: what is not understood goes there.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ class Express:
             return cls(communicator, queue, rest, failed)
         return None
 
-    # ---- collectives -----------------------------------------------------------------------------------------------------
+    # ---- collectives -------------------------------------------------------------------------------------------------
 
     def all_reduce(self, tensors: Any, opts: Any) -> bool:
         if type(tensors) is not list or len(tensors) != 1 or getattr(opts, "asyncOp", True):
@@ -179,7 +181,7 @@ class Express:
         self._shorten(plan, "all_to_all", ROWS, input, output)
         return plan is not None and self._run(plan, input.data_ptr(), output.data_ptr(), opts, None)
 
-    # ---- what they share -------------------------------------------------------------------------------------------------
+    # ---- what they share ---------------------------------------------------------------------------------------------
 
     def _shorten(self, plan: Plan | None, kind: str, what: int, input: Tensor, output: Tensor, root: int = -1) -> None:
         """The next call like this is made in C."""

@@ -1,7 +1,8 @@
-"""One call of the GPU interpreter: the argument of the kernel, how many thread blocks share a chunk, and what the kernel says when it gives up.
+"""One call of the GPU interpreter: the argument of the kernel, how many thread blocks share a chunk, and what the
+kernel says when it gives up.
 
-Chunks are a whole number of 16-byte vectors long. A member of a team takes every team-th tile of a chunk, a tile being a vector for each
-thread; a chunk with fewer tiles than that has a smaller team.
+Chunks are a whole number of 16-byte vectors long. A member of a team takes every team-th tile of a chunk, a tile being
+a vector for each thread; a chunk with fewer tiles than that has a smaller team.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Shape:
         return cls(geometry, team, most)
 
     def call(self, walk: Walk, tables: Sequence[int], status: int, patience: float) -> Call:
-        """`tables` are the addresses of workers, pages, and of the linked steps and places; `status` of a copy of `STATUS`."""
+        """`tables` are the addresses of workers, pages, and of the linked steps and places; `status` of a copy of
+        `STATUS`.
+        """
         geometry = self.geometry
         return Call(
             *tables,

@@ -5,20 +5,22 @@
     SIGNAL    a flag of another rank
     WAIT      for a flag of this one
 
-All that an instruction of `Code` does to data is a MOVE: a copy has one source, a reduction has its target as the first source, a multicast has many
-targets. So moves can be *joined*, each join saving a pass over memory:
+All that an instruction of `Code` does to data is a MOVE: a copy has one source, a reduction has its target as the first
+source, a multicast has many targets. So moves can be *joined*, each join saving a pass over memory:
 
     t = a; t = t + b            becomes   t = a + b             (the total stays in registers)
     t = a + b; u = t; v = t     becomes   t, u, v = a + b       (it is read once and written many times)
     u = a; v = a                becomes   u, v = a
     u = a; v = b                becomes   u, v = a, b           (pairs: both loads are on their way at once)
 
-The second move of a pair may be done at the place of the first if no wait lies between: signals between the two then come a little later, which
-orders more and not less. The kernel gives each thread the same elements of every place and reads all sources before it writes, so a
-target may be a source, but not overlap one otherwise. Both moves must be as long: see `clip`.
+The second move of a pair may be done at the place of the first if no wait lies between: signals between the two then
+come a little later, which orders more and not less. The kernel gives each thread the same elements of every place and
+reads all sources before it writes, so a target may be a source, but not overlap one otherwise. Both moves must be as
+long: see `clip`.
 
-`walk_of` lays steps out in pages of at most 32 steps and 128 places (`gpu_kernel.cu` says what the kernel does with them). Blocks that
-move data come first, each a team; those that only signal and wait follow. `Walk.link` puts in the addresses of buffers and flags.
+`walk_of` lays steps out in pages of at most 32 steps and 128 places (`gpu_kernel.cu` says what the kernel does with
+them). Blocks that move data come first, each a team; those that only signal and wait follow. `Walk.link` puts in the
+addresses of buffers and flags.
 """
 
 from __future__ import annotations
@@ -53,8 +55,11 @@ _MOVE, _SIGNAL, _WAIT, _PAIRS = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Each of `targets` = the reduction of `sources`, or with `pairs` its own source, over `count` chunks. `clip`: one more than the largest chunk that it names in a part, 0 for
-    scratch only; transfers of the same clip and count are as long, whatever the number of elements."""
+    """Each of `targets` = the reduction of `sources`, or with `pairs` its own source, over `count` chunks.
+
+    `clip`: one more than the largest chunk that it names in a part, 0 for scratch only; transfers of the same clip and
+    count are as long, whatever the number of elements.
+    """
 
     sources: tuple[Operand, ...]
     targets: tuple[Operand, ...]
@@ -217,7 +222,10 @@ class Walk:
         return self.wide * team + len(self.workers) - self.wide
 
     def link(self, geometry: Geometry, itemsize: int, buffers: Longs, flags: Longs, most: int) -> tuple[Table, Longs]:
-        """Steps and places with the addresses in: `buffers` by rank and buffer, `flags` by rank, `most` words for each flag."""
+        """Steps and places with the addresses in:
+
+        `buffers` by rank and buffer, `flags` by rank, `most` words for each flag.
+        """
         rank, buffer, part, chunk = self.places.astype(np.int64).T
         places = buffers[rank, buffer] + (part * geometry.elements + chunk * geometry.stride) * itemsize
         steps = self.steps.copy()

@@ -1,9 +1,10 @@
 """Copies put off until their target is added to: so that copy and sum become one pass over memory.
 
-Out of place, a ring begins by copying the whole input to the output, and then adds to the output chunk by chunk. That reads and writes the array
-once more than needed: `t = a` early and `t = t + b` later is `t = a + b` later. `delay_copies` cuts local copies into chunks and moves each one
-down to the step of its block that next touches its target, if that step adds to just this chunk. What may go wrong is that another rank reads or
-overwrites the chunk between the two places. Whether it does is a matter of the whole program, so the whole program is proved again
+Out of place, a ring begins by copying the whole input to the output, and then adds to the output chunk by chunk. That
+reads and writes the array once more than needed: `t = a` early and `t = t + b` later is `t = a + b` later.
+`delay_copies` cuts local copies into chunks and moves each one down to the step of its block that next touches its
+target, if that step adds to just this chunk. What may go wrong is that another rank reads or overwrites the chunk
+between the two places. Whether it does is a matter of the whole program, so the whole program is proved again
 (`verify_one_sided`): where the proof fails, it stays as it was.
 """
 

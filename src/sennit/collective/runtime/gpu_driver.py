@@ -1,10 +1,12 @@
 """CUDA from Python by its C interfaces alone: NVRTC compiles a kernel, the driver loads and launches it.
 
-Both are stable C libraries, reached with ctypes: no torch, no compiler on the machine, no private interface of a framework. NVRTC comes with
-CUDA or with torch's wheels; `load_nvrtc` looks in both. The kernel is launched *cooperatively*: the driver then starts all its
-thread blocks at once or refuses, which a kernel whose blocks wait for each other needs. `Kernel.resident_blocks` asks how many there may be.
+Both are stable C libraries, reached with ctypes: no torch, no compiler on the machine, no private interface of a
+framework. NVRTC comes with CUDA or with torch's wheels; `load_nvrtc` looks in both. The kernel is launched
+*cooperatively*: the driver then starts all its thread blocks at once or refuses, which a kernel whose blocks wait for
+each other needs. `Kernel.resident_blocks` asks how many there may be.
 
-Everything is done in the context that is current for the calling thread: torch has made one as soon as it has touched the device.
+Everything is done in the context that is current for the calling thread: torch has made one as soon as it has touched
+the device.
 """
 
 from __future__ import annotations
@@ -122,7 +124,8 @@ def load_nvrtc() -> ctypes.CDLL:
     found += [path for name in names for path in Path("/usr/local").glob(f"cuda*/lib64/{name}")]
     for candidate in (*names, *found):
         try:
-            # it opens its second part by name alone when it compiles, so that part must have been loaded from the same folder
+            # it opens its second part by name alone when it compiles, so that part must have been loaded from the same
+            # folder
             if isinstance(candidate, Path):
                 for builtins in candidate.parent.glob("libnvrtc-builtins.so.*"):
                     ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)

@@ -1,13 +1,14 @@
 """One block a rank: the form of a one-sided program that suits a GPU.
 
-`compile_one_sided` gives each peer a block of its own, since on separate devices each link wants its own hands. Where the blocks of a rank share
-one memory, that leaves most of them waiting while one works. A GPU does better with one block a rank that many thread blocks carry
-out together, each on its slice of every chunk (`gpu_code.py`).
+`compile_one_sided` gives each peer a block of its own, since on separate devices each link wants its own hands. Where
+the blocks of a rank share one memory, that leaves most of them waiting while one works. A GPU does better with one
+block a rank that many thread blocks carry out together, each on its slice of every chunk (`gpu_code.py`).
 
-`join_blocks` puts all steps of a rank into block 1, in one order of all steps that the waits allow: so each wait still points backwards in
-that order, and nothing can deadlock that could not before. Signals inside a rank go: the order replaces them. Those between two ranks keep
-their places and are numbered anew; a wait that an earlier one implies goes, and so does a signal that nobody waits for. Gates are made anew.
-`verify_one_sided` proves the result like any other program.
+`join_blocks` puts all steps of a rank into block 1, in one order of all steps that the waits allow: so each wait still
+points backwards in that order, and nothing can deadlock that could not before. Signals inside a rank go: the order
+replaces them. Those between two ranks keep their places and are numbered anew; a wait that an earlier one implies goes,
+and so does a signal that nobody waits for. Gates are made anew. `verify_one_sided` proves the result like any other
+program.
 
 `without_gates` leaves the gates out: for a launch that serves all ranks, whose start and end are gate enough.
 """

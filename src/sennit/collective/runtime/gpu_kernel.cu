@@ -13,24 +13,26 @@
 //
 // The host has put all addresses in: buffers and flags of this rank and of others look alike here.
 //
-// A worker is a *team* of CTAs. A member takes the same share of every chunk, from the first step to the last, so members never touch each
-// other's data and need no barrier among them: each has flags of its own, member m's m words after the address of the first. A worker that
-// moves nothing is one CTA, which signals and waits for all members of the others.
+// A worker is a *team* of CTAs. A member takes the same share of every chunk, from the first step to the last, so
+// members never touch each other's data and need no barrier among them: each has flags of its own, member m's m words
+// after the address of the first. A worker that moves nothing is one CTA, which signals and waits for all members of
+// the others.
 //
-// Chunk c of a part holds elements [c * stride, (c + 1) * stride), cut at n. `clip` is one more than the largest chunk that a MOVE
-// names in a part, 0 where it names scratch only; with it the length of all its places is known at once.
+// Chunk c of a part holds elements [c * stride, (c + 1) * stride), cut at n. `clip` is one more than the largest chunk
+// that a MOVE names in a part, 0 where it names scratch only; with it the length of all its places is known at once.
 //
-// Order. All threads of a CTA meet before a signal, then one thread stores the flag with release; the waiting thread loads with acquire,
-// then its CTA meets. So what stands before a signal is seen after the wait, in this scope: the GPU, or the system where ranks are in
-// several processes. The order in which sources are combined is the order of the list: results do not depend on timing.
+// Order. All threads of a CTA meet before a signal, then one thread stores the flag with release; the waiting thread
+// loads with acquire, then its CTA meets. So what stands before a signal is seen after the wait, in this scope: the
+// GPU, or the system where ranks are in several processes. The order in which sources are combined is the order of the
+// list: results do not depend on timing.
 //
-// The epoch lies in device memory and the last CTA to end raises it: so nothing is reset between calls, and a launch may be captured in a
-// CUDA graph and replayed.
+// The epoch lies in device memory and the last CTA to end raises it: so nothing is reset between calls, and a launch
+// may be captured in a CUDA graph and replayed.
 //
 // A wait ends at the deadline. It then says where in `status`, all CTAs leave, and the host raises.
 //
-// Compiled by NVRTC with ELEMENT, REDUCTION, THREADS, RESIDENT, FLAG_STRIDE and SYSTEM_SCOPE defined; and as C++ (SENNIT_HOST) for tests, where
-// a CTA is one thread of the host. No header is used, so that none has to be found.
+// Compiled by NVRTC with ELEMENT, REDUCTION, THREADS, RESIDENT, FLAG_STRIDE and SYSTEM_SCOPE defined; and as C++
+// (SENNIT_HOST) for tests, where a CTA is one thread of the host. No header is used, so that none has to be found.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -73,7 +75,7 @@ struct alignas(16) Vector {
     u32 word[4];
 };
 
-// ---- the machine: what differs between a GPU and a host that stands in for it ---------------------------------------------
+// ---- the machine: what differs between a GPU and a host that stands in for it ---------------------------------------
 
 #ifdef SENNIT_HOST
 #include "gpu_host.h"
@@ -91,8 +93,8 @@ struct alignas(16) Vector {
 
 DEVICE void meet() { __syncthreads(); }
 
-// Data is read once: it is kept out of the first-level cache. It may have been written by others during the launch, so it is
-// never read through the read-only path.
+// Data is read once: it is kept out of the first-level cache. It may have been written by others during the launch, so
+// it is never read through the read-only path.
 DEVICE Vector load(const Vector *from) {
     Vector v;
     asm volatile("ld.global" LOAD_HINT ".v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -154,7 +156,7 @@ DEVICE float bf16_to_f32(unsigned short bits) { return __uint_as_float((u32)bits
 
 #endif
 
-// ---- elements: how they are widened, combined and narrowed ----------------------------------------------------------------
+// ---- elements: how they are widened, combined and narrowed ----------------------------------------------------------
 
 #if ELEMENT == F32
 typedef float Element;
@@ -227,10 +229,10 @@ DEVICE Total combine(Total a, Total b) {
 #endif
 }
 
-// ---- moving elements: every target = the sources combined -----------------------------------------------------------------
+// ---- moving elements: every target = the sources combined -----------------------------------------------------------
 
-// A share is what a member takes of a chunk: every `team`-th tile, a tile being a vector for each thread. So the CTAs of a team sweep through a
-// chunk together, and few pages of memory are in use at a time.
+// A share is what a member takes of a chunk: every `team`-th tile, a tile being a vector for each thread. So the CTAs
+// of a team sweep through a chunk together, and few pages of memory are in use at a time.
 struct Share {
     int member, team;
 };
@@ -252,7 +254,8 @@ APART void move_elements(const u64 *at, int sources, int targets, i64 shift, i64
     }
 }
 
-// One round: WAYS vectors of each source are on their way at once, `step` apart. The last round of a move may be a part of one.
+// One round: WAYS vectors of each source are on their way at once, `step` apart. The last round of a move may be a part
+// of one.
 template <int SOURCES, int WAYS, bool WHOLE>
 DEVICE void move_round(const u64 *at, int targets, i64 shift, i64 i, i64 step, i64 vectors) {
     Lanes loaded[WAYS][SOURCES];
@@ -371,7 +374,7 @@ DEVICE void move_share(const u64 *at, int sources, int targets, i64 shift, i64 e
         move_elements(at, sources, targets, shift + whole, elements - whole, Share{0, 1});
 }
 
-// ---- the walk -------------------------------------------------------------------------------------------------------------
+// ---- the walk -------------------------------------------------------------------------------------------------------
 
 struct Shared {
     Step steps[PAGE_STEPS];

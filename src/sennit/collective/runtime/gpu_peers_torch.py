@@ -1,19 +1,22 @@
-"""Collectives between processes on GPUs, by the kernel that serves virtual ranks: what differs is where the addresses come from.
+"""Collectives between processes on GPUs, by the kernel that serves virtual ranks: what differs is where the addresses
+come from.
 
-Each rank has one *arena* of device memory, laid out alike on all: flags, input, output, scratch. `PeerMemory` says where the arenas of all ranks lie
-in this process's address space, and there are two ways to come by it:
+Each rank has one *arena* of device memory, laid out alike on all: flags, input, output, scratch. `PeerMemory` says
+where the arenas of all ranks lie in this process's address space, and there are two ways to come by it:
 
-- `ipc_memory`: N processes on one GPU, through CUDA's interprocess handles. Their kernels take turns, so a call is cut into phases with a barrier
+- `ipc_memory`: N processes on one GPU, through CUDA's interprocess handles. Their kernels take turns, so a call is cut
+  into phases with a barrier
   between them (`gpu_phases.py`); nothing waits inside a kernel.
-- `symmetric_memory`: a GPU each, through torch's symmetric memory. One launch a rank, with gates, and flags in system scope. **Not run on
+- `symmetric_memory`: a GPU each, through torch's symmetric memory. One launch a rank, with gates, and flags in system
+  scope. **Not run on
   GPUs yet**: that needs a machine with several. `GpuRank` itself is tested with ranks at once on a host that stands in for them.
 
     arena = arena_of(code, n, dtype)
     peer = GpuRank(code, rank, n, dtype, arena, ipc_memory(arena, rank, exchange, device), exchange)
     peer.input.copy_(x); peer.run(); y = peer.output
 
-`exchange` gathers a few bytes of every rank, in the order of the ranks. It is also the barrier on the host between phases, unless a faster one is
-given (`ShmGroup.barrier`).
+`exchange` gathers a few bytes of every rank, in the order of the ranks. It is also the barrier on the host between
+phases, unless a faster one is given (`ShmGroup.barrier`).
 """
 
 from __future__ import annotations
@@ -71,7 +74,10 @@ def arena_of(code: Code, elements: int, dtype: DType, *, most: int = 32) -> Aren
 
 @dataclass(frozen=True, slots=True)
 class PeerMemory:
-    """`local` is this rank's arena; `addresses` those of all, as this process sees them. `kept` holds what must stay open."""
+    """`local` is this rank's arena; `addresses` those of all, as this process sees them.
+
+    `kept` holds what must stay open.
+    """
 
     local: torch.Tensor
     addresses: tuple[int, ...]
@@ -160,7 +166,10 @@ class GpuRank:
             self._share_events(len(walks))
 
     def run(self) -> None:
-        """All ranks call it. Returns when this rank's work is on its stream; what it needs of others is waited for there."""
+        """All ranks call it.
+
+        Returns when this rank's work is on its stream; what it needs of others is waited for there.
+        """
         if self.memory.at_once:
             self._launch(0)
             return
@@ -179,8 +188,9 @@ class GpuRank:
             self.launches[phase].start(self.kernels.stream())
 
     def _meet(self, phase: int) -> None:
-        """What is on this stream from here on follows what is on every rank's before: an event each, and a barrier on the host, so that
-        no rank waits for an event that is not recorded yet."""
+        """What is on this stream from here on follows what is on every rank's before: an event each, and a barrier on
+        the host, so that no rank waits for an event that is not recorded yet.
+        """
         stream = torch.cuda.current_stream(self.device)
         self.events[phase].record(stream)
         self.barrier()

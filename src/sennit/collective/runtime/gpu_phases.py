@@ -1,13 +1,14 @@
 """Code cut at its waits: for ranks that cannot run at the same time.
 
-Kernels of several processes on one GPU take turns, unless they share it through MPS: a kernel that waits in a loop for another process holds
-the GPU until its time slice ends, so each wait costs a slice or more. Here nothing waits inside a kernel. The transfers of all ranks are sorted
-into *phases*, each one launch a rank, with a barrier between one phase and the next:
+Kernels of several processes on one GPU take turns, unless they share it through MPS: a kernel that waits in a loop for
+another process holds the GPU until its time slice ends, so each wait costs a slice or more. Here nothing waits inside a
+kernel. The transfers of all ranks are sorted into *phases*, each one launch a rank, with a barrier between one phase
+and the next:
 
     phase(transfer) = max(phase of what stands before it in its block, 1 + phase of each signal that it waits for)
 
-A signal is in the phase of what stands before it. Two transfers that touch the same memory are ordered by signals and block order, as the program's
-proof shows; so they are in different phases, or in one block, in order.
+A signal is in the phase of what stands before it. Two transfers that touch the same memory are ordered by signals and
+block order, as the program's proof shows; so they are in different phases, or in one block, in order.
 """
 
 from __future__ import annotations

@@ -4,11 +4,12 @@
     group.run(inputs, outputs)             # lists of tensors, one for each rank; returns at once, ordered by the current stream
     group.check()                          # waits, and raises if the kernel gave up
 
-It is how a schedule is tried at a GPU's speed without eight of them, and what several model replicas on one GPU use. `gpu_peers_torch.py` has
-the same kernel between processes and between GPUs.
+It is how a schedule is tried at a GPU's speed without eight of them, and what several model replicas on one GPU use.
+`gpu_peers_torch.py` has the same kernel between processes and between GPUs.
 
-The kernel is compiled on the first call for each pair of element type and reduction, in about a second; `GpuKernels` keeps them, and may be shared
-by groups. How many thread blocks make a team is chosen by size, up to what the device holds at once.
+The kernel is compiled on the first call for each pair of element type and reduction, in about a second; `GpuKernels`
+keeps them, and may be shared by groups. How many thread blocks make a team is chosen by size, up to what the device
+holds at once.
 """
 
 from __future__ import annotations
@@ -46,8 +47,11 @@ def dtype_of(tensor: torch.Tensor) -> DType:
 
 @dataclass(slots=True)
 class GpuKernels:
-    """Compiled kernels of one device. `resident` thread blocks of `threads` are to fit on a multiprocessor at once; `extra` are further
-    definitions for the compiler, to try things out."""
+    """Compiled kernels of one device.
+
+    `resident` thread blocks of `threads` are to fit on a multiprocessor at once; `extra` are further definitions for
+    the compiler, to try things out.
+    """
 
     device: torch.device
     threads: int = 512
@@ -126,7 +130,10 @@ def _upload(table: Table | Longs, device: torch.device) -> torch.Tensor:
 
 
 class GpuGroup:
-    """All ranks of `code` in one launch. `team` fixes the size of teams; `patience` is how many seconds a wait may take."""
+    """All ranks of `code` in one launch.
+
+    `team` fixes the size of teams; `patience` is how many seconds a wait may take.
+    """
 
     def __init__(
         self,
@@ -151,7 +158,9 @@ class GpuGroup:
     def run(
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], reduction: Reduction = Reduction.SUM
     ) -> None:
-        """`inputs` and `outputs` are contiguous, on the device, one for each rank, of as many equal parts as the collective has."""
+        """`inputs` and `outputs` are contiguous, on the device, one for each rank, of as many equal parts as the
+        collective has.
+        """
         tensors = (*inputs, *outputs)
         key = (
             reduction,
@@ -235,7 +244,10 @@ class GpuGroup:
                 )
 
     def _reserve_flags(self, kernel: Kernel) -> None:
-        """For the largest team. A kernel of another type may hold fewer thread blocks, never use more flags than these."""
+        """For the largest team.
+
+        A kernel of another type may hold fewer thread blocks, never use more flags than these.
+        """
         most = self.walk.largest_team(kernel)
         if self.flags:
             self.most = min(self.most, most)

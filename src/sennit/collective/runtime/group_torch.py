@@ -29,7 +29,10 @@ _COLLECTIVE = 1  # the kind of messages of collectives over all members
 
 
 def create_group(options: Any, table: SelectionTable | None = None, interface: str | None = None) -> SennitGroup:
-    """`options` is what c10d passes to a creator: store, rank, size, timeout, name. `table` is a tuned table for a group on one host."""
+    """`options` is what c10d passes to a creator: store, rank, size, timeout, name.
+
+    `table` is a tuned table for a group on one host.
+    """
     stay_unrecorded("sennit")
     if table is not None:
         _check_table(table, options.group_size)

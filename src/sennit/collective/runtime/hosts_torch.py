@@ -1,7 +1,7 @@
 """Collectives across hosts: shared memory inside a host, and between hosts each byte over the link once.
 
-H hosts of g ranks. Rank k of a host and rank k of every other host are *counterparts*: they form a group of H, the *column* of k, that talks over sockets. The
-ranks of a host form its *row*, which shares memory.
+H hosts of g ranks. Rank k of a host and rank k of every other host are *counterparts*: they form a group of H, the
+*column* of k, that talks over sockets. The ranks of a host form its *row*, which shares memory.
 
 | | inside | between | inside | bytes that leave a host |
 |---|---|---|---|---|
@@ -15,11 +15,12 @@ ranks of a host form its *row*, which shares memory.
 
 A flat ring over all ranks sends 2 n (H g - 1) / (H g) over each link: with 2 hosts of 4 ranks 1.75 n against 1 n here.
 
-**Tiles.** A large all-reduce is cut into tiles, so that the link and the memory work at once. While some tiles are under way between the hosts, the rank
-reduces the next one inside its host, and gathers the one that has come back. With two hosts a tile takes one round of messages, which go on in the background; with more it takes several,
-and a thread sees to each tile in flight. The order of calls inside a host is the same on all its ranks: reduce
-tile t, then gather tile t - `_IN_FLIGHT`. The first tiles are small, so that the link has work soon, and so are the last ones, so that little is left to do when it has
-done its own.
+**Tiles.** A large all-reduce is cut into tiles, so that the link and the memory work at once. While some tiles are
+under way between the hosts, the rank reduces the next one inside its host, and gathers the one that has come back. With
+two hosts a tile takes one round of messages, which go on in the background; with more it takes several, and a thread
+sees to each tile in flight. The order of calls inside a host is the same on all its ranks: reduce tile t, then gather
+tile t - `_IN_FLIGHT`. The first tiles are small, so that the link has work soon, and so are the last ones, so that
+little is left to do when it has done its own.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Hosts:
         self.flat = Linked(links, range(links.size), _FLAT)
         self._threads = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix=f"sennit-tile-{links.rank}")
 
-    # ---- all_reduce ------------------------------------------------------------------------------------------------------
+    # ---- all_reduce --------------------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor: Tensor, reduction: str, timeout: float) -> None:
         width = self.row.size
@@ -89,7 +90,7 @@ class Hosts:
             finish()
             self.row.all_gather(tile, part, timeout)
 
-    # ---- others ----------------------------------------------------------------------------------------------------------
+    # ---- others ------------------------------------------------------------------------------------------------------
 
     def all_gather(self, output: Tensor, input: Tensor, timeout: float) -> None:
         column = input.new_empty((len(self.hosts), input.numel()))
@@ -180,7 +181,9 @@ class Hosts:
 
 
 def tile_edges(elements: int, width: int, itemsize: int) -> list[int]:
-    """Where tiles begin and end: each as large as all before it, or half of what is left, within limits; multiples of `width`, which divides `elements`."""
+    """Where tiles begin and end: each as large as all before it, or half of what is left, within limits; multiples of
+    `width`, which divides `elements`.
+    """
     edges = [0]
     while edges[-1] < elements:
         done, left = edges[-1] * itemsize, (elements - edges[-1]) * itemsize
@@ -191,5 +194,9 @@ def tile_edges(elements: int, width: int, itemsize: int) -> list[int]:
 
 
 def _longer(timeout: float) -> float:
-    """The time limit between hosts. Inside a host it is seen who is late, so that limit should end first: between hosts a rank also waits for others that wait."""
+    """The time limit between hosts.
+
+    Inside a host it is seen who is late, so that limit should end first: between hosts a rank also waits for others
+    that wait.
+    """
     return timeout + min(_PATIENCE * timeout, _MOST_PATIENCE)

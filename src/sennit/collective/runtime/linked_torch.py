@@ -6,10 +6,11 @@
 | of two ranks | each sends the other all it has, one round | the same: as many bytes as any |
 | all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter | straight between the ranks, one round | the same |
 
-A group between hosts has few members, and a link is shared by the ranks of a host, not by the members of this group: so a straight algorithm, which
-sends every byte over a link once, is as good as a ring there.
+A group between hosts has few members, and a link is shared by the ranks of a host, not by the members of this group: so
+a straight algorithm, which sends every byte over a link once, is as good as a ring there.
 
-Messages of a call bear its number and a note of what it is, so a rank that calls something else is found at its first message.
+Messages of a call bear its number and a note of what it is, so a rank that calls something else is found at its first
+message.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 class Linked:
-    """The ranks `members` of the links, as a group of their own. `kind` keeps its messages apart from those of other groups on the same links."""
+    """The ranks `members` of the links, as a group of their own.
+
+    `kind` keeps its messages apart from those of other groups on the same links.
+    """
 
     def __init__(self, links: Links, members: Sequence[int], kind: int) -> None:
         self.links, self.members, self.kind = links, tuple(members), kind
@@ -52,13 +56,16 @@ class Linked:
         self.calls = 0
         self._plans: dict[tuple[str, int | None], P2PPlan] = {}
 
-    # ---- collectives -----------------------------------------------------------------------------------------------------
+    # ---- collectives -------------------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor: Tensor, reduction: str, timeout: float) -> None:
         self.start_all_reduce(tensor, reduction, timeout)()
 
     def start_all_reduce(self, tensor: Tensor, reduction: str, timeout: float) -> Finish:
-        """Its first messages are under way when this returns; what comes back does the rest. Several may be under way at once."""
+        """Its first messages are under way when this returns; what comes back does the rest.
+
+        Several may be under way at once.
+        """
         name = "exchange" if self.size == 2 else "pairs" if tensor.nbytes < SMALL else "ring"
         return self._start(Note("all_reduce", reduction), self.plan(name), tensor, tensor, timeout)
 
@@ -133,7 +140,7 @@ class Linked:
     def close(self) -> None:
         self.links.close()
 
-    # ---- running ---------------------------------------------------------------------------------------------------------
+    # ---- running -----------------------------------------------------------------------------------------------------
 
     def _next_label(self) -> Label:
         self.calls += 1
@@ -186,7 +193,10 @@ def _algorithm(name: str, ranks: int, root: int | None) -> Algorithm:
 
 
 def _exchange_all_reduce(b: Builder) -> None:
-    """Of two ranks: each sends all it has, and adds what it gets. A sum of two is the same in either order, so both get the same bits."""
+    """Of two ranks: each sends all it has, and adds what it gets.
+
+    A sum of two is the same in either order, so both get the same bits.
+    """
     for rank in (0, 1):
         b.scratch(rank, "other", 1)
         b.input(1 - rank).copy(to=rank, buffer="other", index=0)

@@ -1,4 +1,5 @@
-"""Which ranks are alive: by pidfd, which tells the end of a process also while nobody has reaped it, and never means another one.
+"""Which ranks are alive: by pidfd, which tells the end of a process also while nobody has reaped it, and never means
+another one.
 
 Where the kernel has no pidfd the state and the start time in `/proc` tell the same, a little later.
 """

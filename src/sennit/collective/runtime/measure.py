@@ -1,4 +1,5 @@
-"""Collectives that are run to be timed and checked: what is run, in which form each runtime wants it, and what must come out.
+"""Collectives that are run to be timed and checked: what is run, in which form each runtime wants it, and what must
+come out.
 
 A *subject* is an algorithm, a schedule or a one-sided program. Each runtime takes the form that it interprets:
 
@@ -101,7 +102,10 @@ class Times:
 
 
 def read_subject(text: str) -> Subject:
-    """From the text of an algorithm, a schedule or a one-sided program, or from MSCCL XML. It is proved right, or refused."""
+    """From the text of an algorithm, a schedule or a one-sided program, or from MSCCL XML.
+
+    It is proved right, or refused.
+    """
     first = text.lstrip().split(None, 1)[0] if text.strip() else ""
     if first.startswith("<"):
         return read_msccl_xml(text)  # verifies

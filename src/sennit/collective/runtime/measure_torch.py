@@ -1,7 +1,8 @@
 """Run a subject on a runtime, check it and time it. See `measure.py`.
 
-A time is that of one call, all ranks begun together: each rank waits at a barrier, then times a batch of calls; the slowest rank counts. Small
-arrays have larger batches, so that the clock and the barrier do not show. On the GPU a batch is a CUDA graph, timed by its own events.
+A time is that of one call, all ranks begun together: each rank waits at a barrier, then times a batch of calls; the
+slowest rank counts. Small arrays have larger batches, so that the clock and the barrier do not show. On the GPU a batch
+is a CUDA graph, timed by its own events.
 
 Ranks are processes held by `GlooRanks`; one call of it measures all sizes of a subject.
 """

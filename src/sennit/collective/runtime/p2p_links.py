@@ -1,22 +1,28 @@
-"""Messages between the ranks of a group over sockets: matched by peer and label, in the background, with the dead named.
+"""Messages between the ranks of a group over sockets: matched by peer and label, in the background, with the dead
+named.
 
     links = Links(rank, exchange, host=..., address=...)
     ticket = links.receive(peer, label, buffer)      # returns at once; `buffer` is filled when the ticket is done
     links.send(peer, label, buffer).wait(30.0)
 
-**Connections.** One in each direction of a pair, opened by the sender at its first message: a Unix socket (abstract, so no file is left) where both
-ranks are on one host, TCP between hosts. Nobody answers on a connection, so the end of it means that the peer is gone: killed, or gone from the
-group. A receive opens one towards its peer too, to see this even if the peer has never sent anything. What a peer sent before it went still arrives: a receive fails when the
-connection *from* the peer has been read to its end, or when there is none a moment after the one *to* the peer has ended.
+**Connections.** One in each direction of a pair, opened by the sender at its first message: a Unix socket (abstract, so
+no file is left) where both ranks are on one host, TCP between hosts. Nobody answers on a connection, so the end of it
+means that the peer is gone: killed, or gone from the group. A receive opens one towards its peer too, to see this even
+if the peer has never sent anything. What a peer sent before it went still arrives: a receive fails when the connection
+*from* the peer has been read to its end, or when there is none a moment after the one *to* the peer has ended.
 
-**Farewell.** A rank that leaves because something failed says why, on all its connections, before it ends them: so who waited for it learns of the rank that failed first.
+**Farewell.** A rank that leaves because something failed says why, on all its connections, before it ends them: so who
+waited for it learns of the rank that failed first.
 
-**Matching** (`p2p_matching.py`). Messages of one peer and label arrive in the order in which they were sent; with different labels in any order that the receiver asks for.
-What arrives before it is asked for is kept in memory. A send is done when the kernel has taken its last byte; `buffer` must stay unchanged until then.
+**Matching** (`p2p_matching.py`). Messages of one peer and label arrive in the order in which they were sent; with
+different labels in any order that the receiver asks for. What arrives before it is asked for is kept in memory. A send
+is done when the kernel has taken its last byte; `buffer` must stay unchanged until then.
 
-**Progress.** One thread per group, asleep in epoll. A send is tried at once by its caller, and left to the thread where the kernel takes only a part.
+**Progress.** One thread per group, asleep in epoll. A send is tried at once by its caller, and left to the thread where
+the kernel takes only a part.
 
-A child made by fork has neither the thread nor the connections: it closes its copies, so that peers still see the end of the parent.
+A child made by fork has neither the thread nor the connections: it closes its copies, so that peers still see the end
+of the parent.
 """
 
 from __future__ import annotations
@@ -61,8 +67,11 @@ _Ends = list[tuple[Ticket, BaseException | None]]  # tickets that are done, to b
 
 
 class Links:
-    """The messages of one rank. `host` is a name that is equal on ranks that share a kernel's network; `address` the interface
-    address for TCP; `exchange` an all-gather of bytes, for setting up."""
+    """The messages of one rank.
+
+    `host` is a name that is equal on ranks that share a kernel's network; `address` the interface address for TCP;
+    `exchange` an all-gather of bytes, for setting up.
+    """
 
     def __init__(self, rank: int, exchange: Exchange, *, host: str, address: str, timeout: float) -> None:
         self.rank, self.timeout = rank, timeout
@@ -95,7 +104,7 @@ class Links:
         weak = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forget(weak))
 
-    # ---- what ranks call -------------------------------------------------------------------------------------------------
+    # ---- what ranks call ---------------------------------------------------------------------------------------------
 
     def send(self, peer: int, label: Label, buffer: memoryview, *, note: int = 0) -> Ticket:
         """Send the bytes of a buffer, which must not change before the ticket is done."""
@@ -156,7 +165,10 @@ class Links:
         wait_for(tickets, timeout)
 
     def close(self, why: str | None = None) -> None:
-        """End the connections, and say why if something failed. What was sent still arrives; what nobody asked for is dropped."""
+        """End the connections, and say why if something failed.
+
+        What was sent still arrives; what nobody asked for is dropped.
+        """
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -177,7 +189,7 @@ class Links:
                 with contextlib.suppress(OSError):  # who cannot take it learns of the end alone
                     outgoing.socket.send(message)
 
-    # ---- connections -----------------------------------------------------------------------------------------------------
+    # ---- connections -------------------------------------------------------------------------------------------------
 
     def _listen(self, host: str, address: str) -> Address:
         name = f"\0sennit-{uuid.uuid4().hex}"
@@ -237,7 +249,7 @@ class Links:
             self._epoll.unregister(item)
         item.close()
 
-    # ---- the thread ------------------------------------------------------------------------------------------------------
+    # ---- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._closed:
@@ -414,7 +426,7 @@ class Links:
         incoming.target = incoming.early = incoming.receive = None
         _finish(ends)
 
-    # ---- who asked, and who is gone, all under the lock --------------------------------------------------------------------
+    # ---- who asked, and who is gone, all under the lock --------------------------------------------------------------
 
     def _take_early(self, peer: int, label: Label, receive: Receive, ends: _Ends) -> bool:
         early = self._inbox.take_early(peer, label, receive)

@@ -1,4 +1,5 @@
-"""What a call is, in 32 bits that travel with each of its messages: two ranks that call different things find out, and can say so.
+"""What a call is, in 32 bits that travel with each of its messages: two ranks that call different things find out, and
+can say so.
 
     note := collective (8 bits) reduction (4 bits) root (20 bits: root + 1, or 0 for none)
 

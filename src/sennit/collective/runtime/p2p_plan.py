@@ -1,9 +1,9 @@
 """A schedule as rounds of messages between pairs of ranks, so that any two-sided library runs it: gloo, NCCL, sockets.
 
-A schedule (`ir/schedule.py`) has blocks that run at the same time and wait for messages in FIFOs. A library of point-to-point calls has
-neither: a call may block until the other side calls too, and NCCL runs the calls of a pair one after another. What both
-can do is a *batch*: several sends and receives that make progress together. So the whole schedule is cut, ahead of time and on every rank alike,
-into rounds. In round r a rank
+A schedule (`ir/schedule.py`) has blocks that run at the same time and wait for messages in FIFOs. A library of
+point-to-point calls has neither: a call may block until the other side calls too, and NCCL runs the calls of a pair one
+after another. What both can do is a *batch*: several sends and receives that make progress together. So the whole
+schedule is cut, ahead of time and on every rank alike, into rounds. In round r a rank
 
 1. sends and receives its messages of the round, as one batch, and waits for it;
 2. does its local work of the round: copies and reductions.
@@ -16,15 +16,17 @@ into rounds. In round r a rank
     round(m) >= ready(I) + 1 if I only sends m;  level(I) + 1 if it also receives
     round(m) >= done(C) + 1, where C receives the message `slots` before m on the same connection
 
-The last line is the FIFO's bound: no more than `slots` messages of a connection are kept. These are longest paths in the graph of which the compiler
-proves that it has no cycle, also with tiles: the same instructions once for each tile, a block taking its tiles in order.
+The last line is the FIFO's bound: no more than `slots` messages of a connection are kept. These are longest paths in
+the graph of which the compiler proves that it has no cycle, also with tiles: the same instructions once for each tile,
+a block taking its tiles in order.
 
-**No deadlock.** A message is in the batch of the same round on both sides. The earliest batch that is not done can always go on: by
-induction all earlier batches of all ranks are done. This needs no buffering by the library at all.
+**No deadlock.** A message is in the batch of the same round on both sides. The earliest batch that is not done can
+always go on: by induction all earlier batches of all ranks are done. This needs no buffering by the library at all.
 
-**No copy without need.** A message lands in a slot, of which a connection has `slots`, until its instruction uses it. A plain receive lands in its
-target at once where all that it waits for is done a round earlier, or is a send of other memory in the same batch. Sends leave from where the data
-lies: an instruction that waits for a send waits for the end of its batch.
+**No copy without need.** A message lands in a slot, of which a connection has `slots`, until its instruction uses it. A
+plain receive lands in its target at once where all that it waits for is done a round earlier, or is a send of other
+memory in the same batch. Sends leave from where the data lies: an instruction that waits for a send waits for the end
+of its batch.
 """
 
 from __future__ import annotations
@@ -81,7 +83,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class P2PPlan:
-    """What one rank does. `writes_input`: of a collective that is not in place, so that the input must be copied to be kept."""
+    """What one rank does.
+
+    `writes_input`: of a collective that is not in place, so that the input must be copied to be kept.
+    """
 
     schedule: Schedule
     rank: int
@@ -236,8 +241,11 @@ class _Needs:
 
 
 def _rounds(levels: _Levels, rank: int) -> tuple[Round, ...]:
-    """The rounds of one rank. Messages of a pair of ranks are in the order of (channel, number) on both sides: a library without tags
-    matches them by order."""
+    """The rounds of one rank.
+
+    Messages of a pair of ranks are in the order of (channel, number) on both sides: a library without tags matches them
+    by order.
+    """
     schedule = levels.schedule
     sends: dict[int, list[tuple[tuple[int, int, int], Transfer]]] = defaultdict(list)
     receives: dict[int, list[tuple[tuple[int, int, int], Transfer]]] = defaultdict(list)
@@ -280,7 +288,9 @@ def _rounds(levels: _Levels, rank: int) -> tuple[Round, ...]:
 
 
 def _may_land(levels: _Levels, node: Node) -> bool:
-    """Whether the message may be received into the target itself: it is overwritten, and nothing that must come before touches it then."""
+    """Whether the message may be received into the target itself: it is overwritten, and nothing that must come before
+    touches it then.
+    """
     instruction, arrival = levels.instruction(node), levels.arrival[node]
     if instruction.opcode not in (Opcode.RECEIVE, Opcode.RECEIVE_COPY_SEND):
         return False

@@ -12,7 +12,10 @@ __all__ = ["Ticket", "wait_for"]
 
 
 class Ticket:
-    """`what` and `peers` are for messages: what is under way, and which ranks it waits for. `source` is the rank that a message of any rank came from."""
+    """`what` and `peers` are for messages: what is under way, and which ranks it waits for.
+
+    `source` is the rank that a message of any rank came from.
+    """
 
     __slots__ = ("_callbacks", "_gate", "done", "error", "peers", "source", "what")
 

@@ -4,15 +4,17 @@
     plan = plan_p2p(schedule, rank)                   # or: plan once
     run_plan_p2p(plan, x, y)                          # and run often
 
-`p2p_plan.py` cuts the schedule into rounds; a round is one `batch_isend_irecv` and some local copies and reductions. Tensors may be on
-any device that the group's backend serves, of any type that torch can reduce. `start_rounds` is the same for any other way to post
-messages: the backend's own sockets use it between hosts.
+`p2p_plan.py` cuts the schedule into rounds; a round is one `batch_isend_irecv` and some local copies and reductions.
+Tensors may be on any device that the group's backend serves, of any type that torch can reduce. `start_rounds` is the
+same for any other way to post messages: the backend's own sockets use it between hosts.
 
-**Sizes.** The input and output of a collective are `parts` (one, or one for each rank) of n elements; a part is cut into `chunks`. Where chunks divides n,
-messages leave from and land in the tensors themselves. Where it does not, or a tensor is not contiguous, a copy is made in which
-every part is padded to a multiple of chunks, and the result is copied back.
+**Sizes.** The input and output of a collective are `parts` (one, or one for each rank) of n elements; a part is cut
+into `chunks`. Where chunks divides n, messages leave from and land in the tensors themselves. Where it does not, or a
+tensor is not contiguous, a copy is made in which every part is padded to a multiple of chunks, and the result is copied
+back.
 
-**In place** `input` and `output` are the same memory: the smaller is a view of the larger, at the part that `alias_offset` says.
+**In place** `input` and `output` are the same memory: the smaller is a view of the larger, at the part that
+`alias_offset` says.
 """
 
 from __future__ import annotations
@@ -46,7 +48,10 @@ def run_schedule_p2p(
     reduction: Reduction = Reduction.SUM,
     tiles: int = 1,
 ) -> None:
-    """Run a schedule on the ranks of a group. All of them must call this with the same schedule and tensors of the same sizes."""
+    """Run a schedule on the ranks of a group.
+
+    All of them must call this with the same schedule and tensors of the same sizes.
+    """
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size != schedule.collective.ranks:
         raise CollectiveError(
@@ -82,8 +87,9 @@ def run_plan_p2p(
 
 
 def start_rounds(plan: P2PPlan, input: Tensor, output: Tensor, post: Post, reduction: str) -> Callable[[], None]:
-    """Run the rounds of this rank with any way to post messages: those of the first round are under way when this returns, and calling what it returns
-    does the rest. `reduction` is a key of `combinations`."""
+    """Run the rounds of this rank with any way to post messages: those of the first round are under way when this
+    returns, and calling what it returns does the rest. `reduction` is a key of `combinations`.
+    """
     combine = combinations()[reduction]
     input, output = input.detach(), output.detach()
     elements = _part_elements(plan, input, output)
@@ -112,7 +118,10 @@ def _nothing() -> None:
 
 @dataclass(slots=True, eq=False)
 class _Buffers:
-    """All buffers as tensors of (chunks, elements of a chunk). `output_copy` is (parts, padded part) where the output could not be used as it is."""
+    """All buffers as tensors of (chunks, elements of a chunk).
+
+    `output_copy` is (parts, padded part) where the output could not be used as it is.
+    """
 
     named: dict[str, Tensor]
     slots: dict[tuple[int, int, int], Tensor]
@@ -211,7 +220,10 @@ def _slots(plan: P2PPlan, like: Tensor, stride: int) -> dict[tuple[int, int, int
 
 
 def _post(buffers: _Buffers, item: Round, post: Post) -> Callable[[], None]:
-    """Post a batch; what comes back waits for its end. A message of no elements is sent by nobody: both sides know its size."""
+    """Post a batch; what comes back waits for its end.
+
+    A message of no elements is sent by nobody: both sides know its size.
+    """
     arriving: list[tuple[int, Tensor]] = []
     landings: list[tuple[Tensor, Tensor]] = []
     for transfer in item.receives:

@@ -75,7 +75,9 @@ class Receive:
 
 @dataclass(slots=True, eq=False)
 class Early:
-    """A message that nobody has asked for yet, perhaps still arriving; `receive` is who asked meanwhile, or asked for another size."""
+    """A message that nobody has asked for yet, perhaps still arriving; `receive` is who asked meanwhile, or asked for
+    another size.
+    """
 
     note: int
     payload: bytearray

@@ -1,4 +1,5 @@
-"""Collectives of tensors without torch's part of a call: for programs that make many small ones, such as tensor-parallel inference on CPUs.
+"""Collectives of tensors without torch's part of a call: for programs that make many small ones, such as
+tensor-parallel inference on CPUs.
 
     calls = sennit.backend.calls()      # of the default group, or of another one of this backend
     calls.all_reduce(x)                 # dist.all_reduce(x)
@@ -9,8 +10,9 @@
 | `dist.all_reduce`, on this one | 3.9 and 4.4 in two runs |
 | `calls.all_reduce` | 0.5 |
 
-A call waits until its result is there; reductions are sums; tensors are those of `dist`. They stand in one order with the calls made through `dist`, and ranks of one call may differ in which way
-they make it: these are the same plans. What the core does not know yet, or cannot take (strides, overlaps, ranks on several hosts), goes through `dist`.
+A call waits until its result is there; reductions are sums; tensors are those of `dist`. They stand in one order with
+the calls made through `dist`, and ranks of one call may differ in which way they make it: these are the same plans.
+What the core does not know yet, or cannot take (strides, overlaps, ranks on several hosts), goes through `dist`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The names of torch.distributed that are not public, or not the same in all versions, and that the backend uses: all here.
+"""The names of torch.distributed that are not public, or not the same in all versions, and that the backend uses: all
+here.
 
-Torch 2.11 to 2.15 take a Python backend as a subclass of `dist.ProcessGroup`, which then stands for the whole group. The documentation of later ones
-describes `dist.BackendBase` in its place: a backend that a group holds for a type of device. What the backend overrides is the same; a torch that has only
-the new class needs `GroupBase` changed, here, and what `group_torch.py` returns.
+Torch 2.11 to 2.15 take a Python backend as a subclass of `dist.ProcessGroup`, which then stands for the whole group.
+The documentation of later ones describes `dist.BackendBase` in its place: a backend that a group holds for a type of
+device. What the backend overrides is the same; a torch that has only the new class needs `GroupBase` changed, here, and
+what `group_torch.py` returns.
 
 | name | used for |
 |---|---|
@@ -73,7 +75,10 @@ def time_limit(options: Any, default: float) -> float:
 
 
 def reduction_of(options: Any) -> tuple[str, float | Tensor | None]:
-    """The name of the reduction in lower case, and the factor of PREMUL_SUM. Options carry a `ReduceOp`; some callers pass one itself."""
+    """The name of the reduction in lower case, and the factor of PREMUL_SUM.
+
+    Options carry a `ReduceOp`; some callers pass one itself.
+    """
     reduce_op = getattr(options, "reduceOp", options)
     name = _REDUCTIONS.get(getattr(reduce_op, "op", reduce_op), "no reduction")
     return name, reduce_op.__getstate__()[1] if name == "premul_sum" else None  # `factor` is an attribute from 2.13 on
@@ -83,7 +88,9 @@ _EXAMPLES = 28  # of a type, at least; `shm_options.h` takes 64
 
 
 def options_examples() -> Iterator[tuple[tuple[Any, int, int | None, int | None], ...]]:
-    """For each type of options: 32 or so with every reduction, and roots of all sizes, as (options, asyncOp, reduceOp, rootRank). In random order: memory that nobody writes to may hold what examples of before held, in their order."""
+    """For each type of options: 32 or so with every reduction, and roots of all sizes, as (options, asyncOp, reduceOp,
+    rootRank). In random order: memory that nobody writes to may hold what examples of before held, in their order.
+    """
     draw = Random()
     kinds = [getattr(dist.ReduceOp, name) for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")]
     roots = [0, 1, 2, 255, 256, 65537, 1 << 31]
@@ -125,7 +132,10 @@ def store_host(store: Store) -> str | None:
 
 
 def stay_unrecorded(name: str) -> None:
-    """Tell torch's flight recorder that the groups of a backend are none of its business. Releases before 2.15 have no such list."""
+    """Tell torch's flight recorder that the groups of a backend are none of its business.
+
+    Releases before 2.15 have no such list.
+    """
     apart: set[str] | None = getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if apart is not None:
         apart.add(name)

@@ -1,7 +1,7 @@
 """The reductions in numpy: the oracle of the core's kernels, and what serves where there is no core.
 
-Operands are combined in their order. Halves are combined in f32 and rounded once, to nearest even. min and max keep what is not a number. Integers wrap.
-bf16 is held as uint16, since numpy has none.
+Operands are combined in their order. Halves are combined in f32 and rounded once, to nearest even. min and max keep
+what is not a number. Integers wrap. bf16 is held as uint16, since numpy has none.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""How the ranks of a group find each other: all-gathers of bytes through the c10d store, who shares a host, and by which address others reach it.
+"""How the ranks of a group find each other: all-gathers of bytes through the c10d store, who shares a host, and by
+which address others reach it.
 
-Keys live under the group's own prefix and are deleted by the last rank that has read them, so that a long-lived store does not grow with the
-number of groups. A rank that does not come is named.
+Keys live under the group's own prefix and are deleted by the last rank that has read them, so that a long-lived store
+does not grow with the number of groups. A rank that does not come is named.
 
-**A host** is what ranks share memory and see each other's processes on: the same machine since the same boot, the same network, process and
-`/dev/shm` namespace. Two containers of one machine are two hosts.
+**A host** is what ranks share memory and see each other's processes on: the same machine since the same boot, the same
+network, process and `/dev/shm` namespace. Two containers of one machine are two hosts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Collectives of tensors in the shared memory of a host: a `Communicator` on a `ShmGroup`.
 
-The group picks its code by the bytes of a part, from its table. Addresses are passed as they are; the group copies what does not lie in its
-own memory through staging.
+The group picks its code by the bytes of a part, from its table. Addresses are passed as they are; the group copies what
+does not lie in its own memory through staging.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The records that `shm_core.c` reads, field for field, and the library itself.
 
-The core is built when sennit is installed, if a C compiler is there. It is a plain shared library that knows nothing of Python: ctypes calls it, so
-other threads run meanwhile.
+The core is built when sennit is installed, if a C compiler is there. It is a plain shared library that knows nothing of
+Python: ctypes calls it, so other threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ RING_HEAD = 2 * LINE  # the two counters before the bytes of a ring
 
 
 class Reduction(Enum):
-    """AVG is the sum, divided by the number of ranks at the end. Of bools, SUM and MAX mean "or", PROD and MIN "and"."""
+    """AVG is the sum, divided by the number of ranks at the end.
+
+    Of bools, SUM and MAX mean "or", PROD and MIN "and".
+    """
 
     SUM = "sum"
     PROD = "prod"
@@ -87,7 +90,9 @@ class Ringed(IntEnum):
 
 
 class Inputs(IntEnum):
-    """Where peers read inputs: in staging, in the memory of their owner, or where each owner says, by the pages that its input lies in."""
+    """Where peers read inputs: in staging, in the memory of their owner, or where each owner says, by the pages that
+    its input lies in.
+    """
 
     STAGED = 0
     DIRECT = 1

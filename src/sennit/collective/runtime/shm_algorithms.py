@@ -11,8 +11,8 @@ With p ranks and n bytes, all memory at the same distance:
 | broadcast, by slices | 2 | n | rank i reads slice i of the root, everyone collects the slices: the root, which copies alone in the other one, copies as little as all |
 | all_gather, gather, all_to_all, scatter, broadcast, reduce_scatter | 1 | what it gets | |
 
-Terms are always added in the order of ranks, 0 first. So the bits of a result depend neither on timing nor on the number of bytes, nor on which of
-these algorithms was chosen, and all ranks get the same.
+Terms are always added in the order of ranks, 0 first. So the bits of a result depend neither on timing nor on the
+number of bytes, nor on which of these algorithms was chosen, and all ranks get the same.
 """
 
 from __future__ import annotations

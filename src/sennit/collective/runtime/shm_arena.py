@@ -11,7 +11,10 @@ __all__ = ["Arena"]
 
 
 class Arena:
-    """Addresses `start` to `start + size`. Arrays are given back by the collector, maybe in another thread: hence the lock."""
+    """Addresses `start` to `start + size`.
+
+    Arrays are given back by the collector, maybe in another thread: hence the lock.
+    """
 
     __slots__ = ("_lock", "_taken", "first", "last")
 

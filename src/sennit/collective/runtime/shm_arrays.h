@@ -19,7 +19,8 @@ static uintptr_t look_at(PyObject *array, int flags, int64_t *bytes)
     return address;
 }
 
-/* 1: a call like this may be known, with the key; its element type is held. `words` are kind, array, out, dtype, reduction, root. */
+/* 1: a call like this may be known, with the key; its element type is held. `words` are kind, array, out, dtype,
+ * reduction, root. */
 static int reads_arrays(const Shortcut *self, PyObject *const *words, Key *key, Memory *at)
 {
     PyObject *array = words[1], *out = words[2];

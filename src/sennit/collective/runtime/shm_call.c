@@ -1,4 +1,5 @@
-/* The short way from Python into the core: look at two arrays, find the plan of their call, and start it. One call of C in place of a page of Python.
+/* The short way from Python into the core: look at two arrays, find the plan of their call, and start it. One call of C
+ * in place of a page of Python.
  *
  *     Turn()                                                             a lock: see shm_turn.h
  *     Shortcut(lock, calls, rest, group, starts, own_first, own_last, torch)
@@ -10,15 +11,19 @@
  *         .know_options(examples)                                        where the fields of such options lie: see shm_options.h
  *         .forget() .close()
  *
- * A call is known by its `Key`: kind, element type and reduction by identity, since these are singletons; sizes and root by value. It is learned when the long way has
- * made it once, which has checked it. What is unusual in any way (not known, not contiguous, overlapping, memory of the group, another call under way) returns None, and Python goes
- * the long way: that is the oracle of this file, and serves alone where it was not built. Nothing raises here but what the long way raises, called for the rest of a
- * call that waits.
+ * A call is known by its `Key`: kind, element type and reduction by identity, since these are singletons; sizes and
+ * root by value. It is learned when the long way has made it once, which has checked it. What is unusual in any way
+ * (not known, not contiguous, overlapping, memory of the group, another call under way) returns None, and Python goes
+ * the long way: that is the oracle of this file, and serves alone where it was not built. Nothing raises here but what
+ * the long way raises, called for the rest of a call that waits.
  *
- * A call returns True when it is done. `rest(plan, status, context)` is called, with the lock held, for one that was begun and has not ended.
+ * A call returns True when it is done. `rest(plan, status, context)` is called, with the lock held, for one that was
+ * begun and has not ended.
  *
- * Only the limited C interface of Python 3.11 is used. Tensors describe themselves by the C interface of DLPack 1.3, which torch has from 2.11 on and which takes some 50
- * nanoseconds, where asking for six attributes takes 600; options of c10d are read where they lie if that is known (shm_options.h), and asked for attributes otherwise, as Python would.
+ * Only the limited C interface of Python 3.11 is used. Tensors describe themselves by the C interface of DLPack 1.3,
+ * which torch has from 2.11 on and which takes some 50 nanoseconds, where asking for six attributes takes 600; options
+ * of c10d are read where they lie if that is known (shm_options.h), and asked for attributes otherwise, as Python
+ * would.
  */
 
 #define Py_LIMITED_API 0x030B0000
@@ -33,7 +38,7 @@
 #include "shm_known.h"
 #include "shm_tensors.h"
 
-/* ---- running --------------------------------------------------------------------------------------------------------- */
+/* ---- running ----------------------------------------------------------------------------------------------------- */
 
 /* Lets the lock go, whatever was raised meanwhile. */
 static int let_go(Shortcut *self)
@@ -117,7 +122,7 @@ static PyObject *in_python(Outcome outcome)
     return outcome == RAISED ? NULL : Py_NewRef(outcome == MADE ? Py_True : Py_None);
 }
 
-/* ---- numpy ----------------------------------------------------------------------------------------------------------- */
+/* ---- numpy ------------------------------------------------------------------------------------------------------- */
 
 static PyObject *arrays(Shortcut *self, PyObject *const *given, Py_ssize_t count)
 {
@@ -132,20 +137,24 @@ static PyObject *arrays(Shortcut *self, PyObject *const *given, Py_ssize_t count
     return in_python(run(self, known, at, given[6]));
 }
 
-/* ---- torch ----------------------------------------------------------------------------------------------------------- */
+/* ---- torch ------------------------------------------------------------------------------------------------------- */
 
-static Outcome through_c10d(Shortcut *self, PyObject *kind, long what, PyObject *output, PyObject *input, PyObject *opts)
+static Outcome through_c10d(Shortcut *self, PyObject *kind, long what, PyObject *output, PyObject *input,
+                            PyObject *opts)
 {
     Key key;
     Memory at;
-    if (opts == Py_None || !reads_tensors(self, kind, what, output, input, &key, &at) || !reads_options(self, what, opts, &key.root))
+    if (opts == Py_None || !reads_tensors(self, kind, what, output, input, &key, &at) ||
+        !reads_options(self, what, opts, &key.root))
         return NOT_HERE;
     return run(self, find(self, &key), at, opts);
 }
 
-/* A method of a backend, as c10d calls it: with a list of one tensor and options, with output, input and options, or with two lists of sizes before the options, which are empty where all pieces are equal.
+/* A method of a backend, as c10d calls it: with a list of one tensor and options, with output, input and options, or
+ * with two lists of sizes before the options, which are empty where all pieces are equal.
  *
- * It stands in the dict of the group, before the method of its class, which is the long way. It is no function of C for Python: pybind11 takes those for its own, not for what overrides them. */
+ * It stands in the dict of the group, before the method of its class, which is the long way. It is no function of C for
+ * Python: pybind11 takes those for its own, not for what overrides them. */
 typedef PyObject *Vectorcall(PyObject *, PyObject *const *, size_t, PyObject *);
 
 typedef struct {
@@ -159,10 +168,7 @@ typedef struct {
 #define HAS_VECTORCALL (1UL << 11)
 #define COUNT_OF(FLAGS) ((Py_ssize_t)((FLAGS) & (SIZE_MAX >> 1)))
 
-static int is_empty(PyObject *list)
-{
-    return PyList_CheckExact(list) && PyList_Size(list) == 0;
-}
+static int is_empty(PyObject *list) { return PyList_CheckExact(list) && PyList_Size(list) == 0; }
 
 static Outcome short_way(const Method *self, PyObject *const *given, Py_ssize_t count)
 {
@@ -222,10 +228,10 @@ static PyObject *now(Shortcut *self, PyObject *const *given, Py_ssize_t count)
     return in_python(run(self, find(self, &key), at, Py_None));
 }
 
-/* ---- learning -------------------------------------------------------------------------------------------------------- */
+/* ---- learning ---------------------------------------------------------------------------------------------------- */
 
-/* `facts` are the plan, the address of its record, what is staged, bytes of input and output, and whether the two may be one array. The objects of the key are
- * not held before this. */
+/* `facts` are the plan, the address of its record, what is staged, bytes of input and output, and whether the two may
+ * be one array. The objects of the key are not held before this. */
 static PyObject *learn(Shortcut *self, PyObject *facts, const Key *key)
 {
     Known known = {.key = *key};
@@ -293,7 +299,7 @@ static PyObject *know_options(Shortcut *self, PyObject *examples)
     return PyBool_FromLong(known);
 }
 
-/* ---- the objects ----------------------------------------------------------------------------------------------------- */
+/* ---- the objects ------------------------------------------------------------------------------------------------- */
 
 static int traverse_method(PyObject *object, visitproc visit, void *arg)
 {
@@ -328,16 +334,21 @@ static PyObject *call_with_tuple(PyObject *object, PyObject *words, PyObject *fi
     return PyObject_Call(((Method *)object)->long_way, words, fields);
 }
 
-static PyMemberDef method_members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(Method, call), READONLY, NULL}, {0}};
+static PyMemberDef method_members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(Method, call), READONLY, NULL},
+                                       {0}};
 
 static PyType_Slot method_slots[] = {
-    {Py_tp_dealloc, (void *)dealloc_method}, {Py_tp_traverse, (void *)traverse_method}, {Py_tp_clear, (void *)clear_method},
-    {Py_tp_call, (void *)call_with_tuple}, {Py_tp_members, method_members}, {0},
+    {Py_tp_dealloc, (void *)dealloc_method}, {Py_tp_traverse, (void *)traverse_method},
+    {Py_tp_clear, (void *)clear_method},     {Py_tp_call, (void *)call_with_tuple},
+    {Py_tp_members, method_members},         {0},
 };
 
 static PyType_Spec method_shape = {
-    "sennit.collective.runtime._shm_call.Method", sizeof(Method), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | HAS_VECTORCALL, method_slots,
+    "sennit.collective.runtime._shm_call.Method",
+    sizeof(Method),
+    0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION | HAS_VECTORCALL,
+    method_slots,
 };
 
 static PyObject *method(Shortcut *self, PyObject *const *given, Py_ssize_t count)
@@ -390,7 +401,9 @@ static int clear(PyObject *object)
 {
     Shortcut *self = (Shortcut *)object;
     Py_XDECREF(forget_all(self, NULL));
-    PyObject **held[] = {(PyObject **)&self->turn, &self->acquire, &self->without_waiting, &self->release, &self->calls, &self->rest, &self->method_type, &self->turn_type, &self->tensor_type, &self->sum, &self->capsule};
+    PyObject **held[] = {
+        (PyObject **)&self->turn, &self->acquire,   &self->without_waiting, &self->release, &self->calls,  &self->rest,
+        &self->method_type,       &self->turn_type, &self->tensor_type,     &self->sum,     &self->capsule};
     for (size_t k = 0; k < sizeof held / sizeof *held; k++)
         Py_CLEAR(*held[k]);
     for (int name = 0; name < NAMES; name++)
@@ -415,7 +428,8 @@ static PyObject *new(PyTypeObject *type, PyObject *given, PyObject *named)
     unsigned long long group, start, start_briefly, run, first, last;
     if (named && PyDict_Size(named))
         return PyErr_Format(PyExc_TypeError, "arguments without names, please");
-    if (!PyArg_ParseTuple(given, "OOOK(KKK)KKO", &lock, &calls, &rest, &group, &start, &start_briefly, &run, &first, &last, &torch))
+    if (!PyArg_ParseTuple(given, "OOOK(KKK)KKO", &lock, &calls, &rest, &group, &start, &start_briefly, &run, &first,
+                          &last, &torch))
         return NULL;
     Shortcut *self = (Shortcut *)PyType_GenericAlloc(type, 0);
     if (!self)
@@ -439,7 +453,8 @@ static PyObject *new(PyTypeObject *type, PyObject *given, PyObject *named)
         self->sum_number = number ? PyLong_AsLongLong(number) : 0;
         Py_XDECREF(number);
         const Exchange *found = PyCapsule_GetPointer(self->capsule, "dlpack_exchange_api");
-        self->exchange = found && found->major == 1 && found->describe ? found : NULL; /* another major version has another layout */
+        /* another major version has another layout */
+        self->exchange = found && found->major == 1 && found->describe ? found : NULL;
     }
     if (PyErr_Occurred()) {
         Py_DECREF((PyObject *)self);
@@ -448,7 +463,7 @@ static PyObject *new(PyTypeObject *type, PyObject *given, PyObject *named)
     return (PyObject *)self;
 }
 
-#define CALLED(FUNCTION) (PyCFunction)(void (*)(void))FUNCTION
+#define CALLED(FUNCTION) (PyCFunction)(void (*)(void)) FUNCTION
 
 static PyMethodDef methods[] = {
     {"arrays", CALLED(arrays), METH_FASTCALL, "a call on two buffers"},
@@ -463,8 +478,8 @@ static PyMethodDef methods[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_new, (void *)new}, {Py_tp_dealloc, (void *)dealloc}, {Py_tp_traverse, (void *)traverse}, {Py_tp_clear, (void *)clear},
-    {Py_tp_methods, methods}, {0},
+    {Py_tp_new, (void *)new},     {Py_tp_dealloc, (void *)dealloc}, {Py_tp_traverse, (void *)traverse},
+    {Py_tp_clear, (void *)clear}, {Py_tp_methods, methods},         {0},
 };
 
 static PyType_Spec shape = {

@@ -1,9 +1,12 @@
 /* Copies within this machine: one piece past the cache, or several pieces at once.
  *
- * Lines that other cores have written come from their caches, one after another if one stream of them is read. Several streams wait for as many lines at a time, as in shm_reduce.h. So large pieces
- * that a rank reads from its peers are walked together, some lines of each in turn. With 8 ranks on 16 x86_64 cores (benchmarks/collective/copy_variants.c) pieces of 64 KiB took 27 instead of 32
- * microseconds, and pieces of 512 KiB that are written past the cache 405 instead of 443; pieces of 8 KiB took longer, and one piece that was walked at several places as long. An all_gather of 4 MiB
- * took 615 instead of 718, one of 16 MiB 2281 instead of 2397 (shm_variants.py). Results are those of one copy after another: pieces do not overlap. */
+ * Lines that other cores have written come from their caches, one after another if one stream of them is read. Several
+ * streams wait for as many lines at a time, as in shm_reduce.h. So large pieces that a rank reads from its peers are
+ * walked together, some lines of each in turn. With 8 ranks on 16 x86_64 cores (benchmarks/collective/copy_variants.c)
+ * pieces of 64 KiB took 27 instead of 32 microseconds, and pieces of 512 KiB that are written past the cache 405
+ * instead of 443; pieces of 8 KiB took longer, and one piece that was walked at several places as long. An all_gather
+ * of 4 MiB took 615 instead of 718, one of 16 MiB 2281 instead of 2397 (shm_variants.py). Results are those of one copy
+ * after another: pieces do not overlap. */
 
 #ifndef SENNIT_SHM_COPY_H
 #define SENNIT_SHM_COPY_H
@@ -18,9 +21,9 @@
 #include "shm_records.h"
 #include "shm_reduce.h"
 
-#define STREAMS 8 /* pieces that are walked together */
-#define TURN (2 * LINE) /* bytes of each in turn */
-#ifndef LEAST_WALK /* a build with another one is compared by shm_variants.py --only-chosen */
+#define STREAMS 8             /* pieces that are walked together */
+#define TURN (2 * LINE)       /* bytes of each in turn */
+#ifndef LEAST_WALK            /* a build with another one is compared by shm_variants.py --only-chosen */
 #define LEAST_WALK (16 << 10) /* bytes of each: shorter ones are copied one after another */
 #endif
 
@@ -30,8 +33,10 @@ typedef struct {
     size_t bytes;
 } Piece;
 
-/* Bytes before the first whole line of what is written. A store that goes over two lines takes both: users' arrays mostly begin inside of a line, and all-reduces of them took 7% longer on 16 x86_64
- * cores. Past the cache, a line that is written in two parts, with others between them, goes to memory twice, and each time is read first (13 times as slow). */
+/* Bytes before the first whole line of what is written. A store that goes over two lines takes both: users' arrays
+ * mostly begin inside of a line, and all-reduces of them took 7% longer on 16 x86_64 cores. Past the cache, a line that
+ * is written in two parts, with others between them, goes to memory twice, and each time is read first (13 times as
+ * slow). */
 static size_t unaligned(const Piece *piece)
 {
     size_t head = -(uintptr_t)piece->to % LINE;
@@ -49,8 +54,9 @@ static void store_line_past_cache(char *to, const char *from)
     _mm_stream_si128((__m128i *)(to + 48), d);
 }
 
-/* Past the cache: what is written is not fetched before, and does not push out what is still needed. For outputs larger than the cache of a core; or, of those that
- * are the input too, which was read into a cache a moment before, larger than the cache of all. */
+/* Past the cache: what is written is not fetched before, and does not push out what is still needed. For outputs larger
+ * than the cache of a core; or, of those that are the input too, which was read into a cache a moment before, larger
+ * than the cache of all. */
 static void copy_past_cache(const Piece *piece)
 {
     size_t i = unaligned(piece);
@@ -115,9 +121,6 @@ static void copy_all(Piece *pieces, int count, int past)
 }
 
 /* sennit_copy: the same for tests */
-void sennit_copy(Piece *pieces, int32_t count, int32_t past)
-{
-    copy_all(pieces, count, past);
-}
+void sennit_copy(Piece *pieces, int32_t count, int32_t past) { copy_all(pieces, count, past); }
 
 #endif

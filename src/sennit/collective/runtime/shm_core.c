@@ -1,28 +1,40 @@
 /* The shared-memory machine: interprets `Code` (code.py) on a segment that all ranks of a host have mapped.
  *
- * One thread runs all blocks of its rank in turn: a block goes on until it waits for a flag that is too low. If no block can go on, the
- * rank spins, then yields the core, then sleeps on a futex. Nothing blocks for longer than `patience`: then the call returns WAITING with its
- * place kept, and the caller looks whether the peers live and the time is not over, and calls again (shm_endpoint.py).
+ * One thread runs all blocks of its rank in turn: a block goes on until it waits for a flag that is too low. If no
+ * block can go on, the rank spins, then yields the core, then sleeps on a futex. Nothing blocks for longer than
+ * `patience`: then the call returns WAITING with its place kept, and the caller looks whether the peers live and the
+ * time is not over, and calls again (shm_endpoint.py).
  *
- * Memory order. A flag is one cache line with one writer. A signal stores it with release, after the data that it speaks of; a wait loads it with
- * acquire. All who wait for a block look at the same line (code_lines.py). A sleeper first says that it sleeps and then looks at its flags once more; who signals first stores the flag and then looks for
+ * Memory order. A flag is one cache line with one writer. A signal stores it with release, after the data that it
+ * speaks of; a wait loads it with acquire. All who wait for a block look at the same line (code_lines.py). A sleeper
+ * first says that it sleeps and then looks at its flags once more; who signals first stores the flag and then looks for
  * sleepers; a full fence stands between the two in both, so one of them sees the other.
  *
- * A call of n elements runs in tiles, SLOTS of which are under way at once: while the oldest waits for a peer, a younger one goes on, so a rank
- * that is late for a moment does not hold up the others. A tile is entered when all peers have left the one that was SLOTS before it, and with it all that were earlier. Its place in staging is a slot, used in turn, which that one had; what many read lies in the
- * next place of a ring instead. Nobody is there any more: a tile that is still under way is one of the SLOTS - 1 before; from the beginning of its place on, over the end of the ring if need be, to the end of the new one, there
- * are at most SLOTS places and what was too short for one at the end of the ring; and the ring has more than SLOTS + 1 times the longest place (`Layout`). A line that
- * many have read a moment ago must be taken from all their caches before it is written; when the ring comes round, it has left them. What peers touch lies in the segment: input and output are copied through staging where they are
- * not there already. A flag carries where its writer's input and output lie, and which call this is, so a rank that calls something else is
+ * A call of n elements runs in tiles, SLOTS of which are under way at once: while the oldest waits for a peer, a
+ * younger one goes on, so a rank that is late for a moment does not hold up the others. A tile is entered when all
+ * peers have left the one that was SLOTS before it, and with it all that were earlier. Its place in staging is a slot,
+ * used in turn, which that one had; what many read lies in the next place of a ring instead. Nobody is there any more:
+ * a tile that is still under way is one of the SLOTS - 1 before; from the beginning of its place on, over the end of
+ * the ring if need be, to the end of the new one, there are at most SLOTS places and what was too short for one at the
+ * end of the ring; and the ring has more than SLOTS + 1 times the longest place (`Layout`). A line that many have read
+ * a moment ago must be taken from all their caches before it is written; when the ring comes round, it has left them.
+ * What peers touch lies in the segment: input and output are copied through staging where they are not there already. A
+ * flag carries where its writer's input and output lie, and which call this is, so a rank that calls something else is
  * found by the first wait for it.
  *
- * In a *direct* call inputs are not staged: peers read them where the user has them, in the memory of the other process (process_vm_readv), one copy
- * instead of two, or add them up from there (shm_pull.h); an input that lies in the segment is read where it is mapped. Scratch is in staging, and there is one tile if there is none. The kernel reads what the owner wrote before the release of its gate's signal, since the reader asks after the acquire; and the call
- * returns only when all peers have read: when they have signalled that they have left; or when this rank's own blocks are at their ends, where it is proved that they know as much by then (`early`). An output may lie over
- * the input, where it is proved that nothing is overwritten before it was read. code_direct.py has both proofs. In a call that is EITHER each rank says so of its own input, in its gate's flag, and the others are staged: all go through tiles as if all were.
+ * In a *direct* call inputs are not staged: peers read them where the user has them, in the memory of the other process
+ * (process_vm_readv), one copy instead of two, or add them up from there (shm_pull.h); an input that lies in the
+ * segment is read where it is mapped. Scratch is in staging, and there is one tile if there is none. The kernel reads
+ * what the owner wrote before the release of its gate's signal, since the reader asks after the acquire; and the call
+ * returns only when all peers have read: when they have signalled that they have left; or when this rank's own blocks
+ * are at their ends, where it is proved that they know as much by then (`early`). An output may lie over the input,
+ * where it is proved that nothing is overwritten before it was read. code_direct.py has both proofs. In a call that is
+ * EITHER each rank says so of its own input, in its gate's flag, and the others are staged: all go through tiles as if
+ * all were.
  *
- * Reads of several peers at once (`get_row`): each is made after the acquire of its own flag, like one that is made alone, and before the signal that comes after them in the code. Stores past the cache
- * are fenced before a signal too (`end_past_cache`), which a release alone does not order.
+ * Reads of several peers at once (`get_row`): each is made after the acquire of its own flag, like one that is made
+ * alone, and before the signal that comes after them in the code. Stores past the cache are fenced before a signal too
+ * (`end_past_cache`), which a release alone does not order.
  */
 
 #define _GNU_SOURCE
@@ -35,7 +47,7 @@
 #include "shm_reduce.h"
 #include "shm_wait.h"
 
-/* ---- the interpreter ------------------------------------------------------------------------------------------------- */
+/* ---- the interpreter --------------------------------------------------------------------------------------------- */
 
 /* Where input and output of a peer lie in a tile. */
 static Place *places_of(const Group *group, const Tile *tile, int rank)
@@ -44,7 +56,8 @@ static Place *places_of(const Group *group, const Tile *tile, int rank)
 }
 
 /* The first byte of chunks of a buffer, and how many bytes they have: see Geometry in code.py. */
-static char *locate(const Group *group, const Call *call, const Tile *tile, int rank, int buffer, int64_t chunk, int count, int64_t *bytes)
+static char *locate(const Group *group, const Call *call, const Tile *tile, int rank, int buffer, int64_t chunk,
+                    int count, int64_t *bytes)
 {
     int64_t stride = tile->stride * call->itemsize;
     if (buffer >= FIRST_SCRATCH) {
@@ -52,7 +65,8 @@ static char *locate(const Group *group, const Call *call, const Tile *tile, int 
         *bytes = count * stride;
         return scratch + (call->scratch[buffer - FIRST_SCRATCH] + chunk) * stride;
     }
-    int64_t part = (uint32_t)chunk / (uint32_t)call->chunks, first = chunk - part * call->chunks, all = tile->size * call->itemsize;
+    int64_t part = (uint32_t)chunk / (uint32_t)call->chunks, first = chunk - part * call->chunks,
+            all = tile->size * call->itemsize;
     int64_t start = first * stride < all ? first * stride : all;
     int64_t stop = (first + count) * stride < all ? (first + count) * stride : all;
     if (buffer == INPUT && chunk == call->kept && rank == group->rank && call->staged[INPUT]) {
@@ -61,11 +75,14 @@ static char *locate(const Group *group, const Call *call, const Tile *tile, int 
     }
     const Place *place = rank == group->rank ? &tile->mine[buffer] : &places_of(group, tile, rank)[buffer];
     *bytes = stop - start;
-    char *origin = !call->direct || buffer != INPUT ? group->base + place->offset : place->offset < 0 ? group->base + ~place->offset : (char *)place->offset;
+    char *origin = !call->direct || buffer != INPUT ? group->base + place->offset
+                   : place->offset < 0              ? group->base + ~place->offset
+                                                    : (char *)place->offset;
     return origin + part * place->step + start;
 }
 
-/* Whether a place is read in the memory of another process: an input in a direct call, unless it lies in the segment. */
+/* Whether a place is read in the memory of another process: an input in a direct call, unless it lies in the segment.
+ */
 static int is_pulled(const Group *group, const Call *call, const Tile *tile, int rank, int buffer)
 {
     return call->direct && buffer == INPUT && rank != group->rank && places_of(group, tile, rank)[INPUT].offset >= 0;
@@ -78,8 +95,10 @@ static int goes_past(const Call *call, int target_buffer)
     return (warm ? call->vast : call->large) && target_buffer == OUTPUT && !call->staged[OUTPUT];
 }
 
-/* Reductions into this rank's target, of the operands of a step. In a direct call inputs of peers lie in their own memory. False where that cannot be read: the step is tried again. */
-static int reduce_operands(Group *group, const Call *call, Tile *tile, const Instruction *step, const Operand *operand, int operands, int adds)
+/* Reductions into this rank's target, of the operands of a step. In a direct call inputs of peers lie in their own
+ * memory. False where that cannot be read: the step is tried again. */
+static int reduce_operands(Group *group, const Call *call, Tile *tile, const Instruction *step, const Operand *operand,
+                           int operands, int adds)
 {
     const char *sources[operands + 1];
     int32_t owners[operands + 1];
@@ -106,7 +125,8 @@ static int reduce_operands(Group *group, const Call *call, Tile *tile, const Ins
 static int reduce_many(Group *group, const Call *call, Tile *tile, const Instruction *step)
 {
     if (step->op == READ_REDUCE)
-        return reduce_operands(group, call, tile, step, &(Operand){step->peer, step->source_buffer, step->source_chunk}, 1, 1);
+        return reduce_operands(group, call, tile, step, &(Operand){step->peer, step->source_buffer, step->source_chunk},
+                               1, 1);
     int adds = step->op == MULTI_REDUCE && step->source_buffer != 1;
     return reduce_operands(group, call, tile, step, call->operands + step->argument, step->peer, adds);
 }
@@ -115,7 +135,8 @@ static int reduce_many(Group *group, const Call *call, Tile *tile, const Instruc
 static Piece piece_of(const Group *group, const Call *call, const Tile *tile, const Instruction *step)
 {
     int64_t size, other;
-    int from = step->op == COPY || step->op == PUT ? group->rank : step->peer, to = step->op == PUT ? step->peer : group->rank;
+    int from = step->op == COPY || step->op == PUT ? group->rank : step->peer,
+        to = step->op == PUT ? step->peer : group->rank;
     char *source = locate(group, call, tile, from, step->source_buffer, step->source_chunk, step->count, &size);
     char *target = locate(group, call, tile, to, step->target_buffer, step->target_chunk, step->count, &other);
     return (Piece){target, source, (size_t)(other < size ? other : size)};
@@ -129,7 +150,8 @@ static int move_data(Group *group, const Call *call, Tile *tile, const Instructi
     if (step->op == MULTICAST) {
         int64_t size, other;
         const Operand *operand = call->operands + step->argument;
-        char *source = locate(group, call, tile, group->rank, step->source_buffer, step->source_chunk, step->count, &size);
+        char *source =
+            locate(group, call, tile, group->rank, step->source_buffer, step->source_chunk, step->count, &size);
         for (int k = 0; k < step->peer; k++, operand++) {
             char *to = locate(group, call, tile, operand->rank, operand->buffer, operand->chunk, step->count, &other);
             if (to != source)
@@ -137,12 +159,13 @@ static int move_data(Group *group, const Call *call, Tile *tile, const Instructi
         }
         return 1;
     }
-    if (step->op == COPY && call->source == call->target && step->source_buffer == INPUT && step->target_buffer == OUTPUT &&
-        step->source_chunk == step->target_chunk && !call->staged[OUTPUT])
+    if (step->op == COPY && call->source == call->target && step->source_buffer == INPUT &&
+        step->target_buffer == OUTPUT && step->source_chunk == step->target_chunk && !call->staged[OUTPUT])
         return 1; /* the user's input is the user's output: it is there */
     Piece piece = piece_of(group, call, tile, step);
     int pulled = step->op == GET && is_pulled(group, call, tile, step->peer, step->source_buffer);
-    if (call->apart && (pulled || step->op == COPY)) { /* what is not staged lies there as a whole: all of a part with the first tile, in one go */
+    /* what is not staged lies there as a whole: all of a part with the first tile, in one go */
+    if (call->apart && (pulled || step->op == COPY)) {
         if (tile->first)
             return 1;
         piece.bytes = (size_t)(call->elements * call->itemsize);
@@ -160,8 +183,8 @@ static int move_data(Group *group, const Call *call, Tile *tile, const Instructi
     return 1;
 }
 
-/* Flags are by slot. Who signals in a tile has entered it, so its peers have left the tile that was in the slot before: what a gate's flag says of a tile is not
- * overwritten before it is read. */
+/* Flags are by slot. Who signals in a tile has entered it, so its peers have left the tile that was in the slot before:
+ * what a gate's flag says of a tile is not overwritten before it is read. */
 static Flag *flag_at(const Group *group, int rank, int64_t number, uint64_t epoch)
 {
     return &group->flags[(rank * group->flags_per_rank + number) * SLOTS + epoch % SLOTS];
@@ -214,8 +237,9 @@ static int overlaps(const Piece *one, const Piece *two)
     return one->to < two->to + two->bytes && two->to < one->to + one->bytes;
 }
 
-/* The reads from here on that can be made now, all at once; waits between them are passed where their flags are up. They write to different places of this rank and read what
- * others have written, so their order does not matter. Returns how many steps were made. */
+/* The reads from here on that can be made now, all at once; waits between them are passed where their flags are up.
+ * They write to different places of this rank and read what others have written, so their order does not matter.
+ * Returns how many steps were made. */
 static int get_row(Group *group, const Call *call, const Tile *tile, const Instruction *step, int most)
 {
     Piece pieces[STREAMS];
@@ -223,7 +247,8 @@ static int get_row(Group *group, const Call *call, const Tile *tile, const Instr
     for (int k = 0; k < most && count < STREAMS; k++) {
         if (step[k].op == WAIT && pass_wait(group, call, tile, &step[k]) == 1)
             continue;
-        if (step[k].op != GET || is_pulled(group, call, tile, step[k].peer, step[k].source_buffer) || goes_past(call, step[k].target_buffer) != past)
+        if (step[k].op != GET || is_pulled(group, call, tile, step[k].peer, step[k].source_buffer) ||
+            goes_past(call, step[k].target_buffer) != past)
             break;
         pieces[count] = piece_of(group, call, tile, &step[k]);
         for (int other = 0; other < count; other++)
@@ -263,7 +288,8 @@ static int run_block(Group *group, Call *call, Tile *tile, int32_t *at, int32_t 
     return *at > begin;
 }
 
-/* The next place of the ring, in the staging of each rank: the same on all of them, since all run the same tiles. See the top for why nobody is there any more. */
+/* The next place of the ring, in the staging of each rank: the same on all of them, since all run the same tiles. See
+ * the top for why nobody is there any more. */
 static int64_t next_place(Group *group, const Call *call)
 {
     if (group->staging_at + call->place > group->staging_step)
@@ -272,16 +298,19 @@ static int64_t next_place(Group *group, const Call *call)
     return group->staging_at - call->place;
 }
 
-/* Into a tile: its size, where things lie, the input into staging, and the gate's signals: peers may read it from now on. */
+/* Into a tile: its size, where things lie, the input into staging, and the gate's signals: peers may read it from now
+ * on. */
 static void enter_tile(Group *group, Call *call, Tile *tile)
 {
-    int64_t left = call->elements - call->entered, item = call->itemsize, grain = (int64_t)call->chunks * call->alignment;
+    int64_t left = call->elements - call->entered, item = call->itemsize,
+            grain = (int64_t)call->chunks * call->alignment;
     tile->first = call->entered;
     tile->reduced = 0;
     tile->size = left < call->tile ? left : call->tile;
     tile->stride = tile->size ? (tile->size + grain - 1) / grain * call->alignment : call->alignment;
     tile->epoch = ++group->epoch;
-    char *own = group->staging + group->rank * group->staging_step, *free = own + tile->epoch % SLOTS * group->slot_bytes;
+    char *own = group->staging + group->rank * group->staging_step,
+         *free = own + tile->epoch % SLOTS * group->slot_bytes;
     char *ring = call->ringed ? own + next_place(group, call) : free;
     tile->scratch = call->ringed == IN_RING_SCRATCH ? ring : free;
     if (call->ringed == IN_RING_INPUT)
@@ -290,7 +319,8 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
         free += (call->scratch[call->scratch_count] * tile->stride * item + LINE - 1) / LINE * LINE;
     char *user[2] = {call->source, call->target};
     int64_t length = tile->size * item;
-    int small = call->parts[OUTPUT] < call->parts[INPUT] ? OUTPUT : INPUT, aliased = call->alias >= 0 && call->staged[INPUT];
+    int small = call->parts[OUTPUT] < call->parts[INPUT] ? OUTPUT : INPUT,
+        aliased = call->alias >= 0 && call->staged[INPUT];
     for (int buffer = INPUT; buffer <= OUTPUT; buffer++) {
         char *place = call->staged[buffer] ? free : user[buffer] + tile->first * item;
         int64_t offset = place - group->base, shared = 0 <= offset && offset < group->bytes;
@@ -321,12 +351,13 @@ static void enter_tile(Group *group, Call *call, Tile *tile)
     signal_row(group, call, tile, call->code + call->blocks[0], call->blocks[1] - call->blocks[0]);
 }
 
-/* May the next tile be entered: have all peers left the one that was in its slot? What they said when they entered later ones saves a look at what they say of that one. */
+/* May the next tile be entered: have all peers left the one that was in its slot? What they said when they entered
+ * later ones saves a look at what they say of that one. */
 static int slot_is_free(Group *group)
 {
     Exit *exit = &group->exits[(group->epoch + 1) % SLOTS];
-    while (exit->next < exit->end &&
-           (group->left_by[exit->next->peer] >= exit->epoch || flag_is_up(group, exit->next, exit->flag_base, exit->epoch)))
+    while (exit->next < exit->end && (group->left_by[exit->next->peer] >= exit->epoch ||
+                                      flag_is_up(group, exit->next, exit->flag_base, exit->epoch)))
         exit->next++;
     if (exit->next < exit->end)
         group->waiting_for = exit->next->peer;
@@ -334,10 +365,7 @@ static int slot_is_free(Group *group)
 }
 
 /* By block: the next instruction, of a tile. */
-static int32_t *steps_of(const Call *call, int64_t number)
-{
-    return call->at + number % SLOTS * call->block_count;
-}
+static int32_t *steps_of(const Call *call, int64_t number) { return call->at + number % SLOTS * call->block_count; }
 
 /* All blocks to their beginnings; the gate has signalled already. */
 static void begin_tile(const Call *call, int32_t *at)
@@ -348,7 +376,8 @@ static void begin_tile(const Call *call, int32_t *at)
         at[0]++;
 }
 
-/* Out of a tile: the output out of staging, an average divided, the gate's waits put off where peers only read staging. */
+/* Out of a tile: the output out of staging, an average divided, the gate's waits put off where peers only read staging.
+ */
 static void leave_tile(Group *group, Call *call, const Tile *tile, const int32_t *at)
 {
     int64_t item = call->itemsize, length = tile->size * item;
@@ -364,7 +393,8 @@ static void leave_tile(Group *group, Call *call, const Tile *tile, const int32_t
         (Exit){call->code + at[0], call->code + call->blocks[1], tile->epoch, call->flag_base};
 }
 
-/* Of a call that is EITHER, after its first tile: whether all inputs were offered. Then all has been read, and there are no more tiles. Each rank reads from each, so all have seen the same. */
+/* Of a call that is EITHER, after its first tile: whether all inputs were offered. Then all has been read, and there
+ * are no more tiles. Each rank reads from each, so all have seen the same. */
 static int all_offered(const Group *group, const Call *call, const Tile *tile)
 {
     int all = call->direct == EITHER && tile->mine[INPUT].offset >= 0;
@@ -382,16 +412,19 @@ static int all_done(const Call *call, const int32_t *at, int put_off)
     return 1;
 }
 
-/* Goes on with a call: enters tiles as long as there are slots, so that peers need not wait for them (one at a time, if that is to stage its input), runs those under way, the oldest first, and leaves them
- * in order. WAITING after so many rounds in which nothing moved, all together. */
+/* Goes on with a call: enters tiles as long as there are slots, so that peers need not wait for them (one at a time, if
+ * that is to stage its input), runs those under way, the oldest first, and leaves them in order. WAITING after so many
+ * rounds in which nothing moved, all together. */
 static int go_on(Group *group, Call *call, int rounds)
 {
     Idle idle = {0};
-    int put_off = call->only_read && (call->staged[INPUT] || !call->touched[INPUT] || call->early) && !call->touched[OUTPUT];
+    int put_off =
+        call->only_read && (call->staged[INPUT] || !call->touched[INPUT] || call->early) && !call->touched[OUTPUT];
     int offers = call->direct == EITHER && !call->staged[INPUT];
     while (!call->begun || call->left < call->begun || call->entered < call->elements) {
         int moved = 0, most = offers && !call->left ? 1 : SLOTS; /* who offers its input sees first whether all do */
-        while ((!call->begun || call->entered < call->elements) && call->begun - call->left < most && slot_is_free(group)) {
+        while ((!call->begun || call->entered < call->elements) && call->begun - call->left < most &&
+               slot_is_free(group)) {
             enter_tile(group, call, &call->tiles[call->begun % SLOTS]);
             begin_tile(call, steps_of(call, call->begun));
             call->begun++;
@@ -402,7 +435,8 @@ static int go_on(Group *group, Call *call, int rounds)
         for (int64_t number = call->left; number < call->begun; number++) {
             int32_t *at = steps_of(call, number);
             for (int block = 0; block < call->block_count; block++) {
-                int result = run_block(group, call, &call->tiles[number % SLOTS], &at[block], call->blocks[2 * block + 1]);
+                int result =
+                    run_block(group, call, &call->tiles[number % SLOTS], &at[block], call->blocks[2 * block + 1]);
                 if (result < 0) {
                     awake(group, &idle);
                     return OTHER_CALL;
@@ -435,11 +469,13 @@ static int64_t bytes_of(const Call *call, int buffer) { return call->parts[buffe
 
 static int are_apart(const Call *call)
 {
-    const Piece input = {call->source, NULL, (size_t)bytes_of(call, INPUT)}, output = {call->target, NULL, (size_t)bytes_of(call, OUTPUT)};
+    const Piece input = {call->source, NULL, (size_t)bytes_of(call, INPUT)},
+                output = {call->target, NULL, (size_t)bytes_of(call, OUTPUT)};
     return !overlaps(&input, &output);
 }
 
-/* Of a call that is EITHER: whether peers read the input where it is, and not in staging: it lies in huge pages, the kernel reads it for others, and the output lies elsewhere. */
+/* Of a call that is EITHER: whether peers read the input where it is, and not in staging: it lies in huge pages, the
+ * kernel reads it for others, and the output lies elsewhere. */
 static int is_offered(const Group *group, const Call *call)
 {
     int64_t bytes = bytes_of(call, INPUT);
@@ -449,7 +485,8 @@ static int is_offered(const Group *group, const Call *call)
     return (huge < 0 ? group->huge : huge) && is_readable(group, call->source, bytes);
 }
 
-/* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. A closed group is none. UNREADABLE: nothing was begun; the input is to be copied before. */
+/* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. A closed group is none. UNREADABLE:
+ * nothing was begun; the input is to be copied before. */
 static int begin(Group *group, Call *call, char *source, char *target, int32_t staged)
 {
     if (!group || !*group->owned || *group->broken)
@@ -476,7 +513,8 @@ int sennit_start(Group *group, Call *call, char *source, char *target, int32_t s
     return status ? status : go_on(group, call, INT_MAX);
 }
 
-/* For who may not wait for long: WAITING where `sennit_start` would wait for more than some microseconds, or at all where others want this core. */
+/* For who may not wait for long: WAITING where `sennit_start` would wait for more than some microseconds, or at all
+ * where others want this core. */
 int sennit_start_briefly(Group *group, Call *call, char *source, char *target, int32_t staged)
 {
     int spin = group ? atomic_load_explicit(&group->spin, memory_order_relaxed) : 0;

@@ -7,12 +7,13 @@
 
 `shm_messages.py` adds messages, and `shm_group.py` collectives of numpy arrays.
 
-**Calls** of one group run one after another, whichever threads they come from; different groups run at the same time. All ranks must make the same
-calls in the same order.
+**Calls** of one group run one after another, whichever threads they come from; different groups run at the same time.
+All ranks must make the same calls in the same order.
 
-**Failures.** A machine returns every few milliseconds while nothing moves. Then this file looks at the segment and at the peers: a failure
-that another rank declared, a peer that is awaited and has died or closed, a peer that made another call, the time that is over. What it
-finds it declares to all and raises as `RuntimeFailure`; after that the group is of no use on any rank.
+**Failures.** A machine returns every few milliseconds while nothing moves. Then this file looks at the segment and at
+the peers: a failure that another rank declared, a peer that is awaited and has died or closed, a peer that made another
+call, the time that is over. What it finds it declares to all and raises as `RuntimeFailure`; after that the group is of
+no use on any rank.
 """
 
 from __future__ import annotations
@@ -108,7 +109,10 @@ class ShmEndpoint:
         capacity: Capacity | None = None,
         compiled: bool = True,
     ) -> Self:
-        """All ranks call it. `exchange` gathers small bytes of all ranks, in their order. `compiled=False`: the interpreter in Python."""
+        """All ranks call it.
+
+        `exchange` gathers small bytes of all ranks, in their order. `compiled=False`: the interpreter in Python.
+        """
         if not 0 <= rank < size:
             raise RunError(f"rank {rank} of {size}", fix="use ranks 0 to size - 1")
         if not hasattr(os, "memfd_create"):
@@ -166,7 +170,11 @@ class ShmEndpoint:
         *,
         timeout: float | None = None,
     ) -> None:
-        """Run a code. `source` and `target` are addresses of as many parts of `elements` as the collective has; 0 where this rank has none."""
+        """Run a code.
+
+        `source` and `target` are addresses of as many parts of `elements` as the collective has; 0 where this rank has
+        none.
+        """
         if isinstance(reduction, LayoutReduction):
             reduction = Reduction(reduction.value)
         plan = self._plans.get((code.fingerprint, elements, dtype, reduction))
@@ -175,7 +183,9 @@ class ShmEndpoint:
         self.run_plan(plan, source, target, timeout)
 
     def run_plan(self, plan: Plan, source: int, target: int, timeout: float | None = None) -> None:
-        """`run`, for who keeps the plan: what is left is one call of the machine, which also looks whether the group may be used."""
+        """`run`, for who keeps the plan: what is left is one call of the machine, which also looks whether the group
+        may be used.
+        """
         with self._lock:
             kept: object = None
             apart = plan.one_array if source == target else not _overlap(source, target, plan.sizes)
@@ -237,7 +247,10 @@ class ShmEndpoint:
     def plan(
         self, code: Code, elements: int, dtype: DType, reduction: Reduction | None, title: str | None = None
     ) -> Plan:
-        """A call that is ready but for its addresses. All ranks make their plans in the same order. `title` is for messages."""
+        """A call that is ready but for its addresses.
+
+        All ranks make their plans in the same order. `title` is for messages.
+        """
         if elements < 0:
             raise CollectiveError(f"{elements} elements", where=f"code {code.name!r}", fix="use 0 or more")
         with self._lock:
@@ -376,7 +389,9 @@ class ShmEndpoint:
 
     @contextmanager
     def _unfinished(self, segment: Segment, what: str) -> Iterator[None]:
-        """What is interrupted here (by Ctrl-C, by an error in a signal handler) stays half done, and the peers must know."""
+        """What is interrupted here (by Ctrl-C, by an error in a signal handler) stays half done, and the peers must
+        know.
+        """
         try:
             yield
         except RuntimeFailure:

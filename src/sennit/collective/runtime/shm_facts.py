@@ -7,8 +7,9 @@
     processor_maker who made the cores
     kept_bytes   of them, what arrays may fill so that they are best written through it
 
-The secret is a few random bytes. A rank that the kernel lets read the memory of another (the same user and `ptrace` rights, no filter of a container in the way) finds
-them where the other says they are; one that finds anything else has met another process.
+The secret is a few random bytes. A rank that the kernel lets read the memory of another (the same user and `ptrace`
+rights, no filter of a container in the way) finds them where the other says they are; one that finds anything else has
+met another process.
 """
 
 from __future__ import annotations
@@ -127,8 +128,11 @@ def processor_maker() -> str | None:
 
 
 def kept_bytes(cache: int, maker: str | None) -> int:
-    """Of a shared cache: what the arrays of all ranks may fill so that outputs are better written through it than past it, and staged in it than read in other processes. 0 where it is the other way round.
+    """Of a shared cache: what the arrays of all ranks may fill so that outputs are better written through it than past
+    it, and staged in it than read in other processes. 0 where it is the other way round.
 
-    This was measured on two machines (`benchmarks/collective/shm_variants.py`). On 2 cores of AMD's, with 2, 4 and 8 ranks, through the cache was faster up to 24 of its 32 MiB, by up to a half, at 32 now faster and now slower, and slower from there on. On
-    16 cores of Intel's, which share a cache over a mesh, past it was faster from 1 MiB on."""
+    This was measured on two machines (`benchmarks/collective/shm_variants.py`). On 2 cores of AMD's, with 2, 4 and 8
+    ranks, through the cache was faster up to 24 of its 32 MiB, by up to a half, at 32 now faster and now slower, and
+    slower from there on. On 16 cores of Intel's, which share a cache over a mesh, past it was faster from 1 MiB on.
+    """
     return cache // 4 * 3 if maker in _NEAR else 0

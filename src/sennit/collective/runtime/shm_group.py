@@ -1,7 +1,7 @@
 """`ShmGroup`: collectives of numpy arrays between the ranks of one host.
 
-Each picks a `Code` by its size from the group's table and runs it. Arrays are contiguous; outputs are written in place; input and output may be the
-same array. numpy has no bf16: pass it as uint16 with `dtype=DType.BF16`.
+Each picks a `Code` by its size from the group's table and runs it. Arrays are contiguous; outputs are written in place;
+input and output may be the same array. numpy has no bf16: pass it as uint16 with `dtype=DType.BF16`.
 """
 
 from __future__ import annotations

@@ -10,12 +10,13 @@
 #include "shm_options.h"
 #include "shm_turn.h"
 
-#define WAYS 4   /* places that a call may have in the table */
-#define SETS 128 /* a power of two */
+#define WAYS 4    /* places that a call may have in the table */
+#define SETS 128  /* a power of two */
 #define LAYOUTS 8 /* types of options */
 
-/* Calls of so few bytes, input and output, are begun with the interpreter's lock held, like any small function of C: letting it go and taking it back takes as long as a tenth of them. They hold it no longer than they move
- * bytes and wait some microseconds; then it is let go, so that another thread, which may be what the call waits for, can run. */
+/* Calls of so few bytes, input and output, are begun with the interpreter's lock held, like any small function of C:
+ * letting it go and taking it back takes as long as a tenth of them. They hold it no longer than they move bytes and
+ * wait some microseconds; then it is let go, so that another thread, which may be what the call waits for, can run. */
 #define BRIEF (32 << 10)
 
 typedef int Start(void *group, void *call, char *source, char *target, int32_t staged);
@@ -48,7 +49,8 @@ static const char *const spelled[NAMES] = {"asyncOp", "reduceOp", "rootRank", "d
 /* what a call through c10d is, besides its kind */
 enum { SUMS = 1, FROM_ROOT = 2, BY_ROWS = 4 };
 
-/* What DLPack 1.3 lays down of a tensor, and of the interface that a type of tensors offers by its attribute __dlpack_c_exchange_api__. */
+/* What DLPack 1.3 lays down of a tensor, and of the interface that a type of tensors offers by its attribute
+ * __dlpack_c_exchange_api__. */
 typedef struct {
     void *data;
     int32_t device_type, device, dims;

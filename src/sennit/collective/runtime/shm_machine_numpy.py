@@ -1,7 +1,10 @@
-"""The machine of `shm_core.c` in Python, on the same segment and by the same protocol: slow and right, for hosts without a compiler.
+"""The machine of `shm_core.c` in Python, on the same segment and by the same protocol: slow and right, for hosts
+without a compiler.
 
-Names and phases are those of the core; read them side by side. Two things differ: no tile is entered before the one before it is left; and what flags say of tiles that were left before is not used. Flags are single words, stored and loaded whole. Python has no memory fence, so taking a
-lock stands in for one: it orders what comes before against what comes after. Nobody sleeps on a futex here, so nobody need be woken.
+Names and phases are those of the core; read them side by side. Two things differ: no tile is entered before the one
+before it is left; and what flags say of tiles that were left before is not used. Flags are single words, stored and
+loaded whole. Python has no memory fence, so taking a lock stands in for one: it orders what comes before against what
+comes after. Nobody sleeps on a futex here, so nobody need be woken.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 #include "shm_records.h"
 #include "shm_wait.h"
 
-/* ---- messages: a ring of bytes for each ordered pair of ranks ---------------------------------------------------------- */
+/* ---- messages: a ring of bytes for each ordered pair of ranks ---------------------------------------------------- */
 
 #define HEADER 16 /* tag and size; payloads are filled up to as many bytes, so no header wraps round */
 
@@ -35,14 +35,17 @@ static void ring_copy(const Group *group, Ring *ring, uint64_t position, char *d
     }
 }
 
-/* As much of a transfer as the ring allows. 1: something moved; 0: nothing; -1: another message is first in the ring. */
+/* As much of a transfer as the ring allows. 1: something moved; 0: nothing; -1: another message is first in the ring.
+ */
 static int advance(Group *group, int set, Transfer *transfer)
 {
     int sends = transfer->sends;
-    Ring *ring = sends ? ring_of(group, set, group->rank, transfer->peer) : ring_of(group, set, transfer->peer, group->rank);
+    Ring *ring =
+        sends ? ring_of(group, set, group->rank, transfer->peer) : ring_of(group, set, transfer->peer, group->rank);
     Counter *own = sends ? &ring->written : &ring->read, *theirs = sends ? &ring->read : &ring->written;
     uint64_t mine = atomic_load_explicit(&own->bytes, memory_order_relaxed);
-    int64_t room = (int64_t)(atomic_load_explicit(&theirs->bytes, memory_order_acquire) - mine) + (sends ? group->ring_bytes : 0);
+    int64_t room =
+        (int64_t)(atomic_load_explicit(&theirs->bytes, memory_order_acquire) - mine) + (sends ? group->ring_bytes : 0);
     uint64_t start = mine;
     if (transfer->stage == 0) {
         uint64_t header[2] = {transfer->tag, (uint64_t)transfer->bytes};
@@ -58,13 +61,15 @@ static int advance(Group *group, int set, Transfer *transfer)
         mine += HEADER;
         room -= HEADER;
     }
-    int64_t left = transfer->bytes - transfer->done, most = group->ring_bytes / 4; /* so that the other side may begin */
+    /* so that the other side may begin */
+    int64_t left = transfer->bytes - transfer->done, most = group->ring_bytes / 4;
     int64_t some = left < room ? left : room;
     some = some < most ? some : most;
     ring_copy(group, ring, mine, transfer->data + transfer->done, some, sends);
     transfer->done += some;
     mine += some;
-    if (transfer->done == transfer->bytes) { /* filling exists in the ring whenever the payload does: sizes are multiples of it */
+    /* filling exists in the ring whenever the payload does: sizes are multiples of it */
+    if (transfer->done == transfer->bytes) {
         transfer->stage = 2;
         mine += (HEADER - transfer->bytes % HEADER) % HEADER;
     }
@@ -106,7 +111,7 @@ int sennit_exchange(Group *group, int32_t set, Transfer *transfers, int32_t coun
     }
 }
 
-/* ---- posts: words that say where data lies in memory that its writer owns (shm_posts.py) -------------------------------- */
+/* ---- posts: words that say where data lies in memory that its writer owns (shm_posts.py) ------------------------- */
 
 typedef struct {
     Counter *counter;
@@ -122,10 +127,7 @@ void sennit_post(Counter *counter, uint64_t value, Doorbell *door)
     wake(&visitor, 0);
 }
 
-uint64_t sennit_look(Counter *counter)
-{
-    return atomic_load_explicit(&counter->bytes, memory_order_acquire);
-}
+uint64_t sennit_look(Counter *counter) { return atomic_load_explicit(&counter->bytes, memory_order_acquire); }
 
 /* Until one of the words is as high as it should be: DONE; WAITING when patience is over. */
 int sennit_await(Group *group, const Watch *watches, int32_t count)

@@ -3,8 +3,9 @@
     send, receive    by pairs, with tags; messages of one tag stay in order
     exchange         all ranks with all, sizes by pair: what collectives of unequal sizes are made of
 
-A message is a header (tag, size) and its bytes, and may be larger than its ring. Locks are by peer and direction, so a thread that receives does not
-wait for one that sends, nor for one that runs a collective. `exchange` is a collective call and takes its turn with the others; it has rings of its own.
+A message is a header (tag, size) and its bytes, and may be larger than its ring. Locks are by peer and direction, so a
+thread that receives does not wait for one that sends, nor for one that runs a collective. `exchange` is a collective
+call and takes its turn with the others; it has rings of its own.
 """
 
 from __future__ import annotations
@@ -110,7 +111,10 @@ class ShmMessages(ShmEndpoint):
         what: str = "exchange",
         timeout: float | None = None,
     ) -> None:
-        """Send `sends[r]` to every rank r, and receive `receives[r]` from it: sizes may differ, by pair. All ranks call it together."""
+        """Send `sends[r]` to every rank r, and receive `receives[r]` from it: sizes may differ, by pair.
+
+        All ranks call it together.
+        """
         if not len(sends) == len(receives) == self.size:
             raise CollectiveError(f"{len(sends)} and {len(receives)} buffers for {self.size} ranks", where=what)
         if sends[self.rank].nbytes != receives[self.rank].nbytes:

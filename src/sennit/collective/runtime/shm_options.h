@@ -1,9 +1,12 @@
 /* Options of c10d, read where they lie.
  *
- * Asked for `opts.reduceOp`, torch makes an object, writes down that it must not outlive the options, and compares it by trying one overload after another: 0.6 microseconds, and 2.5 on slower cores, of a call that takes 5. What is
- * asked for are a byte or two of a struct of C++ that the object points to: pybind11 keeps the pointer right behind the head of the object. Where in the struct they lie is not written down here, since it is torch's
- * affair, but found out once in each process, from examples: options made by torch with all values that the fields may have. A place is known if it, and no other one, holds the value of each example. Where that is not
- * so, and for objects of any other type, attributes are asked, as Python would: this is the oracle, and tests compare the two.
+ * Asked for `opts.reduceOp`, torch makes an object, writes down that it must not outlive the options, and compares it
+ * by trying one overload after another: 0.6 microseconds, and 2.5 on slower cores, of a call that takes 5. What is
+ * asked for are a byte or two of a struct of C++ that the object points to: pybind11 keeps the pointer right behind the
+ * head of the object. Where in the struct they lie is not written down here, since it is torch's affair, but found out
+ * once in each process, from examples: options made by torch with all values that the fields may have. A place is known
+ * if it, and no other one, holds the value of each example. Where that is not so, and for objects of any other type,
+ * attributes are asked, as Python would: this is the oracle, and tests compare the two.
  */
 
 #ifndef SENNIT_SHM_OPTIONS_H
@@ -55,7 +58,8 @@ static int32_t place_of(const char *const *values, const int64_t *numbers, int c
     return found;
 }
 
-/* `examples`: a tuple of (options, asyncOp, reduceOp or None, rootRank or None), all of one type and with the same fields, numbers for all. 1: their places are known; 0: they are not; -1: something was raised. */
+/* `examples`: a tuple of (options, asyncOp, reduceOp or None, rootRank or None), all of one type and with the same
+ * fields, numbers for all. 1: their places are known; 0: they are not; -1: something was raised. */
 static int learn_layout(PyObject *examples, OptionsLayout *layout)
 {
     const char *values[EXAMPLES];

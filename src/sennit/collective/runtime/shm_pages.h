@@ -1,6 +1,7 @@
 /* Which pages an array lies in, as the kernel says.
  *
- * How fast a process reads in another one depends on it: the kernel looks up each page, and one of 2 MiB is one of 512 times as few. Whether there are such pages, only their owner can ask (PAGEMAP_SCAN, Linux 6.7). */
+ * How fast a process reads in another one depends on it: the kernel looks up each page, and one of 2 MiB is one of 512
+ * times as few. Whether there are such pages, only their owner can ask (PAGEMAP_SCAN, Linux 6.7). */
 
 #ifndef SENNIT_SHM_PAGES_H
 #define SENNIT_SHM_PAGES_H
@@ -27,11 +28,18 @@ static int page_is_huge(int pagemap, const char *byte)
 {
     PageRegion found;
     uint64_t page = (uintptr_t)byte / PAGE * PAGE;
-    PageScan scan = {.size = sizeof scan, .start = page, .end = page + PAGE, .regions = (uintptr_t)&found, .region_count = 1, .all_of = IN_HUGE_PAGE, .told = IN_HUGE_PAGE};
+    PageScan scan = {.size = sizeof scan,
+                     .start = page,
+                     .end = page + PAGE,
+                     .regions = (uintptr_t)&found,
+                     .region_count = 1,
+                     .all_of = IN_HUGE_PAGE,
+                     .told = IN_HUGE_PAGE};
     return ioctl(pagemap, SCAN_PAGES, &scan);
 }
 
-/* Whether an array lies in huge pages, by three places of it that are not at its ends, where it may share a page. -1 where the kernel does not say. */
+/* Whether an array lies in huge pages, by three places of it that are not at its ends, where it may share a page. -1
+ * where the kernel does not say. */
 static int in_huge_pages(int pagemap, const char *array, int64_t bytes)
 {
     int huge = 1;

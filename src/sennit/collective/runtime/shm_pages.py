@@ -30,7 +30,9 @@ class PageMap:
 
 
 def huge_pages() -> bool:
-    """Where the kernel gives them only to who asks, some arrays have them (numpy's from 4 MiB on) and others do not (torch's)."""
+    """Where the kernel gives them only to who asks, some arrays have them (numpy's from 4 MiB on) and others do not
+    (torch's).
+    """
     with suppress(OSError):
         return "[always]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     return False

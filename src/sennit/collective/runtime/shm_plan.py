@@ -1,36 +1,55 @@
-"""From `Code` and a size to the record that the core runs: where flags lie, what must be staged, and how large a tile may be.
+"""From `Code` and a size to the record that the core runs: where flags lie, what must be staged, and how large a tile
+may be.
 
-**Staging.** A buffer of a rank is *touched* if the code lets a peer read or write it. A touched buffer must lie in the segment. What the user passes
-mostly does not, and is copied through a slot of staging.
+**Staging.** A buffer of a rank is *touched* if the code lets a peer read or write it. A touched buffer must lie in the
+segment. What the user passes mostly does not, and is copied through a slot of staging.
 
 **Tiles.** A slot holds the scratch, and the touched buffers, of one tile:
 
     scratch chunks * stride(T) + T * (parts of the input, if touched + parts of the output, if touched)    <= slot bytes
 
-with stride(T) <= T / chunks + alignment. T is the same on all ranks, whatever the rank itself must stage. The tiles of a call are of one size.
+with stride(T) <= T / chunks + alignment. T is the same on all ranks, whatever the rank itself must stage. The tiles of
+a call are of one size.
 
-**The ring.** What at least `_MANY` peers read, inputs of an all_gather or the sums of an all_reduce, does not lie in the slot but in the next place of a ring of staging (`shm_core.c` says why). With 8 ranks on
-16 x86_64 cores (`benchmarks/collective/shm_variants.py --rings`) an all_gather of 512 KiB took 56 instead of 92 microseconds, one of 4 MiB 586 instead of 766, and an all_reduce of 512 KiB 156 instead of 168; with
-4 ranks an all_reduce took 89 instead of 95, and an all_gather as long. What one peer reads stays in a slot, which stays in the caches of two cores.
+**The ring.** What at least `_MANY` peers read, inputs of an all_gather or the sums of an all_reduce, does not lie in
+the slot but in the next place of a ring of staging (`shm_core.c` says why). With 8 ranks on 16 x86_64 cores
+(`benchmarks/collective/shm_variants.py --rings`) an all_gather of 512 KiB took 56 instead of 92 microseconds, one of 4
+MiB 586 instead of 766, and an all_reduce of 512 KiB 156 instead of 168; with 4 ranks an all_reduce took 89 instead of
+95, and an all_gather as long. What one peer reads stays in a slot, which stays in the caches of two cores.
 
-**Direct.** Where the kernel lets ranks read each other's memory, a call need not stage its inputs: who needs a
-part of one reads it where the user has it. That pays where no other rank reads the same part (all_to_all, scatter, a broadcast by slices, sums): else one copy into staging serves
-all of them. Below `_DIRECT_FROM` a call into the kernel for each peer takes longer than a second copy. `LoadedCode.inputs` is the rule, the same on all ranks. Without scratch
-there is one tile. Where the arrays of all ranks fill half of the cache that they share, what is read is *bounced*: some of it at a time into a slot, which stays in the core's own cache, and from there into the output past
-the cache. The kernel would write to the output itself, each line of which is fetched from memory first, to be overwritten. An all_to_all of arrays that are larger than that cache is staged again: with 2 ranks on 2 x86_64 cores one of 64 MiB took
-6.6 and 7.2 ms in place of 7.9 (`shm_variants.py`), and of the programs by hand in `peers.py` staging was the fastest of 64 MiB with 4 ranks on 16 cores.
+**Direct.** Where the kernel lets ranks read each other's memory, a call need not stage its inputs: who needs a part of
+one reads it where the user has it. That pays where no other rank reads the same part (all_to_all, scatter, a broadcast
+by slices, sums): else one copy into staging serves all of them. Below `_DIRECT_FROM` a call into the kernel for each
+peer takes longer than a second copy. `LoadedCode.inputs` is the rule, the same on all ranks. Without scratch there is
+one tile. Where the arrays of all ranks fill half of the cache that they share, what is read is *bounced*: some of it at
+a time into a slot, which stays in the core's own cache, and from there into the output past the cache. The kernel would
+write to the output itself, each line of which is fetched from memory first, to be overwritten. An all_to_all of arrays
+that are larger than that cache is staged again: with 2 ranks on 2 x86_64 cores one of 64 MiB took 6.6 and 7.2 ms in
+place of 7.9 (`shm_variants.py`), and of the programs by hand in `peers.py` staging was the fastest of 64 MiB with 4
+ranks on 16 cores.
 
-**A cache that keeps.** All of the above is of cores whose shared cache is a mesh away. Where it is near (`shm_facts.kept_bytes`), a second copy inside of it costs less than the kernel's look at each page: nothing goes directly. Nor do lines
-take long to come from another core: nothing lies in a ring, which would fill the cache (an all_gather of 4 MiB by 4 ranks took 303 us in place of 364, `--rings 0 6144`). And outputs are written through it as long as the arrays of all ranks fit. With 2 ranks on 2 such cores an all_to_all of 512 KiB took 12 us in place of 23, and a broadcast of 4 MiB 73 in place of 176 (`shm_variants.py`). Sums that are written over inputs go through it too where the tiles
-under way fit: the input was read a moment before.
+**A cache that keeps.** All of the above is of cores whose shared cache is a mesh away. Where it is near
+(`shm_facts.kept_bytes`), a second copy inside of it costs less than the kernel's look at each page: nothing goes
+directly. Nor do lines take long to come from another core: nothing lies in a ring, which would fill the cache (an
+all_gather of 4 MiB by 4 ranks took 303 us in place of 364, `--rings 0 6144`). And outputs are written through it as
+long as the arrays of all ranks fit. With 2 ranks on 2 such cores an all_to_all of 512 KiB took 12 us in place of 23,
+and a broadcast of 4 MiB 73 in place of 176 (`shm_variants.py`). Sums that are written over inputs go through it too
+where the tiles under way fit: the input was read a moment before.
 
-**Either.** Large arrays in huge pages are the exception to that: there the kernel has little to look up, and an all_to_all is one copy, through the cache (16 MiB by 8 ranks on 2 such cores: 3.7 ms in place of 5.4; in pages of 4 KiB 8.1; `shm_variants.py --pages`). Some arrays have such pages and others do not, and a rank knows it of its own alone (`shm_pages.h`).
-So each *offers* its input or stages it, and says which in the flag of its gate: all go through the same tiles. A rank that reads an offered input takes all of its part with the first tile; when that is done it has seen what everyone did, and if all have offered, all is read, and all ranks know that there is no second tile.
+**Either.** Large arrays in huge pages are the exception to that: there the kernel has little to look up, and an
+all_to_all is one copy, through the cache (16 MiB by 8 ranks on 2 such cores: 3.7 ms in place of 5.4; in pages of 4 KiB
+8.1; `shm_variants.py --pages`). Some arrays have such pages and others do not, and a rank knows it of its own alone
+(`shm_pages.h`). So each *offers* its input or stages it, and says which in the flag of its gate: all go through the
+same tiles. A rank that reads an offered input takes all of its part with the first tile; when that is done it has seen
+what everyone did, and if all have offered, all is read, and all ranks know that there is no second tile.
 
-**Sums.** A reduction whose operands are inputs of peers reads `piece` bytes of each at a time into a workspace, which stays in the core's own cache, and adds them up from there. Staged, every line crosses from the cache of
-one core to that of another twice: when it is written where a peer has read before, and when the peer reads it. With 8 ranks on 16 x86_64 cores a reduce_scatter of 16 MiB took 1.7 to 1.8 ms in place of 2.5, and 2.6 in place of
-4.5 where two ranks shared a real core; one of 512 KiB 62 us in place of 56, and 93 in place of 120 (`shm_variants.py --sums`). An all_reduce by slices may go so too, its sums in scratch, in tiles of `_SUMS` bytes of them, and
-is staged: in place it took 4.5 ms in place of 3.9 at 16 MiB, most likely since what a rank overwrites a peer has just read.
+**Sums.** A reduction whose operands are inputs of peers reads `piece` bytes of each at a time into a workspace, which
+stays in the core's own cache, and adds them up from there. Staged, every line crosses from the cache of one core to
+that of another twice: when it is written where a peer has read before, and when the peer reads it. With 8 ranks on 16
+x86_64 cores a reduce_scatter of 16 MiB took 1.7 to 1.8 ms in place of 2.5, and 2.6 in place of 4.5 where two ranks
+shared a real core; one of 512 KiB 62 us in place of 56, and 93 in place of 120 (`shm_variants.py --sums`). An
+all_reduce by slices may go so too, its sums in scratch, in tiles of `_SUMS` bytes of them, and is staged: in place it
+took 4.5 ms in place of 3.9 at 16 MiB, most likely since what a rank overwrites a peer has just read.
 """
 
 from __future__ import annotations
@@ -58,23 +77,32 @@ _LARGE = 1 << 21  # bytes of an output: it passes the caches of a core;
 _LARGE_PARTS = 1 << 20  # of one that is put together from parts of several ranks
 # What so many peers read lies in the ring of staging, from so many bytes of a tile on.
 _MANY, _RING_FROM = 3, 1 << 14
-# Bytes of a slot that a tile takes. Tiles with a part for each rank are larger, if the slot is: a fifth faster for an all_to_all with 8, and for a reduce_scatter of 512 KiB 15% (71 and 59 us; 16 MiB: 4%).
+# Bytes of a slot that a tile takes. Tiles with a part for each rank are larger, if the slot is: a fifth faster for an
+# all_to_all with 8, and for a reduce_scatter of 512 KiB 15% (71 and 59 us; 16 MiB: 4%).
 _SLOT_USED = 3 << 17
-# Where ranks take turns on a core all tiles are so large: each wait gives the core away. 8 ranks on 2 cores took 4 to 10% less than with tiles as those of ranks with a core each, and 4 ranks up to 13% (a broadcast of 16 MiB).
-# Of calls with several tiles, where the shared cache is near, tiles that are half as large: all that are under way stay in it. With 8 ranks on fast cores 5 to 20% less (data/turns_2_cores.txt); on slow ones up to 5% more, with 4 ranks up to 9%, and 17% for an all_to_all of 4 MiB (data/tiles_2_cores.txt).
+# Where ranks take turns on a core all tiles are so large: each wait gives the core away. 8 ranks on 2 cores took 4 to
+# 10% less than with tiles as those of ranks with a core each, and 4 ranks up to 13% (a broadcast of 16 MiB). Of calls
+# with several tiles, where the shared cache is near, tiles that are half as large: all that are under way stay in it.
+# With 8 ranks on fast cores 5 to 20% less (data/turns_2_cores.txt); on slow ones up to 5% more, with 4 ranks up to 9%,
+# and 17% for an all_to_all of 4 MiB (data/tiles_2_cores.txt).
 _SLOT_OF_TURNS, _SLOT_OF_NEAR_TURNS = 1 << 20, 1 << 19
 _SLOT_OF = {CollectiveName.ALL_TO_ALL: 1 << 20, CollectiveName.REDUCE_SCATTER: 1 << 20}
 _HUGE_FROM = 1 << 20  # bytes of an array of which it is worth asking the kernel whether it lies in huge pages
 _BOUNCE, _PAGE = 128 << 10, 4096  # bytes at a time, from where they begin in a page on
-# Of sums of what is read in other processes: bytes of each at a time, at most; of all together, which stay in the core's cache also where two ranks share it (a virtual machine may run two cores as one); the least with which
-# that pays; bytes of sums in a tile, where peers read them.
+# Of sums of what is read in other processes: bytes of each at a time, at most; of all together, which stay in the
+# core's cache also where two ranks share it (a virtual machine may run two cores as one); the least with which that
+# pays; bytes of sums in a tile, where peers read them.
 _PIECE, _PIECES, _LEAST_PIECE, _SUMS = 128 << 10, 512 << 10, 32 << 10, 128 << 10
-# Sums of so many ranks and more with a core each: ranks of one core share its cache, where staging stays too; two ranks gained 15% on one machine and lost half on another.
+# Sums of so many ranks and more with a core each: ranks of one core share its cache, where staging stays too; two ranks
+# gained 15% on one machine and lost half on another.
 _SUMMED_RANKS = 3
-# Parts that each rank stages in another order, begun with that of the next rank: else all ranks write at once what the same one has read the call before, and take its lines from its cache. With 8 ranks on 16 x86_64 cores a
-# reduce_scatter of 64 KiB took 8.6 and 11.9 us in place of 10.6 and 12.8 in two runs (benchmarks/collective/core_loop.py), and larger ones as long; an all_to_all of 64 KiB, whose parts are read one after another, took 14.6 in place of 12.9.
+# Parts that each rank stages in another order, begun with that of the next rank: else all ranks write at once what the
+# same one has read the call before, and take its lines from its cache. With 8 ranks on 16 x86_64 cores a reduce_scatter
+# of 64 KiB took 8.6 and 11.9 us in place of 10.6 and 12.8 in two runs (benchmarks/collective/core_loop.py), and larger
+# ones as long; an all_to_all of 64 KiB, whose parts are read one after another, took 14.6 in place of 12.9.
 _IN_TURNS = (CollectiveName.REDUCE_SCATTER,)
-# bytes of what is read at a time; measured on 16 x86_64 cores with 4 and 8 ranks (benchmarks/collective/shm_variants.py), as the next
+# bytes of what is read at a time; measured on 16 x86_64 cores with 4 and 8 ranks
+# (benchmarks/collective/shm_variants.py), as the next
 _DIRECT_FROM = {
     CollectiveName.ALL_TO_ALL: 32 << 10,
     CollectiveName.SCATTER: 32 << 10,
@@ -88,15 +116,18 @@ class SharedCache:
     """What the cores share."""
 
     bytes: int = 32 << 20  # the default is for systems that do not say
-    keeps: int = 0  # what inputs and outputs of all ranks may fill so that outputs are best written through it; 0 where it is far
+    # what inputs and outputs of all ranks may fill so that outputs are best written through it; 0 where it is far
+    keeps: int = 0
 
     def keeps_of(self, one_array: bool, turns: bool) -> int:
         """Of ranks that take turns on a core and have one array each it keeps as many as fit."""
         return self.bytes if self.keeps and one_array and turns else self.keeps
 
     def is_passed(self, arrays: int, under_way: int) -> bool:
-        """Whether outputs that are the inputs too are best written past it: all of them have so many bytes, and the tiles under way. Where it is near, an input that was read for a tile is still there when the sums of that tile are
-        written over it, if the tiles under way fit, as they lie in staging and in the arrays."""
+        """Whether outputs that are the inputs too are best written past it: all of them have so many bytes, and the
+        tiles under way. Where it is near, an input that was read for a tile is still there when the sums of that tile
+        are written over it, if the tiles under way fit, as they lie in staging and in the arrays.
+        """
         if self.keeps:
             return arrays > self.bytes and 2 * under_way > self.keeps
         return arrays > self.bytes // 2
@@ -159,7 +190,9 @@ class LoadedCode:
 
     @property
     def overlaid(self) -> int | None:
-        """Of a direct call: the part of this rank's input at which its output may begin, if it lies over it, so that no peer reads what was overwritten; None where it may not."""
+        """Of a direct call: the part of this rank's input at which its output may begin, if it lies over it, so that no
+        peer reads what was overwritten; None where it may not.
+        """
         collective = self.code.collective
         if not isinstance(collective, CollectiveSpec):
             return None
@@ -176,7 +209,11 @@ class LoadedCode:
         slot_bytes: int | None = None,
         cores: int | None = None,
     ) -> Inputs:
-        """Where peers should read the inputs. `least` stands in for the bytes of a part from which on that pays. `cores`: that the ranks may run on; as many as they want, if it is not given."""
+        """Where peers should read the inputs.
+
+        `least` stands in for the bytes of a part from which on that pays. `cores`: that the ranks may run on; as many
+        as they want, if it is not given.
+        """
         collective, code = self.code.collective, self.code
         if not isinstance(collective, CollectiveSpec) or self.in_place:
             return Inputs.STAGED
@@ -200,7 +237,10 @@ class LoadedCode:
         return Inputs.DIRECT if direct else Inputs.STAGED
 
     def piece(self, slot_bytes: int) -> int | None:
-        """Bytes of each peer at a time, whole pages, in reductions of what peers have in their own memory. None where there are no such reductions."""
+        """Bytes of each peer at a time, whole pages, in reductions of what peers have in their own memory.
+
+        None where there are no such reductions.
+        """
         operands = self.direct.operands
         return min(_PIECE, min(slot_bytes, _PIECES) // operands // _PAGE * _PAGE) if operands else None
 
@@ -239,7 +279,9 @@ class LoadedCode:
         cores: int | None = None,
         near: bool = False,
     ) -> int:
-        """Elements of a part at a time: all of them, if the first of the sizes that are wanted is enough, and else by the last. `cores`: that the ranks may run on, if these are fewer. `near`: the cache that they share is."""
+        """Elements of a part at a time: all of them, if the first of the sizes that are wanted is enough, and else by
+        the last. `cores`: that the ranks may run on, if these are fewer. `near`: the cache that they share is.
+        """
         code = self.code
         parts = sum(self._staged_widths(direct))
         scratch = sum(code.scratch)
@@ -271,7 +313,10 @@ class LoadedCode:
     def ringed(
         self, tile: int, itemsize: int, direct: bool = False, least: int | None = None, near: bool = False
     ) -> tuple[Ringed, int]:
-        """What of a tile lies in the ring, and its bytes there, of the rank that has most of it. `least` stands in for the bytes from which on that pays, which is never where the cache is near."""
+        """What of a tile lies in the ring, and its bytes there, of the rank that has most of it.
+
+        `least` stands in for the bytes from which on that pays, which is never where the cache is near.
+        """
         code, alignment = self.code, LINE // itemsize
         stride = max(1, -(-tile // (alignment * code.chunks))) * alignment
         if code.scratch:
@@ -320,8 +365,9 @@ def _readers(code: Code, buffer: int) -> int:
 
 
 def _kept_chunk(code: Code, rank: int) -> int | None:
-    """The chunk of a rank's input that need not be staged: no peer touches it, and the rank itself reads it alone and before it writes anything to its output, which may lie in
-    the same place. None where there is not exactly one."""
+    """The chunk of a rank's input that need not be staged: no peer touches it, and the rank itself reads it alone and
+    before it writes anything to its output, which may lie in the same place. None where there is not exactly one.
+    """
     if code.collective.in_place:
         return None
     by_peers, own_reads = set[int](), list[range]()
@@ -403,7 +449,10 @@ def make_plan(
     cores: int | None = None,
     ring_from: int | None = None,
 ) -> Plan:
-    """`title` is what messages call it: the name of the collective, unless it is given. `inputs`: the same on all ranks. `cores`: as `tile` has them."""
+    """`title` is what messages call it: the name of the collective, unless it is given.
+
+    `inputs`: the same on all ranks. `cores`: as `tile` has them.
+    """
     code, rank = loaded.code, loaded.rank
     if reduction in (Reduction.BAND, Reduction.BOR, Reduction.BXOR) and dtype.is_float:
         raise CollectiveError(f"{reduction.value} of {dtype.value}", fix="bitwise reductions are for integers and bool")

@@ -1,17 +1,19 @@
-"""Memory that each rank of a host owns and the others read: what redistributions are staged in (`reshard/shared.py` says how).
+"""Memory that each rank of a host owns and the others read: what redistributions are staged in (`reshard/shared.py`
+says how).
 
     token | state | doorbell | posts to each rank | taken from each rank | staging
 
-Every rank makes one such area, a memfd; a peer maps it through `/proc` when the two first meet. There is no group: whichever ranks
-take part in a redistribution, each has one area, so staging memory does not grow with the number of meshes. The area has no name and
-goes with the last process that maps it, however these end.
+Every rank makes one such area, a memfd; a peer maps it through `/proc` when the two first meet. There is no group:
+whichever ranks take part in a redistribution, each has one area, so staging memory does not grow with the number of
+meshes. The area has no name and goes with the last process that maps it, however these end.
 
-A *post* is a cache line of the sender's area: its number, where the data lies, how many bytes. Each pair of ranks has `_POSTS` of
-them, used in turn. *Taken* is a counter in the receiver's area. So every word has one writer. Numbers are stored with release after what
-they speak of and loaded with acquire, by the core; sleeping and waking are the core's too (`shm_core.c`).
+A *post* is a cache line of the sender's area: its number, where the data lies, how many bytes. Each pair of ranks has
+`_POSTS` of them, used in turn. *Taken* is a counter in the receiver's area. So every word has one writer. Numbers are
+stored with release after what they speak of and loaded with acquire, by the core; sleeping and waking are the core's
+too (`shm_core.c`).
 
-Staging is given out in a ring, oldest first; a piece is free when all to whom it was posted have taken it. When all are free the ring
-starts over, so that small redistributions use the same, cached, memory.
+Staging is given out in a ring, oldest first; a piece is free when all to whom it was posted have taken it. When all are
+free the ring starts over, so that small redistributions use the same, cached, memory.
 
 Only the compiled core can order memory: without it there is no such memory.
 """

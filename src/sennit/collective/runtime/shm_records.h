@@ -1,4 +1,5 @@
-/* What the core shares with Python, which fills in the same records (shm_abi.py), and with the other ranks: flags, doorbells, notes. */
+/* What the core shares with Python, which fills in the same records (shm_abi.py), and with the other ranks: flags,
+ * doorbells, notes. */
 
 #ifndef SENNIT_SHM_RECORDS_H
 #define SENNIT_SHM_RECORDS_H
@@ -22,7 +23,9 @@ typedef struct {
 } Operand;
 
 typedef struct {
-    int64_t offset, step; /* where part 0 begins in the segment, and the bytes from one part to the next. An input where peers may read it in its owner's memory: its address, or ~offset if it lies in the segment */
+    /* where part 0 begins in the segment, and the bytes from one part to the next. An input where peers may read it in
+     * its owner's memory: its address, or ~offset if it lies in the segment */
+    int64_t offset, step;
 } Place;
 
 typedef struct {
@@ -30,7 +33,8 @@ typedef struct {
     uint64_t call;          /* what its writer runs */
     Place places[2];        /* its input and output */
     uint64_t left;          /* the last tile that its writer has left, with all before it */
-    char rest[2 * LINE - 56]; /* processors fetch lines in pairs: who looks at one of a pair would take the other from its writer */
+    /* processors fetch lines in pairs: who looks at one of a pair would take the other from its writer */
+    char rest[2 * LINE - 56];
 } Flag;
 
 typedef struct {
@@ -50,7 +54,9 @@ typedef struct {
 } Exit; /* waits of a gate that are put off until its slot is used again */
 
 enum { IN_RING_SCRATCH = 1, IN_RING_INPUT = 2 };
-enum { STAGED, DIRECT, EITHER }; /* where peers read inputs: in staging, in the memory of their owner, or where each owner says, by the pages that its input lies in */
+/* where peers read inputs: in staging, in the memory of their owner, or where each owner says, by the pages that its
+ * input lies in */
+enum { STAGED, DIRECT, EITHER };
 
 #define NOTES 64
 
@@ -72,19 +78,21 @@ typedef struct {
     _Atomic uint64_t *calls_begun; /* of this rank, in the segment */
     const volatile char *owned;    /* not 0 in the process that made the group; a page that a fork wipes */
     const volatile char *broken;   /* not 0 when a rank has declared a failure */
-    int64_t bytes; /* of the segment */
+    int64_t bytes;                 /* of the segment */
     int64_t flags_per_rank, staging_step, slot_bytes, ring_bytes;
     int64_t staging_at; /* of its ring: where the next place begins; the same on all ranks */
     int32_t rank, ranks;
     int32_t pagemap; /* the kernel's account of this process's pages, or -1, */
     int32_t huge;    /* and whether large arrays are taken to lie in huge pages where it does not say */
     int32_t spin_limit, yields;
-    int64_t patience, linger; /* nanoseconds: until it looks around; that a rank stays awake, at least, with a core of its own or in turns with other ranks */
+    /* nanoseconds: until it looks around; that a rank stays awake, at least, with a core of its own or in turns with
+     * other ranks */
+    int64_t patience, linger;
     uint64_t epoch, calls;
     _Atomic int32_t spin; /* how long to spin before the first yield; adapts */
     int32_t waiting_for;  /* out: the rank whose signal is awaited, or that runs another call */
-    uint64_t left;          /* the last tile that this rank has left */
-    uint64_t *left_by;      /* by rank: one that it has left, and all before it, as far as its flags have told */
+    uint64_t left;        /* the last tile that this rank has left */
+    uint64_t *left_by;    /* by rank: one that it has left, and all before it, as far as its flags have told */
     Exit exits[SLOTS];
 } Group;
 
@@ -104,27 +112,31 @@ typedef struct {
     int32_t *at;            /* by slot, by block: the next instruction */
     int64_t flag_base;
     int32_t block_count, scratch_count;
-    int32_t chunks, alignment; /* of a part; in elements */
+    int32_t chunks, alignment;    /* of a part; in elements */
     int32_t parts[2], touched[2]; /* of input and output: how many parts, and whether peers touch it */
     int32_t only_read;            /* peers only read here: a gate may be left before they are done */
-    int32_t kept;  /* the chunk of the input that only this rank reads, which is not staged but read where the user has it; or -1 */
+    /* the chunk of the input that only this rank reads, which is not staged but read where the user has it; or -1 */
+    int32_t kept;
     int32_t alias; /* in place: the part of the larger buffer at which the smaller begins; else -1 */
     int32_t dtype, reduction, itemsize, divide;
     int32_t large;  /* the output does not fit the cache of a core, */
     int32_t vast;   /* or those of all ranks the cache of all */
     int32_t direct; /* STAGED, DIRECT or EITHER */
     int32_t apart;  /* of a call that is EITHER: this rank's input and output do not overlap */
-    int32_t bounced; /* of one that is DIRECT: what is read goes through a slot of staging into the output, past the cache: so many bytes at a time; or 0 */
-    int32_t early;   /* at the end of its steps a rank knows that its peers have read its input */
-    int32_t piece;   /* of each operand that is reduced out of another process: bytes at a time */
+    /* of one that is DIRECT: what is read goes through a slot of staging into the output, past the cache: so many bytes
+     * at a time; or 0 */
+    int32_t bounced;
+    int32_t early;          /* at the end of its steps a rank knows that its peers have read its input */
+    int32_t piece;          /* of each operand that is reduced out of another process: bytes at a time */
     int64_t elements, tile; /* of a part: in all, and at a time */
-    int64_t place;          /* bytes of the ring that a tile takes, on whichever rank it takes most; 0: all of it lies in a slot */
-    int32_t ringed;         /* what lies in the ring: IN_RING_SCRATCH or IN_RING_INPUT, or nothing */
-    int32_t in_turns;       /* each rank stages another part first */
+    /* bytes of the ring that a tile takes, on whichever rank it takes most; 0: all of it lies in a slot */
+    int64_t place;
+    int32_t ringed;   /* what lies in the ring: IN_RING_SCRATCH or IN_RING_INPUT, or nothing */
+    int32_t in_turns; /* each rank stages another part first */
     char *source, *target;
-    int32_t staged[2]; /* whether input and output are copied through staging */
-    uint64_t call;     /* what is called, as a number, */
-    const char *words; /* and in 112 bytes of words */
+    int32_t staged[2];            /* whether input and output are copied through staging */
+    uint64_t call;                /* what is called, as a number, */
+    const char *words;            /* and in 112 bytes of words */
     int64_t entered, begun, left; /* elements of all tiles entered; tiles entered, and left */
     Tile tiles[SLOTS];
 } Call;

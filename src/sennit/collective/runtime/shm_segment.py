@@ -1,12 +1,14 @@
-"""The segment that the ranks of a host share: how it is laid out, made and found, and what ranks tell each other in it besides data.
+"""The segment that the ranks of a host share: how it is laid out, made and found, and what ranks tell each other in it
+besides data.
 
     token | status of each rank | calls of each rank | doorbells | flags | rings | staging | arenas
 
-It is a memfd: memory without a name, which goes when the last process that maps it goes, however it ends. Other ranks open it through `/proc` of
-rank 0. Where that is not allowed, a file in `/dev/shm` serves that is unlinked as soon as all have opened it.
+It is a memfd: memory without a name, which goes when the last process that maps it goes, however it ends. Other ranks
+open it through `/proc` of rank 0. Where that is not allowed, a file in `/dev/shm` serves that is unlinked as soon as
+all have opened it.
 
-Pages cost nothing until they are touched, so capacities are generous. Each word has one writer, or all write the same, so no locks are
-needed.
+Pages cost nothing until they are touched, so capacities are generous. Each word has one writer, or all write the same,
+so no locks are needed.
 """
 
 from __future__ import annotations
@@ -52,11 +54,15 @@ BROKEN = 64  # where a byte says that some rank has declared a failure
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Of each rank. `slot`: bytes of staging for one tile, at most; `wide`: of the ring of staging for tiles that many read; `flags`: of all codes together; `ring`: bytes of messages to one peer; `arena`:
-    bytes for `allocate`.
+    """Of each rank.
 
-    Of a slot most codes use 384 KiB (`shm_plan.py`), a tile of 256 KiB with its scratch. Tiles of 128 to 512 KiB
-    are within 5% of each other for an all-reduce of 16 MiB by 8 ranks on 16 cores; smaller ones wait more often, larger ones fall out of the cache."""
+    `slot`: bytes of staging for one tile, at most; `wide`: of the ring of staging for tiles that many read; `flags`: of
+    all codes together; `ring`: bytes of messages to one peer; `arena`: bytes for `allocate`.
+
+    Of a slot most codes use 384 KiB (`shm_plan.py`), a tile of 256 KiB with its scratch. Tiles of 128 to 512 KiB are
+    within 5% of each other for an all-reduce of 16 MiB by 8 ranks on 16 cores; smaller ones wait more often, larger
+    ones fall out of the cache.
+    """
 
     slot: int = 1 << 20
     wide: int = 6 << 20
@@ -122,7 +128,9 @@ class Segment:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
     def fill_ring(self) -> None:
-        """Have the pages of this rank's ring of staging, so that no call waits for them; calls that need them do, where the kernel does not know the advice (5.14 does)."""
+        """Have the pages of this rank's ring of staging, so that no call waits for them; calls that need them do, where
+        the kernel does not know the advice (5.14 does).
+        """
         first = self.layout.staging + self.rank * self.layout.staging_step + SLOTS * self.layout.capacity.slot
         start = first // _PAGE * _PAGE
         with suppress(OSError):

@@ -4,8 +4,8 @@
     new_turn       a lock for it, which is taken in C
     facts_of       what it should know of a plan that the long way has run: the next call like that is short
 
-Python's part of a call is what is left of a small all-reduce: the core takes about a microsecond between two ranks, and the long way takes three from numpy. Everything here may be left out;
-results are the same.
+Python's part of a call is what is left of a small all-reduce: the core takes about a microsecond between two ranks, and
+the long way takes three from numpy. Everything here may be left out; results are the same.
 """
 
 from __future__ import annotations
@@ -112,7 +112,11 @@ def shortcut_of(
     calls: Sized | None = None,
     torch: tuple[type, object, object] | None = None,
 ) -> Shortcut | None:
-    """None where the core or the short way to it is not built. `calls` are those that come first; `torch` is its type of tensors, its sum, and how tensors describe themselves in C."""
+    """None where the core or the short way to it is not built.
+
+    `calls` are those that come first; `torch` is its type of tensors, its sum, and how tensors describe themselves in
+    C.
+    """
     if not isinstance(machine, CompiledMachine):
         return None
     try:
@@ -138,7 +142,10 @@ def new_turn() -> Turn:
 
 
 def facts_of(plan: Plan) -> PlanFacts | None:
-    """What `learn_arrays` and `learn_tensors` ask for. None of a plan for the long way: peers touch more than staging, or there is no input or no output here."""
+    """What `learn_arrays` and `learn_tensors` ask for.
+
+    None of a plan for the long way: peers touch more than staging, or there is no input or no output here.
+    """
     if plan.staged is None or not plan.sizes[0] or not plan.sizes[1]:
         return None
     return plan, plan.address, plan.staged, *plan.sizes, plan.one_array

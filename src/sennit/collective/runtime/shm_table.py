@@ -1,19 +1,23 @@
 """Which code for which collective and size, in shared memory.
 
-A row serves parts of `from_bytes` and more, up to the next row of its collective. Codes are made when they are first asked for, verified, and kept.
+A row serves parts of `from_bytes` and more, up to the next row of its collective. Codes are made when they are first
+asked for, verified, and kept.
 
-**Direct or by slices.** Of an all_reduce of n bytes over p ranks, the direct one reads p n bytes and waits once; by slices it is 2 n bytes and two waits. So
-slices win where (p - 2) n bytes take longer to read than one wait lasts:
+**Direct or by slices.** Of an all_reduce of n bytes over p ranks, the direct one reads p n bytes and waits once; by
+slices it is 2 n bytes and two waits. So slices win where (p - 2) n bytes take longer to read than one wait lasts:
 
     n > wait * rate / (p - 2)
 
-With a core for each rank a wait is about 1.5 us; with fewer, ranks wait for each other's turns and it is about 10 us for each rank of a core, but
-then reading takes as many times longer too, which cancels out. A core adds up about 10 bytes a nanosecond. These are rough figures, measured on one
-machine; `benchmarks/collective/shm_core.py --limits` times both for yours, and a table of your own may replace this one.
+With a core for each rank a wait is about 1.5 us; with fewer, ranks wait for each other's turns and it is about 10 us
+for each rank of a core, but then reading takes as many times longer too, which cancels out. A core adds up about 10
+bytes a nanosecond. These are rough figures, measured on one machine; `benchmarks/collective/shm_core.py --limits` times
+both for yours, and a table of your own may replace this one.
 
-**A broadcast by slices** is for many ranks that may read each other's memory: then nobody copies the whole array for others. With 8 ranks on 16 cores it took 2095 microseconds instead of 2470 at
-16 MiB and 624 instead of 678 at 4 MiB, but 100 instead of 74 at 512 KiB; with 4 ranks as long, or longer. In the other one the root may go on before the others have read, which pays at 4 MiB if it has other
-work between its calls, such as torch's part of them. `benchmarks/collective/shm_variants.py` times both.
+**A broadcast by slices** is for many ranks that may read each other's memory: then nobody copies the whole array for
+others. With 8 ranks on 16 cores it took 2095 microseconds instead of 2470 at 16 MiB and 624 instead of 678 at 4 MiB,
+but 100 instead of 74 at 512 KiB; with 4 ranks as long, or longer. In the other one the root may go on before the others
+have read, which pays at 4 MiB if it has other work between its calls, such as torch's part of them.
+`benchmarks/collective/shm_variants.py` times both.
 """
 
 from __future__ import annotations
@@ -123,7 +127,9 @@ def default_table(ranks: int, cores: int, may_read: bool = False) -> CodeTable:
 
 
 def tuned_table(table: SelectionTable, rest: CodeTable) -> CodeTable:
-    """The rows of a selection table, lowered for shared memory, in place of those that `rest` has for the same collectives."""
+    """The rows of a selection table, lowered for shared memory, in place of those that `rest` has for the same
+    collectives.
+    """
     rows: list[CodeRow] = []
     for row in table.row:
 

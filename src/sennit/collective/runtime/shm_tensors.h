@@ -1,4 +1,5 @@
-/* What a call on tensors is: their memory, as they describe themselves by DLPack's interface, and the options that c10d passes along. */
+/* What a call on tensors is: their memory, as they describe themselves by DLPack's interface, and the options that c10d
+ * passes along. */
 
 #ifndef SENNIT_SHM_TENSORS_H
 #define SENNIT_SHM_TENSORS_H
@@ -34,7 +35,8 @@ static int is_plain(const Shortcut *self, PyObject *tensor, Plain *plain)
 }
 
 /* 1: a call like this may be known, with its key, but for the root. */
-static int reads_tensors(const Shortcut *self, PyObject *kind, long what, PyObject *output, PyObject *input, Key *key, Memory *at)
+static int reads_tensors(const Shortcut *self, PyObject *kind, long what, PyObject *output, PyObject *input, Key *key,
+                         Memory *at)
 {
     Plain in, out;
     if (!self->exchange || !is_plain(self, output, &out))
@@ -89,11 +91,13 @@ static int reads_options(const Shortcut *self, long what, PyObject *opts, int64_
         if ((PyObject *)Py_TYPE(opts) != self->layouts[k].type)
             continue;
         const char *value = value_of(opts);
-        if (!value || (what & SUMS && places[REDUCTION] == UNKNOWN_PLACE) || (what & FROM_ROOT && places[ROOT] == UNKNOWN_PLACE))
+        if (!value || (what & SUMS && places[REDUCTION] == UNKNOWN_PLACE) ||
+            (what & FROM_ROOT && places[ROOT] == UNKNOWN_PLACE))
             break;
         if (what & FROM_ROOT)
             *root = read_field(value, places[ROOT], ROOT);
-        return !read_field(value, places[ASYNCHRONOUS], ASYNCHRONOUS) && (!(what & SUMS) || read_field(value, places[REDUCTION], REDUCTION) == self->sum_number) &&
+        return !read_field(value, places[ASYNCHRONOUS], ASYNCHRONOUS) &&
+               (!(what & SUMS) || read_field(value, places[REDUCTION], REDUCTION) == self->sum_number) &&
                (!(what & FROM_ROOT) || *root >= 0);
     }
     return asks_options(self, what, opts, root);

@@ -1,7 +1,9 @@
-/* Turn: a lock of Python whose state C looks at. Its methods are those of `threading.Lock`; C takes and gives it back without a call.
+/* Turn: a lock of Python whose state C looks at. Its methods are those of `threading.Lock`; C takes and gives it back
+ * without a call.
  *
- * Whoever touches a Turn holds the interpreter's lock, so its state is plain numbers. Who must wait sleeps at `door`, a lock of Python that is shut but for moments: who gives the turn back while others wait leaves it taken and
- * opens the door once, and one of them comes through and has it. */
+ * Whoever touches a Turn holds the interpreter's lock, so its state is plain numbers. Who must wait sleeps at `door`, a
+ * lock of Python that is shut but for moments: who gives the turn back while others wait leaves it taken and opens the
+ * door once, and one of them comes through and has it. */
 
 #ifndef SENNIT_SHM_TURN_H
 #define SENNIT_SHM_TURN_H
@@ -35,7 +37,8 @@ static int give_turn(Turn *turn)
     return answer != NULL;
 }
 
-/* Asleep until somebody leaves the turn to this thread. An error, such as Ctrl-C, may come when somebody just has: then it goes to the next. */
+/* Asleep until somebody leaves the turn to this thread. An error, such as Ctrl-C, may come when somebody just has: then
+ * it goes to the next. */
 static int await_turn(Turn *turn)
 {
     turn->waiting++;
@@ -119,7 +122,8 @@ static void dealloc_turn(PyObject *object)
 }
 
 static PyMethodDef turn_methods[] = {
-    {"acquire", (PyCFunction)(void (*)(void))acquire_turn, METH_VARARGS | METH_KEYWORDS, "take it, and wait for it unless blocking is False; whether it is taken"},
+    {"acquire", (PyCFunction)(void (*)(void))acquire_turn, METH_VARARGS | METH_KEYWORDS,
+     "take it, and wait for it unless blocking is False; whether it is taken"},
     {"release", release_turn, METH_NOARGS, "give it back"},
     {"locked", turn_is_taken, METH_NOARGS, "whether somebody has it"},
     {"__enter__", enter_turn, METH_NOARGS, NULL},
@@ -128,7 +132,10 @@ static PyMethodDef turn_methods[] = {
 };
 
 static PyType_Slot turn_slots[] = {
-    {Py_tp_new, (void *)new_turn}, {Py_tp_dealloc, (void *)dealloc_turn}, {Py_tp_methods, turn_methods}, {0},
+    {Py_tp_new, (void *)new_turn},
+    {Py_tp_dealloc, (void *)dealloc_turn},
+    {Py_tp_methods, turn_methods},
+    {0},
 };
 
 static PyType_Spec turn_shape = {

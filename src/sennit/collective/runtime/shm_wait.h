@@ -1,4 +1,5 @@
-/* Waiting: a rank that can do nothing spins, then yields its core, then sleeps at its doorbell until a peer that has signalled wakes it. `shm_core.c` says why none sleeps over a signal. */
+/* Waiting: a rank that can do nothing spins, then yields its core, then sleeps at its doorbell until a peer that has
+ * signalled wakes it. `shm_core.c` says why none sleeps over a signal. */
 
 #ifndef SENNIT_SHM_WAIT_H
 #define SENNIT_SHM_WAIT_H
@@ -29,13 +30,17 @@ static void relax(void)
 #endif
 }
 
-/* After so many nanoseconds others have the core whom yielding does not speed up: a sleeper that is woken comes before them. A rank whose core nobody else wants has no reason to sleep so soon, and a good one not to: on virtual
- * machines it may take longer to wake it than ranks wait before they sleep, and then each who sleeps makes the others sleep, call after call. It goes on yielding for `linger`. So does a rank that takes turns with others on a core, for as long as such a round of turns may take. */
+/* After so many nanoseconds others have the core whom yielding does not speed up: a sleeper that is woken comes before
+ * them. A rank whose core nobody else wants has no reason to sleep so soon, and a good one not to: on virtual machines
+ * it may take longer to wake it than ranks wait before they sleep, and then each who sleeps makes the others sleep,
+ * call after call. It goes on yielding for `linger`. So does a rank that takes turns with others on a core, for as long
+ * as such a round of turns may take. */
 #define YIELD_LIMIT 300000
 
 #define EAGER 32 /* rounds */
 
-/* Of spinning, however many others want the core: a few microseconds, which is how far ranks that run at the same time are apart. */
+/* Of spinning, however many others want the core: a few microseconds, which is how far ranks that run at the same time
+ * are apart. */
 #define LEAST_SPIN 64
 
 typedef struct {
@@ -71,7 +76,8 @@ static int idle_once(Group *group, Idle *idle)
     Doorbell *door = &group->doorbells[group->rank];
     int spin = atomic_load_explicit(&group->spin, memory_order_relaxed);
     if (idle->rounds < spin) {
-        /* what comes soon is seen soon; later, looking less often leaves more to the other thread of this core, which may be the rank that is awaited */
+        /* what comes soon is seen soon; later, looking less often leaves more to the other thread of this core, which
+         * may be the rank that is awaited */
         int pauses = idle->rounds < EAGER ? 1 : 4;
         idle->rounds += pauses;
         while (pauses--)
@@ -80,13 +86,16 @@ static int idle_once(Group *group, Idle *idle)
     }
     idle->rounds++;
     int64_t now = nanoseconds();
-    int learns = group->spin_limit > 0; /* a rank without a core of its own never spins, and need not ask the kernel what its yields let others do: a sixth of a small call */
+    /* a rank without a core of its own never spins, and need not ask the kernel what its yields let others do: a sixth
+     * of a small call */
+    int learns = group->spin_limit > 0;
     if (!idle->since)
         idle->since = now, idle->switches = learns ? switches() : 0;
     int lingers = (!learns || (spin > LEAST_SPIN && !idle->crowded)) && now - idle->since < group->linger;
     if (lingers || (idle->rounds < spin + group->yields && now - idle->since < YIELD_LIMIT)) {
         sched_yield();
-        /* a yield that took long let others run, whose time spinning takes; or the host had taken the core, of which the kernel knows nothing */
+        /* a yield that took long let others run, whose time spinning takes; or the host had taken the core, of which
+         * the kernel knows nothing */
         if (learns && nanoseconds() - now > 3000 && switches() > idle->switches) {
             idle->crowded = 1;
             spin_less(group, spin / 2);
@@ -110,12 +119,14 @@ static int idle_once(Group *group, Idle *idle)
     return 1;
 }
 
-/* Something went on: the next wait starts anew. If nobody else wanted the core, it may spin longer next time. With more ranks than cores the limit is none. */
+/* Something went on: the next wait starts anew. If nobody else wanted the core, it may spin longer next time. With more
+ * ranks than cores the limit is none. */
 static void went_on(Group *group, Idle *idle)
 {
     int spin = atomic_load_explicit(&group->spin, memory_order_relaxed);
     if (idle->rounds && !idle->crowded && spin < group->spin_limit)
-        atomic_store_explicit(&group->spin, spin * 2 < group->spin_limit ? spin * 2 : group->spin_limit, memory_order_relaxed);
+        atomic_store_explicit(&group->spin, spin * 2 < group->spin_limit ? spin * 2 : group->spin_limit,
+                              memory_order_relaxed);
     awake(group, idle);
     *idle = (Idle){0};
 }

@@ -1,4 +1,7 @@
-"""Memory of a rank's own, through which passes what it reads in other processes to add it up (`shm_pull.h`). Nobody else reads it, so it is private, and the same from call to call, so that it stays in the core's cache."""
+"""Memory of a rank's own, through which passes what it reads in other processes to add it up (`shm_pull.h`).
+
+Nobody else reads it, so it is private, and the same from call to call, so that it stays in the core's cache.
+"""
 
 from __future__ import annotations
 

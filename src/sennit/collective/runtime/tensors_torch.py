@@ -29,7 +29,9 @@ _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.
 
 
 class Flat:
-    """A flat contiguous tensor for some tensors, in their order; `give_back` copies into them what is not their own memory."""
+    """A flat contiguous tensor for some tensors, in their order; `give_back` copies into them what is not their own
+    memory.
+    """
 
     __slots__ = ("_originals", "tensor")
 

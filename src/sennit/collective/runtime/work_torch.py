@@ -1,8 +1,9 @@
 """What a collective call returns, and the queue that brings calls to their end in order.
 
-A group runs its collectives one after another, in the order of the calls: on a thread of the group; or, where the caller waits anyway and nothing is
-under way, on the caller's own thread at once; or, where it waits for a call that was made before and has not begun, on its thread then, with those before it. A change of thread costs more
-than a small all-reduce.
+A group runs its collectives one after another, in the order of the calls: on a thread of the group; or, where the
+caller waits anyway and nothing is under way, on the caller's own thread at once; or, where it waits for a call that was
+made before and has not begun, on its thread then, with those before it. A change of thread costs more than a small
+all-reduce.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ Job = Callable[[], None]
 
 
 class SennitWork(WorkBase):
-    """Tickets in the words of c10d: done when all are. `outputs` is what its future gives. With a `timeout`, who waits waits no longer."""
+    """Tickets in the words of c10d: done when all are.
+
+    `outputs` is what its future gives. With a `timeout`, who waits waits no longer.
+    """
 
     def __init__(
         self,
@@ -51,7 +55,10 @@ class SennitWork(WorkBase):
         return next((ticket.error for ticket in self.tickets if ticket.error is not None), None)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait for the end, and raise what went wrong. Without a timeout the one that it was made with counts, from the call on."""
+        """Wait for the end, and raise what went wrong.
+
+        Without a timeout the one that it was made with counts, from the call on.
+        """
         deadline = self.deadline
         if timeout is not None and timeout > timedelta(0):
             deadline = time.monotonic() + timeout.total_seconds()
@@ -109,8 +116,11 @@ class NothingLeft(SennitWork):
 
 
 class CallQueue:
-    """The collective calls of a group, in order. Its thread starts with the first call that does not wait. None is under way while nobody holds `running` and
-    as many were submitted as have ended; which is when `jobs` is empty, since a job is taken from there with `running` held."""
+    """The collective calls of a group, in order.
+
+    Its thread starts with the first call that does not wait. None is under way while nobody holds `running` and as many
+    were submitted as have ended; which is when `jobs` is empty, since a job is taken from there with `running` held.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -161,7 +171,10 @@ class CallQueue:
             self._run_next()  # unless who waits for it has run it
 
     def _run_next(self) -> bool:
-        """The first call that waits; whether there was one. `running` is held, and released before its ticket ends: what that sets off may make calls."""
+        """The first call that waits; whether there was one.
+
+        `running` is held, and released before its ticket ends: what that sets off may make calls.
+        """
         error: BaseException | None = None
         try:
             if not self.jobs:

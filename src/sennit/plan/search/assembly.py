@@ -1,8 +1,10 @@
-"""One plan of the space, put together: what each lane's units keep, the recurrence of its schedule, gradients, optimizer, memory.
+"""One plan of the space, put together: what each lane's units keep, the recurrence of its schedule, gradients,
+optimizer, memory.
 
-`Assembly` is given the stages and a function that makes the schedule for any number of micro-batches; `plan/search/estimate.py` says which. A stage may
-be a further run of another one (`again`: stage -> the stage whose forward it runs, without gradients, as a recycled model does): it has no units of its own, so no
-parameters and nothing kept, and takes the other's forward seconds.
+`Assembly` is given the stages and a function that makes the schedule for any number of micro-batches;
+`plan/search/estimate.py` says which. A stage may be a further run of another one (`again`: stage -> the stage whose
+forward it runs, without gradients, as a recycled model does): it has no units of its own, so no parameters and nothing
+kept, and takes the other's forward seconds.
 """
 
 from __future__ import annotations
@@ -56,8 +58,11 @@ class Assembly:
         costs: tuple[LaneCosts, ...],
         passes: int = 1,
     ) -> None:
-        """`costs` are those of each lane; one where they are alike. With several `passes`, the stages are those of each pass in turn; units are listed in those of
-        the last, which is trained."""
+        """`costs` are those of each lane; one where they are alike.
+
+        With several `passes`, the stages are those of each pass in turn; units are listed in those of the last, which
+        is trained.
+        """
         self.passes = passes
         self.owner, self.config, self.kind, self.chunks = owner, config, kind, chunks
         pattern = make(microbatches)
@@ -114,7 +119,9 @@ class Assembly:
         return parts.forward + parts.backward + parts.weights
 
     def _lacking(self, groups: list[Group], static: int) -> int:
-        """The least that all units need, less the memory: for each limit on working memory, the leanest options within it."""
+        """The least that all units need, less the memory: for each limit on working memory, the leanest options within
+        it.
+        """
         least = float("inf")
         for limit in sorted({option.working for group in groups for option in group.options}):
             within = [[o.activations for o in group.options if o.working <= limit] for group in groups]
@@ -235,8 +242,11 @@ class Assembly:
         return Estimate(config, self.kind, self.chunks, placed, step, memory, parts, wire, grid)
 
     def _sync(self, stages: list[_StageCost], config: Config) -> float:
-        """Seconds for gradients behind the last backward, and for parameters before the first forward. Gradients are summed bucket by bucket
-        (`kernels/buckets.py`), beside the backward of what was there before; parameters are gathered in runs (`kernels/gathers.py`), beside the forward of the units before."""
+        """Seconds for gradients behind the last backward, and for parameters before the first forward.
+
+        Gradients are summed bucket by bucket (`kernels/buckets.py`), beside the backward of what was there before;
+        parameters are gathered in runs (`kernels/gathers.py`), beside the forward of the units before.
+        """
         size, parameters = sum(cost.gradients for cost in stages), sum(cost.parameters for cost in stages)
         own = sum(cost.sync for cost in stages)
         hidden = sum(cost.durations.backward + cost.durations.weights for cost in stages)

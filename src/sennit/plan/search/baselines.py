@@ -6,12 +6,14 @@
 | DeepSpeed ZeRO | none | one | - | state, gradients, parameters | keep all or nothing |
 | Alpa | tensor | any, with as many replicas each as suits it | 1F1B | nothing, or optimizer state | keep all or nothing |
 
-Each is searched exhaustively (by branch and bound) over its meshes and micro-batch sizes, and is given more than its default: what to keep is chosen for each
-stage under its memory, which Megatron leaves to a flag. Alpa's stages may have meshes of different sizes (`unequal.py`), as in its own search; all of them are split the same way.
+Each is searched exhaustively (by branch and bound) over its meshes and micro-batch sizes, and is given more than its
+default: what to keep is chosen for each stage under its memory, which Megatron leaves to a flag. Alpa's stages may have
+meshes of different sizes (`unequal.py`), as in its own search; all of them are split the same way.
 
-`published` are the same systems as the SuperScaler paper could run them (January 2023): Megatron-LM with one flag for recomputation in all layers, equally many layers in
-each stage, 1F1B, no split of the sequence and no sharing of optimizer state; DeepSpeed's ZeRO-3 with all layers recomputed or none; Alpa with stages cut by time,
-1F1B, all layers recomputed or none. Each is tuned as exhaustively, over its meshes and micro-batch sizes.
+`published` are the same systems as the SuperScaler paper could run them (January 2023): Megatron-LM with one flag for
+recomputation in all layers, equally many layers in each stage, 1F1B, no split of the sequence and no sharing of
+optimizer state; DeepSpeed's ZeRO-3 with all layers recomputed or none; Alpa with stages cut by time, 1F1B, all layers
+recomputed or none. Each is tuned as exhaustively, over its meshes and micro-batch sizes.
 """
 
 from __future__ import annotations

@@ -55,8 +55,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`step`, `memory` (of the fullest device) and `bound` are simulated: by the schedule's recurrence on costs of the lowered units. `lanes` are the replicas of each
-    lane where they differ: `dp` is then 1, and `size` the samples of a micro-batch on a lane."""
+    """`step`, `memory` (of the fullest device) and `bound` are simulated: by the schedule's recurrence on costs of the
+    lowered units. `lanes` are the replicas of each lane where they differ: `dp` is then 1, and `size` the samples of a
+    micro-batch on a lane.
+    """
 
     model: str
     cluster: str

@@ -1,7 +1,8 @@
 """What each unit of a stage keeps, under the stage's memory: a small integer program.
 
-A stage has n_i units of item i, and each unit one of several options (what it keeps, in how many pieces it runs) with seconds t, bytes a of activations
-for each micro-batch in flight and w of working memory. With k_i micro-batches of item i in flight:
+A stage has n_i units of item i, and each unit one of several options (what it keeps, in how many pieces it runs) with
+seconds t, bytes a of activations for each micro-batch in flight and w of working memory. With k_i micro-batches of item
+i in flight:
 
     minimise    sum over i, c of  n_ic t_ic
     subject to  sum over c of n_ic = n_i                                n_ic whole

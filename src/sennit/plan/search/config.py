@@ -42,14 +42,19 @@ INTERLACED_SPARE = 4  # micro-batches that a lane of an interlaced plan may hold
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One place in the deep model that a stage can begin or end at: an item, and the module of this copy of it (none outside of units)."""
+    """One place in the deep model that a stage can begin or end at: an item, and the module of this copy of it (none
+    outside of units).
+    """
 
     item: int
     module: str | None
 
 
 def units_of(model: Shallow) -> tuple[Unit, ...]:
-    """The units of the deep model in the order of its data. A copy may be several units (a Swin's plain and shifted block): those take turns."""
+    """The units of the deep model in the order of its data.
+
+    A copy may be several units (a Swin's plain and shifted block): those take turns.
+    """
     found: list[Unit] = []
     number = 0
     while number < len(model.items):
@@ -66,8 +71,10 @@ def units_of(model: Shallow) -> tuple[Unit, ...]:
 
 
 def passes_of(model: Shallow) -> int | None:
-    """How often the units run, where only the last pass is trained: 1 in most models. None where one runs several times and all are trained: such units
-    are in no pipeline."""
+    """How often the units run, where only the last pass is trained: 1 in most models.
+
+    None where one runs several times and all are trained: such units are in no pipeline.
+    """
     inside = [op for op in model.graph.ops if op.phase is Phase.FORWARD and model.items[model.item_of[op.name]].modules]
     passes = 1 + max((op.call for op in inside), default=0)
     nodes = {op.seq for op in model.graph.ops if op.phase is Phase.BACKWARD and op.seq is not None}
@@ -84,8 +91,10 @@ def _takes_turns(item: Item, other: Item) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """`lanes` are the replicas of each lane where they differ (`unequal.py`): `dp` is then 1, and `size` the samples of a micro-batch on all of a lane's
-    replicas together."""
+    """`lanes` are the replicas of each lane where they differ (`unequal.py`):
+
+    `dp` is then 1, and `size` the samples of a micro-batch on all of a lane's replicas together.
+    """
 
     way: Way
     pp: int
@@ -154,7 +163,9 @@ def shortened(config: Config) -> int:
 
 
 def steady_interval(grid: Grid) -> float:
-    """Seconds that one more micro-batch adds to a schedule of `shortened` length: between the ends of B one round apart, before the end begins."""
+    """Seconds that one more micro-batch adds to a schedule of `shortened` length: between the ends of B one round
+    apart, before the end begins.
+    """
     lanes = len(grid.start)
     last = grid.pattern.microbatches - 2 * lanes - 1
     stage = next(own for own in grid.pattern.stages[0] if Work.BACKWARD in grid.pattern.work(own))
@@ -223,7 +234,10 @@ def partition(weights: list[float], parts: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """What is known of a cut into stages beforehand: `stages` are units (by position) and their stage, `begins` units that begin one."""
+    """What is known of a cut into stages beforehand:
+
+    `stages` are units (by position) and their stage, `begins` units that begin one.
+    """
 
     stages: tuple[tuple[int, int], ...] = ()
     begins: tuple[int, ...] = ()
@@ -234,7 +248,9 @@ class Fixed:
     def partition(self, weights: list[float], parts: int) -> list[tuple[int, int]] | None:
         """As `partition`, among the cuts that keep what is fixed; None where there is none.
 
-        least[s][e] = the least greatest sum of s + 1 runs of the first e units = min over b of max(least[s-1][b], sum of b..e)"""
+        least[s][e] = the least greatest sum of s + 1 runs of the first e units = min over b of max(least[s-1][b], sum
+        of b..e)
+        """
         if not self:
             return partition(weights, parts)
         sums = [0.0]

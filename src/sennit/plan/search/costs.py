@@ -1,11 +1,12 @@
-"""The costs that a search works with: each way of splitting, for each size of micro-batch, probed once when it is first needed.
+"""The costs that a search works with: each way of splitting, for each size of micro-batch, probed once when it is first
+needed.
 
-`CostBook.fast` gives the items' costs where everything is kept; `CostBook.options` those of every option that an item has (what it keeps, in how many
-pieces it runs), as far as pins allow. A way that the model cannot take (a dim that does not divide, no pair of products to split) gives
-None, and `refusals` says why.
+`CostBook.fast` gives the items' costs where everything is kept; `CostBook.options` those of every option that an item
+has (what it keeps, in how many pieces it runs), as far as pins allow. A way that the model cannot take (a dim that does
+not divide, no pair of products to split) gives None, and `refusals` says why.
 
-`Probes` are those costs alone: they depend on the model, the cluster and the optimizer and on no space, so searches of several spaces (ours, and each baseline's)
-share one.
+`Probes` are those costs alone: they depend on the model, the cluster and the optimizer and on no space, so searches of
+several spaces (ours, and each baseline's) share one.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ class Variant:
 
 
 class Probes:
-    """The costs of each way and size of micro-batch, found when first asked for. `fused_attention` takes what a model calls
-    `scaled_dot_product_attention` as one kernel (`kernels/attention.py`)."""
+    """The costs of each way and size of micro-batch, found when first asked for.
+
+    `fused_attention` takes what a model calls `scaled_dot_product_attention` as one kernel (`kernels/attention.py`).
+    """
 
     def __init__(
         self, model: Shallow, wires: Wires, optimizer: Optimizer, batch: int, *, fused_attention: bool = True

@@ -1,13 +1,15 @@
 """Stages with different numbers of replicas: the model cut into stages and the devices shared among them, together.
 
-All stages see the same micro-batches, of g samples each. A stage with r replicas gives g / r of them to each; so its seconds are those that its units take at that size, and
-a stage of heavy units gets more devices instead of fewer units. With t[r][u] the seconds of unit u on r replicas, S stages and R replicas in all:
+All stages see the same micro-batches, of g samples each. A stage with r replicas gives g / r of them to each; so its
+seconds are those that its units take at that size, and a stage of heavy units gets more devices instead of fewer units.
+With t[r][u] the seconds of unit u on r replicas, S stages and R replicas in all:
 
     find  T = min over cuts and counts r_1 + ... + r_S = R  of  max over stages of  (sum of t[r_s][u] over the stage's units)
 
-`cut_unequal` bisects over T. For one T the ends that s stages can reach with q replicas are a set E[s][q]: from each begin in it, a further stage on r replicas reaches
-every end up to the farthest whose sum is within T. Sets and not farthest ends: a stage that is cut short may leave units to one with too few replicas. The test beside it
-tries all cuts and all counts.
+`cut_unequal` bisects over T. For one T the ends that s stages can reach with q replicas are a set E[s][q]: from each
+begin in it, a further stage on r replicas reaches every end up to the farthest whose sum is within T. Sets and not
+farthest ends: a stage that is cut short may leave units to one with too few replicas. The test beside it tries all cuts
+and all counts.
 
 `replicas_of` lists the counts that a lane may have: those that divide g into a size of micro-batch that the space has.
 """
@@ -26,7 +28,9 @@ Run = tuple[int, int, int]  # the first unit of a stage, the one behind its last
 
 
 def samples_of(batch: int, replicas: int, sizes: Sequence[int]) -> Iterator[int]:
-    """The numbers of samples of a micro-batch that lanes with different counts of replicas can share, of at most so many together."""
+    """The numbers of samples of a micro-batch that lanes with different counts of replicas can share, of at most so
+    many together.
+    """
     for samples in range(2, batch + 1):
         if batch % samples == 0 and len(replicas_of(samples, replicas - 1, sizes)) > 1:
             yield samples
@@ -37,7 +41,10 @@ def replicas_of(samples: int, most: int, sizes: Sequence[int]) -> tuple[int, ...
 
 
 def cut_unequal(seconds: Mapping[int, Sequence[float]], stages: int, replicas: int) -> tuple[Run, ...] | None:
-    """The cut and the counts with the least slowest stage; `seconds` are those of each unit, by count of replicas. None where the counts do not add up."""
+    """The cut and the counts with the least slowest stage; `seconds` are those of each unit, by count of replicas.
+
+    None where the counts do not add up.
+    """
     sums = {count: np.concatenate(([0.0], np.cumsum(row))) for count, row in seconds.items()}
     units = len(next(iter(sums.values()))) - 1 if sums else 0
     high = max((float(row[-1]) for row in sums.values()), default=0.0)

@@ -1,24 +1,30 @@
-"""One plan of the space on the clock: stages, what their units keep, the schedule's recurrence, gradients and optimizer.
+"""One plan of the space on the clock: stages, what their units keep, the schedule's recurrence, gradients and
+optimizer.
 
-A `Config` fixes how units are split, how many stages and replicas there are, the micro-batches, and what replicas share. Given a schedule,
-`Estimator.estimate`
+A `Config` fixes how units are split, how many stages and replicas there are, the micro-batches, and what replicas
+share. Given a schedule, `Estimator.estimate`
 
-1. cuts the units into stages, in order, with the least slowest stage (`partition`: exact, by bisection over the greatest stage);
+1. cuts the units into stages, in order, with the least slowest stage (`partition`: exact, by bisection over the
+   greatest stage);
 2. lets each lane choose what its units keep, under what its memory leaves (`choose.py`);
 3. runs the schedule by the recurrence of `plan/grid.py`, transfers between stages included;
-4. adds, for each lane, the sum of gradients over replicas as far as the last backward does not hide it, and the optimizer.
+4. adds, for each lane, the sum of gradients over replicas as far as the last backward does not hide it, and the
+   optimizer.
 
-**Replicas.** What is shared changes memory and traffic (ZeRO): 1, optimizer state: gradients are scattered and parameters gathered once a step; 2, gradients
-too: they are scattered for each micro-batch, beside its backward; 3, parameters too: each unit's are gathered for F and again for B.
+**Replicas.** What is shared changes memory and traffic (ZeRO): 1, optimizer state: gradients are scattered and
+parameters gathered once a step; 2, gradients too: they are scattered for each micro-batch, beside its backward; 3,
+parameters too: each unit's are gathered for F and again for B.
 
-**Bounds.** `Estimator.bound` is below every plan of a config, whatever its schedule, stages, and what its units keep: with S lanes and M micro-batches, the interval I
-from one to the next is at least (all seconds of a micro-batch) / S, and ceil(n / S) times the seconds of a unit that stands n times. `schedule_bound` is
-below every plan of a config with one schedule: the optimum of a linear program with the memory and the bubble of each lane (`relax.py`). The first has
+**Bounds.** `Estimator.bound` is below every plan of a config, whatever its schedule, stages, and what its units keep:
+with S lanes and M micro-batches, the interval I from one to the next is at least (all seconds of a micro-batch) / S,
+and ceil(n / S) times the seconds of a unit that stands n times. `schedule_bound` is below every plan of a config with
+one schedule: the optimum of a linear program with the memory and the bubble of each lane (`relax.py`). The first has
 
     step >= M I + (S - 1) * the shortest F of a unit
 
-With one lane there are no stages to cut, and `choose.py` finds the least seconds of a micro-batch exactly. Computing again makes B longer and never F, so what it adds to the
-step is at least what it hides of the sum of gradients: an estimate is its own bound. Where units run in pieces F may differ too, and the sum of gradients is left out.
+With one lane there are no stages to cut, and `choose.py` finds the least seconds of a micro-batch exactly. Computing
+again makes B longer and never F, so what it adds to the step is at least what it hides of the sum of gradients: an
+estimate is its own bound. Where units run in pieces F may differ too, and the sum of gradients is left out.
 """
 
 from __future__ import annotations
@@ -65,8 +71,10 @@ class Estimator:
         equal_stages: bool = False,
         counted: Counted | None = None,
     ) -> None:
-        """`equal_stages` gives each stage as many units, whatever they take. `passes` is how often the units of the graph run, each time on their own results, of
-        which the last is trained."""
+        """`equal_stages` gives each stage as many units, whatever they take.
+
+        `passes` is how often the units of the graph run, each time on their own results, of which the last is trained.
+        """
         self.equal_stages, self.counted = equal_stages, counted or Counted()
         self.book, self.model, self.wires, self.fixed = book, book.model, book.wires, fixed or Fixed()
         self.memory = int(book.wires.cluster.device.memory.value)
@@ -75,7 +83,7 @@ class Estimator:
         self.relaxed: dict[tuple[Config, Kind, int, bool], float] = {}
         self.picked: dict[tuple[tuple[Group, ...], int], tuple[tuple[int, ...], ...] | None] = {}
 
-    # ---- schedules -----------------------------------------------------------------------------------------------------
+    # ---- schedules ---------------------------------------------------------------------------------------------------
 
     def pattern(self, kind: Kind, lanes: int, microbatches: int, chunks: int) -> Pattern | None:
         """A schedule; None where there is none for these numbers."""
@@ -90,7 +98,7 @@ class Estimator:
             self.picked[groups, room] = choose(groups, room)
         return self.picked[groups, room]
 
-    # ---- one plan ------------------------------------------------------------------------------------------------------
+    # ---- one plan ----------------------------------------------------------------------------------------------------
 
     def estimate(self, config: Config, kind: Kind, chunks: int = 1) -> Estimate | Shortage | None:
         """None where the config has no such schedule, or too few units."""
@@ -113,7 +121,10 @@ class Estimator:
         return Assembly(self, config, kind, chunks, make, short, stages, (LaneCosts(config, options, fast),)).estimate()
 
     def _cut(self, fast: tuple[ItemCost, ...], count: int) -> list[list[int]] | None:
-        """The units in order, in `count` stages: with the least slowest one, or with equally many units each. None where pins leave no such cut."""
+        """The units in order, in `count` stages: with the least slowest one, or with equally many units each.
+
+        None where pins leave no such cut.
+        """
         each = [fast[unit].seconds + fast[unit].accumulate for unit in self.units]
         if self.equal_stages:  # what lies outside of units weighs nothing
             each = [1.0 if self.model.items[unit].modules else 1e-6 for unit in self.units]
@@ -121,8 +132,9 @@ class Estimator:
         return None if cuts is None else [self.units[begin:end] for begin, end in cuts]
 
     def interlaced(self, config: Config) -> Estimate | Shortage | None:
-        """Embeddings and heads on all lanes, over the devices of all of them; the units in stages between them, in an order that the modulo
-        scheduler finds under the memory of the lanes."""
+        """Embeddings and heads on all lanes, over the devices of all of them; the units in stages between them, in an
+        order that the modulo scheduler finds under the memory of the lanes.
+        """
         spread = self.book.probed(self._wide(config), config.size)
         options, fast = self.book.options(config.way, config.size), self.book.fast(config.way, config.size)
         inner = [unit for unit in self.units if self.model.items[unit].modules]
@@ -174,9 +186,11 @@ class Estimator:
         )
 
     def recycled(self, config: Config, kind: Kind) -> Estimate | Shortage | None:
-        """Units that run several times on their own results, the last pass trained: pass r of the run on lane i is stage r S + i. `SEVERAL_FORWARD` lets passes of
-        different micro-batches run beside each other, in an order that the modulo scheduler finds (3F1B); with `ONE_F_ONE_B` a pass begins when all
-        micro-batches are through the one before, as a pipeline can that knows one forward pass."""
+        """Units that run several times on their own results, the last pass trained: pass r of the run on lane i is
+        stage r S + i. `SEVERAL_FORWARD` lets passes of different micro-batches run beside each other, in an order that
+        the modulo scheduler finds (3F1B); with `ONE_F_ONE_B` a pass begins when all micro-batches are through the one
+        before, as a pipeline can that knows one forward pass.
+        """
         options, fast, passes = (
             self.book.options(config.way, config.size),
             self.book.fast(config.way, config.size),
@@ -223,7 +237,9 @@ class Estimator:
         return Assembly(self, config, kind, 1, make, short, stages, lanes, passes).estimate()
 
     def static(self, config: Config, units: list[int], costs: tuple[ItemCost, ...], others: set[int]) -> int:
-        """Bytes of parameters, gradients and state of a lane; tied ones again where the item that has them lies on another lane."""
+        """Bytes of parameters, gradients and state of a lane; tied ones again where the item that has them lies on
+        another lane.
+        """
         parameters = gradients = state = 0
         for unit in units:
             cost = costs[unit]
@@ -257,7 +273,7 @@ class Estimator:
             return forward, backward + max(0.0, scatter - both)
         return max(forward, gather), backward + max(0.0, gather + scatter - both)
 
-    # ---- bound ---------------------------------------------------------------------------------------------------------
+    # ---- bound -------------------------------------------------------------------------------------------------------
 
     def bound(self, config: Config) -> float:
         """Seconds that no plan of this config is below, whatever its schedule, its stages and what its units keep."""
@@ -285,8 +301,9 @@ class Estimator:
         return min(inner, default=0.0) / (self.passes or 1)
 
     def schedule_bound(self, config: Config, kind: Kind, chunks: int, *, whole: bool = False) -> float:
-        """Seconds that no plan of a config with this schedule is below (`relax.py`): for the units that most of the model is made of, and the rest of the model
-        shared as suits. `whole` counts whole units."""
+        """Seconds that no plan of a config with this schedule is below (`relax.py`): for the units that most of the
+        model is made of, and the rest of the model shared as suits. `whole` counts whole units.
+        """
         key = (config, kind, chunks, whole)
         if key not in self.relaxed:
             self.relaxed[key] = self._relaxed(config, kind, chunks, whole)
@@ -344,7 +361,10 @@ class Estimator:
         return memory_time(moved // (config.dp if config.zero else 1), self.wires.cluster.device)[0]
 
     def seconds(self, config: Config, cost: ItemCost, *, split: bool, shared: bool = True) -> Durations:
-        """F, B and W of a unit and a micro-batch, with what replicas exchange beside them. Where W is not apart it may run while B waits."""
+        """F, B and W of a unit and a micro-batch, with what replicas exchange beside them.
+
+        Where W is not apart it may run while B waits.
+        """
         forward, backward = self.shared(config, cost) if shared else (cost.forward, cost.backward)
         hidden = 0.0 if split else max(0.0, cost.backward + cost.weights - cost.together)
         return Durations(forward, backward - hidden, cost.weights + _added(config, cost))
@@ -359,8 +379,9 @@ class Estimator:
         )
 
     def interlaced_bound(self, config: Config) -> float:
-        """Seconds that no interlaced plan of a config is below: the units over the lanes, and on each lane all that is shared, spread over all devices. Infinite where
-        the memory of all lanes does not hold the model."""
+        """Seconds that no interlaced plan of a config is below: the units over the lanes, and on each lane all that is
+        shared, spread over all devices. Infinite where the memory of all lanes does not hold the model.
+        """
         fast = self.book.fast(config.way, config.size)
         spread = self.book.probed(self._wide(config), config.size) if fast is not None else None
         if fast is None or spread is None:
@@ -376,7 +397,9 @@ class Estimator:
         return replace(config.way, tp=config.way.tp * config.pp, vocabulary=True, keep=Keep.ALL, pieces=1)
 
     def fill(self, config: Config, kind: Kind, chunks: int) -> float:
-        """Seconds of bubble that a schedule has with equal stages (the table of `plan/schedules.py`): with unequal ones it has more."""
+        """Seconds of bubble that a schedule has with equal stages (the table of `plan/schedules.py`): with unequal ones
+        it has more.
+        """
         fast = self.book.fast(config.way, config.size)
         assert fast is not None, "a config with a bound"
         share = (config.pp - 1) / config.pp
@@ -402,8 +425,11 @@ def _per_unit(config: Config, cost: ItemCost) -> float:
 
 
 def _standing(config: Config, parameters: float, gradients: float, state: float) -> float:
-    """Bytes of a replica under what replicas share. What is shared lives in pieces; with less than level 3 the wholes of parameters stand beside
-    them. Whole gradients are there with level 1 only where micro-batches add to them."""
+    """Bytes of a replica under what replicas share.
+
+    What is shared lives in pieces; with less than level 3 the wholes of parameters stand beside them. Whole gradients
+    are there with level 1 only where micro-batches add to them.
+    """
     match config.zero:
         case 0:
             return parameters + gradients + state

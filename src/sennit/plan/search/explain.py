@@ -1,7 +1,8 @@
 """Why a module is treated as it is: the options that its units had, each with its costs, and which was chosen.
 
-The options differ in one decision from the chosen way: what is kept, the number of devices that share products, whether the stream is split on
-the sequence. Costs are those of one unit and one micro-batch on one device, probed as the search does (`probe.py`).
+The options differ in one decision from the chosen way: what is kept, the number of devices that share products, whether
+the stream is split on the sequence. Costs are those of one unit and one micro-batch on one device, probed as the search
+does (`probe.py`).
 """
 
 from __future__ import annotations

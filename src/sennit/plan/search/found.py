@@ -12,8 +12,10 @@ __all__ = ["Found", "Lowest"]
 
 @dataclass(frozen=True, slots=True)
 class Lowest:
-    """Whose bound the least is: a config and a schedule that no plan better than the one found is ruled out for. `parts` is that bound with one part
-    more counted each time (`relax.py`)."""
+    """Whose bound the least is: a config and a schedule that no plan better than the one found is ruled out for.
+
+    `parts` is that bound with one part more counted each time (`relax.py`).
+    """
 
     config: Config
     kind: Kind
@@ -29,8 +31,9 @@ class Lowest:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`alternatives` are the best plans of other configs, best first; `configs` and `probes` say how much was looked at; `lowest` is None where
-    the plan is its own bound."""
+    """`alternatives` are the best plans of other configs, best first; `configs` and `probes` say how much was looked
+    at; `lowest` is None where the plan is its own bound.
+    """
 
     choice: Choice
     estimate: Estimate

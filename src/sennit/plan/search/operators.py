@@ -1,9 +1,11 @@
-"""Which letter each operator is split on, over one axis: a choice for every operator, and what changes of layout between them cost.
+"""Which letter each operator is split on, over one axis: a choice for every operator, and what changes of layout
+between them cost.
 
-The zoo finds Megatron's splits by the shape of a graph. Here nothing is known but the rules: operator o of the joint graph (forward and backward) may take one of
-the strategies S_o of its rule, a parameter one of the entries that a reader could want. Let c[o, s] be the seconds of o on its local pieces, and m[v, a, b] those that
-value v takes from entry a, as it is made, to entry b, as it is read: an all-gather, all-reduce, reduce-scatter or all-to-all, or nothing. A change serves all
-readers that want it. With x[o, s] = 1 where s is chosen:
+The zoo finds Megatron's splits by the shape of a graph. Here nothing is known but the rules: operator o of the joint
+graph (forward and backward) may take one of the strategies S_o of its rule, a parameter one of the entries that a
+reader could want. Let c[o, s] be the seconds of o on its local pieces, and m[v, a, b] those that value v takes from
+entry a, as it is made, to entry b, as it is read: an all-gather, all-reduce, reduce-scatter or all-to-all, or nothing.
+A change serves all readers that want it. With x[o, s] = 1 where s is chosen:
 
     minimise    sum c[o, s] x[o, s]  +  sum m[v, a, b] z[v, a, b]
     subject to  sum over s of x[o, s] = 1                                                          for each o
@@ -11,11 +13,13 @@ readers that want it. With x[o, s] = 1 where s is chosen:
                 sum over a of y[r, a, b] = the x of r that read it as b                            for each reader r of v, and b
                 z[v, a, b] >= y[r, a, b]                                                           for each reader r of v
 
-The gradient of a parameter is read as the parameter lies; a loss is read whole. The linear relaxation is solved with HiGHS; where it comes out fractional, HiGHS branches. Its
-optimum is the bound. (Alpa, arXiv 2201.12023, section 4, has the pairwise form; z is new: without it one gathered activation is paid for by each of its readers.)
+The gradient of a parameter is read as the parameter lies; a loss is read whole. The linear relaxation is solved with
+HiGHS; where it comes out fractional, HiGHS branches. Its optimum is the bound. (Alpa, arXiv 2201.12023, section 4, has
+the pairwise form; z is new: without it one gathered activation is paid for by each of its readers.)
 
-`choose_ops` gives the choice as splits of a plan, which `propagate` completes like any other's: a redistribution is hoisted over views there, and backward products mirror
-their forward ones, so what is lowered may be better than what was chosen. `seconds_of` puts the same price on any complete plan.
+`choose_ops` gives the choice as splits of a plan, which `propagate` completes like any other's: a redistribution is
+hoisted over views there, and backward products mirror their forward ones, so what is lowered may be better than what
+was chosen. `seconds_of` puts the same price on any complete plan.
 """
 
 from __future__ import annotations
@@ -128,8 +132,11 @@ class ChosenOps:
 def choose_ops(
     plan: Plan, axis: str, cost: AxisCost, seeds: Sequence[Decisions] = (), most_seconds: float = 60.0
 ) -> tuple[Plan, ChosenOps]:
-    """The plan with the splits over an axis that cost least; what was chosen. The choice is never dearer than the `seeds`, complete plans whose strategies are
-    looked at too. The graph is taken as it is: give it the batch of one micro-batch."""
+    """The plan with the splits over an axis that cost least; what was chosen.
+
+    The choice is never dearer than the `seeds`, complete plans whose strategies are looked at too. The graph is taken
+    as it is: give it the batch of one micro-batch.
+    """
     chosen = choose_strategies(plan.graph, axis, cost, seeds, most_seconds)
     return replace(plan, splits=(*plan.splits, *chosen.splits)), chosen
 
@@ -177,12 +184,16 @@ def _outputs(graph: Graph) -> Iterator[tuple[str, str | None]]:
         yield output.name, named.get(output.path) if is_gradient else None
 
 
-# ---- options -----------------------------------------------------------------------------------------------------------
+# ---- options ---------------------------------------------------------------------------------------------------------
 
 
 class _Options:
-    """The strategies of each operator and the entries of each input. In the order of the graph: an operator may follow any entry that one of its reads can have, or, being a
-    product, an embedding or a norm, open a split of its own. A parameter may lie as an opening operator wants it, back through views."""
+    """The strategies of each operator and the entries of each input.
+
+    In the order of the graph: an operator may follow any entry that one of its reads can have, or, being a product, an
+    embedding or a norm, open a split of its own. A parameter may lie as an opening operator wants it, back through
+    views.
+    """
 
     def __init__(self, graph: Graph, axis: str, cost: AxisCost, seeds: Sequence[Decisions]) -> None:
         self.types, self.size, self.book = graph.types(), cost.size, RuleBook(graph.types())
@@ -282,7 +293,7 @@ def _splits(graph: Graph, strategies: Mapping[str, Strategy], axis: str, cost: A
                 break
 
 
-# ---- the linear program ------------------------------------------------------------------------------------------------
+# ---- the linear program ----------------------------------------------------------------------------------------------
 
 
 def _solve(

@@ -1,9 +1,12 @@
 """Choices with prices, and prices between them: a linear program, branched on where its optimum is fractional.
 
-A *node* chooses one of several options, each with a price. A *value* is made by one node and read by others; each option of its maker gives it a state, each option of a reader wants a
-state, and going from one to the other has a price, paid once however many readers want it. `plan/search/operators.py` has the mathematics, for operators and layouts.
+A *node* chooses one of several options, each with a price. A *value* is made by one node and read by others; each
+option of its maker gives it a state, each option of a reader wants a state, and going from one to the other has a
+price, paid once however many readers want it. `plan/search/operators.py` has the mathematics, for operators and
+layouts.
 
-Edges whose prices are all zero are left out, and states are shared by options: what is left is small, and its relaxation nearly always whole.
+Edges whose prices are all zero are left out, and states are shared by options: what is left is small, and its
+relaxation nearly always whole.
 """
 
 from __future__ import annotations

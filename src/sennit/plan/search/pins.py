@@ -11,8 +11,8 @@ A key of the mapping is a glob of module paths (`|` separates alternatives); it 
 | `cut` | the first unit that the glob matches | a stage begins there |
 | all others | the whole plan, because all units share their devices | |
 
-What lies outside of units (an embedding, the head) has a stage too, under the names of its modules. In an interlaced plan stages are the runs of layers.
-Pins that cannot all hold contradict each other: the error names both.
+What lies outside of units (an embedding, the head) has a stage too, under the names of its modules. In an interlaced
+plan stages are the runs of layers. Pins that cannot all hold contradict each other: the error names both.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ _WORDS = (*_WHOLE, "keep", "co", "stage", "cut")
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """`given` is word -> value for the whole plan; `units` is item -> what its units may keep and their pieces; `fixed` is what is known of the
-    stages, and `fixed_by` says which pin each of its units is from, for errors."""
+    """`given` is word -> value for the whole plan; `units` is item -> what its units may keep and their pieces; `fixed`
+    is what is known of the stages, and `fixed_by` says which pin each of its units is from, for errors.
+    """
 
     given: Mapping[str, object]
     units: Mapping[int, tuple[tuple[Keep, ...], tuple[int, ...]]]
@@ -137,7 +138,9 @@ class _Reader:
         self.stage_by: dict[int, str] = {}
 
     def matched(self, glob: str) -> tuple[int, ...]:
-        """The positions of the units that have modules which a glob matches; of what lies outside of units, where it matches one there."""
+        """The positions of the units that have modules which a glob matches; of what lies outside of units, where it
+        matches one there.
+        """
         patterns = glob.split("|")
         found = [name for name in self.modules if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
         if not found:
@@ -212,8 +215,9 @@ class _Reader:
         )
 
     def _check_order(self) -> None:
-        """Stages follow the data: a unit behind another is in its stage or a later one, with units enough between them, and a cut lies between
-        stages."""
+        """Stages follow the data: a unit behind another is in its stage or a later one, with units enough between them,
+        and a cut lies between stages.
+        """
         pinned = sorted(self.stages.items())
         for (one, stage), (other, later) in pairwise(pinned):
             cut = next((place for place in sorted(self.begins) if one < place <= other), None)

@@ -1,12 +1,13 @@
 """What one unit costs under one way to split it: read off the program that the compiler makes of the shallow graph.
 
-`probe` propagates and lowers a plan of the shallow graph, and puts one device of it on the clock: operators cost what `sennit.cost` says of their local
-pieces, collectives what all their groups together take on the cluster's wires (`sim/transfers.py`), and a step starts when what it
-waits for has ended (`sim/lane.py`). What the model calls `scaled_dot_product_attention` is one kernel there and another for its derivative, as eager
-torch runs it on a GPU (`kernels/attention.py`), unless the mathematical form is asked for. There is no other cost model. The batch lies over an axis `dp` that is as large as the number of
-micro-batches of all replicas: so a device sees one micro-batch of the size that is asked for, and the plan needs no time axis.
-Sums of weight gradients are made once a step and not for every micro-batch: they take no time here, and `sync` has those over other axes
-than `dp`, whose size is not known yet.
+`probe` propagates and lowers a plan of the shallow graph, and puts one device of it on the clock: operators cost what
+`sennit.cost` says of their local pieces, collectives what all their groups together take on the cluster's wires
+(`sim/transfers.py`), and a step starts when what it waits for has ended (`sim/lane.py`). What the model calls
+`scaled_dot_product_attention` is one kernel there and another for its derivative, as eager torch runs it on a GPU
+(`kernels/attention.py`), unless the mathematical form is asked for. There is no other cost model. The batch lies over
+an axis `dp` that is as large as the number of micro-batches of all replicas: so a device sees one micro-batch of the
+size that is asked for, and the plan needs no time axis. Sums of weight gradients are made once a step and not for every
+micro-batch: they take no time here, and `sync` has those over other axes than `dp`, whose size is not known yet.
 
 Of each item, for one unit and one micro-batch on one device:
 
@@ -56,8 +57,11 @@ __all__ = ["ItemCost", "Wires", "probe"]
 
 @dataclass(frozen=True, slots=True)
 class ItemCost:
-    """Seconds and bytes of one unit, by the module's text. `compute` and `talk` are what F, B and W hold of operators and of
-    collectives, waited for or not; `wire_bytes` is what the device sends in them."""
+    """Seconds and bytes of one unit, by the module's text.
+
+    `compute` and `talk` are what F, B and W hold of operators and of collectives, waited for or not; `wire_bytes` is
+    what the device sends in them.
+    """
 
     forward: float
     backward: float
@@ -105,7 +109,8 @@ class Wires:
             return 0.0, 0
         if size <= _LARGE:
             return self._exactly(kind, stride, count, size)
-        # beyond, bandwidth alone decides: a line through two sizes, or a search on a thousand devices spends its time here
+        # beyond, bandwidth alone decides: a line through two sizes, or a search on a thousand devices spends its time
+        # here
         (low, sent), (high, more) = (self._exactly(kind, stride, count, point) for point in (_LARGE, 16 * _LARGE))
         share = (size - _LARGE) / (15 * _LARGE)
         return low + share * (high - low), int(sent + share * (more - sent))
@@ -151,8 +156,11 @@ def probe(
     *,
     fused_attention: bool = True,
 ) -> tuple[ItemCost, ...]:
-    """The costs of each item of the model under a plan on this mesh. `serial` names axes whose pieces one device runs one after another
-    (co-shard), with their sizes: compute counts for all pieces, sums over the axis are made where they lie."""
+    """The costs of each item of the model under a plan on this mesh.
+
+    `serial` names axes whose pieces one device runs one after another (co-shard), with their sizes: compute counts for
+    all pieces, sums over the axis are made where they lie.
+    """
     plan = planner(model.graph, mesh)
     program = lower(propagate(plan))
     (lane,) = (fuse_attention(program) if fused_attention else program).lanes
@@ -240,7 +248,9 @@ class _Clock:
         return self.types[step.source if is_input else step.result.name].bytes
 
     def _group(self, axes: tuple[str, ...]) -> tuple[int, int]:
-        """How far apart the devices of a group are, not counting axes whose pieces share a device; and how many there are."""
+        """How far apart the devices of a group are, not counting axes whose pieces share a device; and how many there
+        are.
+        """
         stride, count = 1, 1
         for axis in reversed(self.mesh.space):
             if axis.name in axes:
@@ -343,8 +353,9 @@ class _Clock:
         return self.wires.wire_bytes(step.kind, *self._group(step.axes), self._moved(step))
 
     def _duration(self, jobs: list[int], stop: list[float]) -> float:
-        """By how much these jobs move the end of all that was before them: so the durations of all items add up to the whole, also where an item
-        runs several times, between others."""
+        """By how much these jobs move the end of all that was before them: so the durations of all items add up to the
+        whole, also where an item runs several times, between others.
+        """
         mine, latest, total = set(jobs), 0.0, 0.0
         for number, end in enumerate(stop):
             if end > latest:
@@ -392,8 +403,11 @@ def _result(step: Step) -> Buffer:
 
 
 def _items(model: Shallow, graph: Graph) -> dict[str, int]:
-    """The item of each value. A clone that recomputation made belongs with what it repeats, a part of an operator that was taken apart with
-    the part behind it, which has the operator's name."""
+    """The item of each value.
+
+    A clone that recomputation made belongs with what it repeats, a part of an operator that was taken apart with the
+    part behind it, which has the operator's name.
+    """
     found: dict[str, int] = {}
     last = {Phase.FORWARD: 0, Phase.BACKWARD: 0}
     for op in reversed(graph.ops):

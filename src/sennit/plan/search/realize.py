@@ -1,7 +1,8 @@
 """From a choice to the plan that it means, on the deep graph: for the compiler, the simulator and the ranks.
 
-`planner_of(choice)` is a function from a graph and a mesh to a `Plan`, like those of the zoo, and `mesh_of(choice)` the mesh that it is for: `pp`, `dp` and the axes
-of the way, with micro-batches as the time axis. Whatever a search returns can be lowered; each decision is one step here:
+`planner_of(choice)` is a function from a graph and a mesh to a `Plan`, like those of the zoo, and `mesh_of(choice)` the
+mesh that it is for: `pp`, `dp` and the axes of the way, with micro-batches as the time axis. Whatever a search returns
+can be lowered; each decision is one step here:
 
 | decision | step |
 |---|---|
@@ -14,8 +15,9 @@ of the way, with micro-batches as the time axis. Whatever a search returns can b
 | `keep` of a unit | `recompute`: what the backward of a unit computes again; of a unit in pieces, what is not in pieces |
 | `zero` | `zoo.sharded`: parameters live in pieces over `dp` |
 
-Operators outside of units (embeddings, norms between and behind units, the loss) follow their neighbours, as `propagate` says, where the choice has them on a
-neighbour's stage; where they begin a stage or fill one, they are placed there.
+Operators outside of units (embeddings, norms between and behind units, the loss) follow their neighbours, as
+`propagate` says, where the choice has them on a neighbour's stage; where they begin a stage or fill one, they are
+placed there.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def planner_of(choice: Choice) -> Callable[[Graph, Mesh], Plan]:
     return planner
 
 
-# ---- units -------------------------------------------------------------------------------------------------------------
+# ---- units -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +126,10 @@ class _Units:
 
     @cached_property
     def outside(self) -> dict[str, int]:
-        """The stage of the operators that lie outside of units, where no neighbour would take them to it. Sources (masks, positions) always
-        follow their readers."""
+        """The stage of the operators that lie outside of units, where no neighbour would take them to it.
+
+        Sources (masks, positions) always follow their readers.
+        """
         stages: dict[str, int] = {}  # of items outside of units
         items = [item.name for item in self.model.items]
         lone: set[str] = set()
@@ -157,7 +161,7 @@ def _fed_by_parameters(graph: Graph) -> set[str]:
     return found
 
 
-# ---- stages and order --------------------------------------------------------------------------------------------------
+# ---- stages and order ------------------------------------------------------------------------------------------------
 
 
 def _placed(plan: Plan, choice: Choice, units: _Units) -> Plan:
@@ -248,12 +252,15 @@ def _pattern(plan: Plan, choice: Choice, units: _Units) -> Pattern:
     return pattern
 
 
-# ---- pieces, and what is computed again --------------------------------------------------------------------------------
+# ---- pieces, and what is computed again ------------------------------------------------------------------------------
 
 
 def _in_pieces(plan: Plan, units: _Units) -> Plan:
-    """Co-shard by unit, then recomputation by unit. What units in pieces compute again of their pieces, `co_shard` has said; of the rest, what does
-    not need the pieces: the sums that close branches are kept."""
+    """Co-shard by unit, then recomputation by unit.
+
+    What units in pieces compute again of their pieces, `co_shard` has said; of the rest, what does not need the pieces:
+    the sums that close branches are kept.
+    """
     before = {op.name for op in plan.graph.ops}
     factors = sorted({unit.part.pieces for unit in units.all} - {1})
     if factors:

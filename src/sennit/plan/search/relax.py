@@ -1,8 +1,10 @@
 """The least step of a schedule, relaxed: a program over how many units each stage has and what they keep.
 
-A schedule says which stages a lane has, and how many micro-batches k_s of stage s are in flight. With M micro-batches, n_sc units in stage s that take option c (f_c,
-b_c and w_c seconds of F, B and W for a micro-batch, a_c bytes of activations for each one in flight, z_c of working memory), q bytes of parameters, gradients and state
-and o seconds of the optimizer for a unit, r_l and p_l lane l's share of the seconds and bytes of the rest of the model, and i_l the first stage of lane l:
+A schedule says which stages a lane has, and how many micro-batches k_s of stage s are in flight. With M micro-batches,
+n_sc units in stage s that take option c (f_c, b_c and w_c seconds of F, B and W for a micro-batch, a_c bytes of
+activations for each one in flight, z_c of working memory), q bytes of parameters, gradients and state and o seconds of
+the optimizer for a unit, r_l and p_l lane l's share of the seconds and bytes of the rest of the model, and i_l the
+first stage of lane l:
 
     minimise    T
     subject to  ahead_l + M work_l + o n_l                              <=  T         for each lane l             (own)
@@ -15,15 +17,20 @@ and o seconds of the optimizer for a unit, r_l and p_l lane l's share of the sec
     ahead_l  = sum over s < i_l, c of n_sc f_c          work_l  = r_l + sum over s on l, c of n_sc (f_c + b_c + w_c)
     behind_l = sum over s < i_l, c of n_sc b'_c         work'_l = the same without w_c and r_l where W is apart; b' = b, else b + w
 
-**No plan with this schedule has a shorter step.** *(own)*: the first task of lane l is F of stage i_l (F of a lane's later stages, B and W need it), which needs F of all
-stages before it for the same micro-batch: the lane starts at `ahead_l`, and then runs M times all its work, and its optimizer. *(back)*: of the lane's tasks other than W,
-each one of micro-batch m is before B of stage i_l for m (dependencies), so the last of these B's ends after all of them; behind it, B of the stages before i_l
-follow one after another, down to stage 0, whose lane then runs its optimizer. Memory: in the state with the most micro-batches in flight the lane holds k_s a_c for each unit, and the working memory of
-one of them. No stage is empty: those without a unit have an item of the rest each. Units are taken as divisible, in any order, and the rest of the model too; sums of gradients and transfers between stages are left out: each can only make the step
-longer. For equal stages (own) and (back) are the bubbles of 1F1B, interleaved 1F1B and, with b = w, of zero bubble H1 and DualPipeV.
+**No plan with this schedule has a shorter step.** *(own)*: the first task of lane l is F of stage i_l (F of a lane's
+later stages, B and W need it), which needs F of all stages before it for the same micro-batch: the lane starts at
+`ahead_l`, and then runs M times all its work, and its optimizer. *(back)*: of the lane's tasks other than W, each one
+of micro-batch m is before B of stage i_l for m (dependencies), so the last of these B's ends after all of them; behind
+it, B of the stages before i_l follow one after another, down to stage 0, whose lane then runs its optimizer. Memory: in
+the state with the most micro-batches in flight the lane holds k_s a_c for each unit, and the working memory of one of
+them. No stage is empty: those without a unit have an item of the rest each. Units are taken as divisible, in any order,
+and the rest of the model too; sums of gradients and transfers between stages are left out: each can only make the step
+longer. For equal stages (own) and (back) are the bubbles of 1F1B, interleaved 1F1B and, with b = w, of zero bubble H1
+and DualPipeV.
 
-With `whole`, n_sc are whole numbers and z_l >= z_c wherever n_sc > 0: an integer program, of which HiGHS's bound is taken when its time is over. `Counted` says
-which parts are in; each one leaves the bound valid, so that the gap can be taken apart.
+With `whole`, n_sc are whole numbers and z_l >= z_c wherever n_sc > 0: an integer program, of which HiGHS's bound is
+taken when its time is over. `Counted` says which parts are in; each one leaves the bound valid, so that the gap can be
+taken apart.
 """
 
 from __future__ import annotations
@@ -37,8 +44,10 @@ __all__ = ["Counted", "Lanes", "Rest", "UnitOption", "least_step"]
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a bound counts besides the seconds of units and what they hold: what replicas exchange beside units (ZeRO), the memory of the rest of the model,
-    working memory, the bubble (`ahead` and `behind`), the optimizer, and that units are whole."""
+    """What a bound counts besides the seconds of units and what they hold: what replicas exchange beside units (ZeRO),
+    the memory of the rest of the model, working memory, the bubble (`ahead` and `behind`), the optimizer, and that
+    units are whole.
+    """
 
     traffic: bool = True
     rest: bool = True
@@ -63,7 +72,9 @@ class UnitOption:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """A schedule as the bound sees it: the stages of each lane, micro-batches in flight by stage, how many there are, whether W is apart."""
+    """A schedule as the bound sees it: the stages of each lane, micro-batches in flight by stage, how many there are,
+    whether W is apart.
+    """
 
     stages: tuple[tuple[int, ...], ...]
     in_flight: tuple[int, ...]
@@ -73,7 +84,9 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What of the model is not of these units: how many items, seconds of a micro-batch; bytes of parameters, gradients and state, and the least of activations."""
+    """What of the model is not of these units: how many items, seconds of a micro-batch; bytes of parameters, gradients
+    and state, and the least of activations.
+    """
 
     items: int = 0
     seconds: float = 0.0
@@ -93,8 +106,10 @@ def least_step(
     whole: bool = False,
     limit: float = 1.0,
 ) -> float:
-    """The program's optimum, or a bound below it; infinite where nothing fits. `static` and `optimizer` are q and o of the module's text; `limit` is in seconds
-    of an integer program."""
+    """The program's optimum, or a bound below it; infinite where nothing fits.
+
+    `static` and `optimizer` are q and o of the module's text; `limit` is in seconds of an integer program.
+    """
     rest = rest or Rest()
     scale = lanes.microbatches * (max(option.seconds for option in options) * units + rest.seconds)
     program = _Program(lanes, options, units, static, memory, whole)
@@ -108,8 +123,9 @@ def least_step(
 
 
 class _Program:
-    """Columns: T, n by stage and option, and for each lane its share of the rest's seconds and bytes, and its working memory. Seconds are counted in parts
-    of all work on one lane, bytes in parts of the memory."""
+    """Columns: T, n by stage and option, and for each lane its share of the rest's seconds and bytes, and its working
+    memory. Seconds are counted in parts of all work on one lane, bytes in parts of the memory.
+    """
 
     def __init__(
         self,

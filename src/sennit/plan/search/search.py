@@ -1,19 +1,25 @@
-"""Search: which way to split, how many stages and replicas, which micro-batches, schedule and sharing are fastest and fit.
+"""Search: which way to split, how many stages and replicas, which micro-batches, schedule and sharing are fastest and
+fit.
 
-The space is finite: every way that `space` lists, times every mesh pp x dp that uses all devices, times the sizes of micro-batches that divide the batch, times
-what replicas share, times the schedules. `search` walks it best first:
+The space is finite: every way that `space` lists, times every mesh pp x dp that uses all devices, times the sizes of
+micro-batches that divide the batch, times what replicas share, times the schedules. `search` walks it best first:
 
-1. each schedule of each config has a bound from one probe of its way (`Estimator.bound`), and a guess: the bound, and the bubble that the schedule has with
+1. each schedule of each config has a bound from one probe of its way (`Estimator.bound`), and a guess: the bound, and
+   the bubble that the schedule has with
    equal stages;
-2. the one with the least guess is bounded again, by a linear program with the memory of its lanes, and waits for its turn;
-3. when that comes, it is estimated. The walk ends when no guess is below the best step found, or after `Space.estimates` of them;
-4. then the least bounds of what was left are sharpened: by their linear programs, then by whole units, until the least of all is as sharp as we know.
+2. the one with the least guess is bounded again, by a linear program with the memory of its lanes, and waits for its
+   turn;
+3. when that comes, it is estimated. The walk ends when no guess is below the best step found, or after
+   `Space.estimates` of them;
+4. then the least bounds of what was left are sharpened: by their linear programs, then by whole units, until the least
+   of all is as sharp as we know.
 
-The least bound of all is a certificate: no plan of the space, under any of its schedules, any cut into stages and any choice of what to keep, is faster.
-`Found.why` says where the step goes, which is why it is above the bound.
+The least bound of all is a certificate: no plan of the space, under any of its schedules, any cut into stages and any
+choice of what to keep, is faster. `Found.why` says where the step goes, which is why it is above the bound.
 
-Pins limit the space by module (`pins.py`). `pins={"*": {"tp": 4}, "*.h.*": {"keep": "none"}}`: `keep`, `co`, `stage` and `cut` hold for the units that the
-glob matches, everything else (`tp`, `sp`, `cp`, `ep`, `vocab`, `pp`, `dp`, `size`, `zero`, `schedule`) for the whole plan, since all units share their devices.
+Pins limit the space by module (`pins.py`). `pins={"*": {"tp": 4}, "*.h.*": {"keep": "none"}}`: `keep`, `co`, `stage`
+and `cut` hold for the units that the glob matches, everything else (`tp`, `sp`, `cp`, `ep`, `vocab`, `pp`, `dp`,
+`size`, `zero`, `schedule`) for the whole plan, since all units share their devices.
 """
 
 from __future__ import annotations
@@ -63,9 +69,12 @@ def search(
     most_alternatives: int = 8,
     probes: Probes | None = None,
 ) -> Found:
-    """The fastest plan that fits on all devices of the cluster. The batch of the graph is that of a whole step. Searches of several spaces for one
-    model share their `probes` (`probes_of`). A model whose units run several times on their own results, of which the last is trained, has pipelines of its own:
-    3F1B, and passes one after another (`Estimator.recycled`)."""
+    """The fastest plan that fits on all devices of the cluster.
+
+    The batch of the graph is that of a whole step. Searches of several spaces for one model share their `probes`
+    (`probes_of`). A model whose units run several times on their own results, of which the last is trained, has
+    pipelines of its own: 3F1B, and passes one after another (`Estimator.recycled`).
+    """
     space = space or Space()
     probes = probes or probes_of(graph, cluster, optimizer, fused_attention=space.fused_attention)
     return _Search(graph, cluster, space, probes, pins or {}, say, most_alternatives).run()
@@ -157,7 +166,9 @@ class _Search:
         return self.result(least)
 
     def unequal(self, best: float) -> float:
-        """Stages with different numbers of replicas, where units differ and pins leave replicas and sizes open: the least bound of all."""
+        """Stages with different numbers of replicas, where units differ and pins leave replicas and sizes open: the
+        least bound of all.
+        """
         stages, least = UnequalStages(self.estimator, self.space.sizes), float("inf")
         if not self.space.unequal or {"dp", "size", "zero"} & set(self.pins.given) or not stages.is_worth_it():
             return least
@@ -186,8 +197,10 @@ class _Search:
         )
 
     def walk(self, configs: list[Config]) -> float:
-        """Estimates schedules in the order of a guess: the bound, and the schedule's bubble with equal stages. Ends when no guess is below
-        the best step found, which is returned; what was not looked at is left in `open`."""
+        """Estimates schedules in the order of a guess: the bound, and the schedule's bubble with equal stages.
+
+        Ends when no guess is below the best step found, which is returned; what was not looked at is left in `open`.
+        """
         order, guesses = count(), list[tuple[float, int, Config, tuple[Kind, int], float]]()
         for config in configs:
             if (bound := self.estimator.bound(config)) < float("inf"):
@@ -219,7 +232,10 @@ class _Search:
         return len(self.found) + (self.estimated - len(self.found)) // 4 >= self.space.estimates
 
     def certify(self, best: float) -> float:
-        """The least bound of all schedules of all configs. That with the least is sharpened, until nothing sharper is known of it, or `effort` is spent."""
+        """The least bound of all schedules of all configs.
+
+        That with the least is sharpened, until nothing sharper is known of it, or `effort` is spent.
+        """
         heapq.heapify(self.open)
         spent = 0
         while self.open and self.open[0][0] < best:
@@ -236,8 +252,10 @@ class _Search:
         return best
 
     def sharper(self, bound: float, config: Config, kind: tuple[Kind, int]) -> tuple[float | None, int]:
-        """A sharper bound of a config with a schedule, and the effort: its linear program; then, with one lane, its estimate, which is exact but for the sum of
-        gradients; with several, its integer program. None where that was done."""
+        """A sharper bound of a config with a schedule, and the effort: its linear program; then, with one lane, its
+        estimate, which is exact but for the sum of gradients; with several, its integer program. None where that was
+        done.
+        """
         if (config, *kind, False) not in self.estimator.relaxed:
             return max(bound, self.estimator.schedule_bound(config, *kind)), 1
         if config.pp == 1:
@@ -270,8 +288,9 @@ class _Search:
         bound_of: Callable[[Config], float],
         estimate: Callable[[Config], Estimate | Shortage | None],
     ) -> float:
-        """Pipelines whose order the modulo scheduler finds (interlaced, or of several passes), of configs that could be faster, the least bound first, a fifth
-        as many as others at most; the least bound of all."""
+        """Pipelines whose order the modulo scheduler finds (interlaced, or of several passes), of configs that could be
+        faster, the least bound first, a fifth as many as others at most; the least bound of all.
+        """
         bounds = [(bound_of(config), config) for config in configs if config.pp > 1]
         bounds.sort(key=lambda item: item[0])
         for tried, (bound, config) in enumerate(bounds):
@@ -378,7 +397,7 @@ class _Search:
             if ep > 1 and self.pins.allows_way(way) and self.book.fast(way, self.space.sizes[0]) is not None:
                 yield way
 
-    # ---- what came out -------------------------------------------------------------------------------------------------
+    # ---- what came out -----------------------------------------------------------------------------------------------
 
     def result(self, bound: float) -> Found:
         ranked = sorted(self.found, key=lambda estimate: estimate.step)

@@ -1,18 +1,18 @@
 """A deep model as a shallow one: one copy of each run of equal layers, and how often it stands.
 
-A graph says which operators are copies of each other (`Graph.repeats`): the units 1 to n-2 of a run of n layers. `shallow` keeps unit 1 of
-each run with its backward, and drops the other copies:
+A graph says which operators are copies of each other (`Graph.repeats`): the units 1 to n-2 of a run of n layers.
+`shallow` keeps unit 1 of each run with its backward, and drops the other copies:
 
 - whoever read the last copy's result reads that of the copy that is kept, at the same place;
 - what the kept copy read from its neighbour, it reads from where the first copy did.
 
-So the shallow graph is a graph of the same model with three units of each run (first, middle, last): every pass works on it, in
-a time that does not grow with depth, and what is found for the middle unit holds for all `copies` of it.
+So the shallow graph is a graph of the same model with three units of each run (first, middle, last): every pass works
+on it, in a time that does not grow with depth, and what is found for the middle unit holds for all `copies` of it.
 
-**Items** are what a pipeline places: what comes before the first unit, the units, what stands between runs, what comes behind the last. Units are
-the children of the runs, and of other lists of modules beside them.
-`Item.copies` says how many units of the deep model one stands for; the order of items is the order of the data. An operator of a
-backward pass belongs to the item of its forward one, and a sum of gradients to the earliest item of its terms.
+**Items** are what a pipeline places: what comes before the first unit, the units, what stands between runs, what comes
+behind the last. Units are the children of the runs, and of other lists of modules beside them. `Item.copies` says how
+many units of the deep model one stands for; the order of items is the order of the data. An operator of a backward pass
+belongs to the item of its forward one, and a sum of gradients to the earliest item of its terms.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Shallow:
 def shallow(graph: Graph) -> Shallow:
     """The shallow form of a graph, or the graph itself where nothing repeats."""
     folded = _Fold(graph).graph() if graph.repeats else graph
-    # what a model returns besides its loss (logits) comes whole to every device, once: that is no part of a step's choices
+    # what a model returns besides its loss (logits) comes whole to every device, once: that is no part of a step's
+    # choices
     outputs = tuple(output for output in folded.outputs if output.kind is not OutputKind.RESULT)
     return _itemised(graph, replace(folded, outputs=outputs, repeats=()))
 
@@ -71,7 +72,8 @@ class _Fold:
             if not named[0]:
                 raise PlanError(f"the copies of `{repeat}` name no unit", fix="plan the graph without its repeats")
             wanted = units.setdefault(repeat.module, named[0])
-            # a copy may be several units (a Swin's plain and shifted block), and its backward names them in the other order
+            # a copy may be several units (a Swin's plain and shifted block), and its backward names them in the other
+            # order
             self.kept[repeat] = max(range(repeat.copies), key=lambda copy: (len(named[copy] & wanted), -copy))
 
     def _units(self, repeat: Repeat, copy: int) -> frozenset[str]:
@@ -150,8 +152,9 @@ def _child(path: str, parent: str) -> str | None:
 
 
 def _runs(graph: Graph) -> tuple[str, ...]:
-    """The modules whose children are the units: those of the repeats, and lists with several numbered children that lie beside them (a Swin's
-    resolutions, of which the long one repeats). Of lists in lists, the outer ones."""
+    """The modules whose children are the units: those of the repeats, and lists with several numbered children that lie
+    beside them (a Swin's resolutions, of which the long one repeats). Of lists in lists, the outer ones.
+    """
     folded = tuple(dict.fromkeys(repeat.module for repeat in graph.repeats))
     parents: dict[str, set[str]] = {}
     for op in graph.ops:
@@ -207,8 +210,10 @@ def _itemised(deep: Graph, graph: Graph) -> Shallow:
 
 
 def _stands_for(children: tuple[str, ...], present: set[str], copies: int) -> dict[str, tuple[str, ...]]:
-    """The children of a run that each child of the shallow graph stands for, itself first. Dropped ones follow the copy that was kept, and a
-    copy may be a group of children."""
+    """The children of a run that each child of the shallow graph stands for, itself first.
+
+    Dropped ones follow the copy that was kept, and a copy may be a group of children.
+    """
     missing = [position for position, child in enumerate(children) if child not in present]
     found: dict[str, tuple[str, ...]] = {child: (child,) for child in children if child in present}
     if missing:

@@ -13,11 +13,16 @@ __all__ = ["Space"]
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What a search may choose from. `sizes` are the samples of a micro-batch on a replica; `pieces` the co-shard factors; `most_tp` is
-    the node where none is given. `estimates` is the most schedules that are estimated, best guesses first, `effort` the
-    most linear programs that the certificate may take: the bound holds in any case. `fused_attention` counts what a model calls
-    `scaled_dot_product_attention` as one kernel, as torch and our own ranks run it; without, its mathematical form with all scores.
-    `unequal` lets stages have different numbers of replicas, where units differ (`unequal.py`). `equal_stages` gives stages equally many units; `counted` says what the bounds count (`relax.py`). The baselines are spaces too (`baselines.py`)."""
+    """What a search may choose from.
+
+    `sizes` are the samples of a micro-batch on a replica; `pieces` the co-shard factors; `most_tp` is the node where
+    none is given. `estimates` is the most schedules that are estimated, best guesses first, `effort` the most linear
+    programs that the certificate may take: the bound holds in any case. `fused_attention` counts what a model calls
+    `scaled_dot_product_attention` as one kernel, as torch and our own ranks run it; without, its mathematical form with
+    all scores. `unequal` lets stages have different numbers of replicas, where units differ (`unequal.py`).
+    `equal_stages` gives stages equally many units; `counted` says what the bounds count (`relax.py`). The baselines are
+    spaces too (`baselines.py`).
+    """
 
     name: str = "all"
     tps: tuple[int, ...] | None = None

@@ -1,9 +1,12 @@
 """Plans whose stages have different numbers of replicas: which there are, what they take, and a bound.
 
-All stages see the same micro-batches, of g samples each; a stage with r replicas gives g / r of them to each (`cut_unequal.py` cuts the model and shares the devices
-together). Everything else is as in `estimate.py`, with costs of its own for each lane. Such a plan shares nothing among replicas (ZeRO), has one stage a lane, and splits all units the same way.
+All stages see the same micro-batches, of g samples each; a stage with r replicas gives g / r of them to each
+(`cut_unequal.py` cuts the model and shares the devices together). Everything else is as in `estimate.py`, with costs of
+its own for each lane. Such a plan shares nothing among replicas (ZeRO), has one stage a lane, and splits all units the
+same way.
 
-**Bound.** With R replicas in all, a micro-batch keeps r_s of them busy for the seconds of each unit of stage s, so with t[r][u] the seconds of unit u on r replicas
+**Bound.** With R replicas in all, a micro-batch keeps r_s of them busy for the seconds of each unit of stage s, so with
+t[r][u] the seconds of unit u on r replicas
 
     step >= M * (sum over units u of  min over r of  r t[r][u]) / R  +  (S - 1) * the shortest F of a unit
 """
@@ -30,7 +33,9 @@ _MOST = 8  # lanes
 
 
 class UnequalStages:
-    """A config here has in `dp` the replicas of all lanes together, and in `size` the samples of a micro-batch on each lane."""
+    """A config here has in `dp` the replicas of all lanes together, and in `size` the samples of a micro-batch on each
+    lane.
+    """
 
     def __init__(self, estimator: Estimator, sizes: tuple[int, ...]) -> None:
         self.estimator, self.sizes, self.book = estimator, sizes, estimator.book

@@ -9,9 +9,9 @@
            | "co=" N     the products of tp again in N pieces, one after another on each device (co-shard)
            | "keep=" K   what of a unit is kept for backward: "all", "products" (with weights, the rest computed again), "none"
 
-`plan_of` gives the plan that a way means for a graph, on a mesh that has its axes: `dp` for the batch, `tp`, `cp`, `ep`, and `co` for the pieces.
-`ways` lists those that a model and a cluster allow. A way that the model cannot take (a dim that does not divide) is left out, with
-the reason: `Refusal`.
+`plan_of` gives the plan that a way means for a graph, on a mesh that has its axes: `dp` for the batch, `tp`, `cp`,
+`ep`, and `co` for the pieces. `ways` lists those that a model and a cluster allow. A way that the model cannot take (a
+dim that does not divide) is left out, with the reason: `Refusal`.
 """
 
 from __future__ import annotations
@@ -138,7 +138,9 @@ def split_as(way: Way, graph: Graph, mesh: Mesh) -> Plan:
 
 
 def embeddings(graph: Graph) -> tuple[Op, ...]:
-    """The embeddings with the largest tables whose indices are made of the model's inputs: of vocabularies, not of positions."""
+    """The embeddings with the largest tables whose indices are made of the model's inputs: of vocabularies, not of
+    positions.
+    """
     data = {item.value.name for item in graph.inputs if item.role is Role.INPUT}
     trained = {item.value.name for item in graph.inputs if item.role is Role.PARAM}
     for op in graph.ops:
@@ -170,8 +172,9 @@ def heads(graph: Graph) -> tuple[Op, ...]:
 def computed_again(
     graph: Graph, unit_of: Mapping[str, int], keeps: Mapping[int, Keep], kept: Collection[str] = ()
 ) -> tuple[Op, ...]:
-    """The forward operators that the backward pass of their unit computes again: none that another unit reads, so each unit starts from what
-    enters it; with `PRODUCTS`, none of the products with weights; none of those `kept`."""
+    """The forward operators that the backward pass of their unit computes again: none that another unit reads, so each
+    unit starts from what enters it; with `PRODUCTS`, none of the products with weights; none of those `kept`.
+    """
     weights = weights_of(graph) if Keep.PRODUCTS in keeps.values() else set()
     producers, leaves = graph.producers(), set(kept)
     for op in graph.ops:

@@ -1,15 +1,17 @@
 """Expert parallelism: the experts of a mixture over `ep`, the batch over `dp` and `ep`.
 
-Everything but the experts is data parallel over all devices. Experts' weights, gradients and optimizer state lie on one device of `ep` each. The experts must be a batched
-product over experts, of which there are two forms with static shapes (`capture/experts.py`), and the collectives follow from the form:
+Everything but the experts is data parallel over all devices. Experts' weights, gradients and optimizer state lie on one
+device of `ep` each. The experts must be a batched product over experts, of which there are two forms with static shapes
+(`capture/experts.py`), and the collectives follow from the form:
 
     as a batch     forward    all-gather tokens                   reduce-scatter results, a sum over experts
                    backward   all-gather gradients of results     reduce-scatter gradients of tokens
     by capacity    forward    all-to-all of dispatched tokens     all-to-all of their results
                    backward   all-to-all of their gradients       all-to-all of gradients of dispatched tokens
 
-a mixture layer, and a few numbers for each token and its chosen experts. In the first, a device sends all its tokens to all others of its group, whatever was chosen; in the second,
-each of the slots of an expert, which hold `factor` times the tokens that choose it on average. Dispatch and combine are products of each group of tokens: they stay where the
+a mixture layer, and a few numbers for each token and its chosen experts. In the first, a device sends all its tokens to
+all others of its group, whatever was chosen; in the second, each of the slots of an expert, which hold `factor` times
+the tokens that choose it on average. Dispatch and combine are products of each group of tokens: they stay where the
 group is.
 """
 
@@ -35,8 +37,9 @@ def expert_parallel(graph: Graph, mesh: Mesh, *, experts: str = "*") -> Plan:
 
 
 def _routing(graph: Graph, products: tuple[Op, ...]) -> tuple[Op, ...]:
-    """Dispatch and combine, where experts have a capacity: the batched products beside those of experts, over groups of tokens. Left open, the combining one
-    would follow the experts that its read lies on, and leave a sum to scatter."""
+    """Dispatch and combine, where experts have a capacity: the batched products beside those of experts, over groups of
+    tokens. Left open, the combining one would follow the experts that its read lies on, and leave a sum to scatter.
+    """
     names, modules = {op.name for op in products}, {op.module for op in products}
     return tuple(
         op
@@ -46,8 +49,10 @@ def _routing(graph: Graph, products: tuple[Op, ...]) -> tuple[Op, ...]:
 
 
 def _handed_out(graph: Graph, products: tuple[Op, ...]) -> tuple[Op, ...]:
-    """Where tokens, and gradients of their results, are handed to all experts: each device hands them to its own. Left open, the copies would be
-    exchanged, of which there are as many as experts, and not the tokens."""
+    """Where tokens, and gradients of their results, are handed to all experts: each device hands them to its own.
+
+    Left open, the copies would be exchanged, of which there are as many as experts, and not the tokens.
+    """
     modules = {op.module for op in products}
     counts = {op.results[0].type.shape[0] for op in products}
     types = graph.types()

@@ -1,20 +1,21 @@
 """Find in a graph what plans split, where nobody names modules.
 
-**Pairs of products.** Megatron's split needs to know which products with a weight open a branch of the residual stream (the *columns*: query, key,
-value, the first product of an MLP) and which one closes it (the *rows*). The graph tells. Walk back from the activation that a product
-reads, up to products with weights, to embeddings of the model's input, and to norms over all columns of a product:
+**Pairs of products.** Megatron's split needs to know which products with a weight open a branch of the residual stream
+(the *columns*: query, key, value, the first product of an MLP) and which one closes it (the *rows*). The graph tells.
+Walk back from the activation that a product reads, up to products with weights, to embeddings of the model's input, and
+to norms over all columns of a product:
 
     row      the walk meets columns and nothing else: what it reads lives inside a branch
     column   anything else: it reads the stream
 
-A column counts only if every product that reads it is a row, and a row only if all its columns count. So the head, whose result
-no product reads, and the router of a mixture of experts, whose weights join the stream, are left whole.
+A column counts only if every product that reads it is a row, and a row only if all its columns count. So the head,
+whose result no product reads, and the router of a mixture of experts, whose weights join the stream, are left whole.
 
-**Chunks.** A fused query, key and value weight has its heads in three chunks of its columns. What cuts the result in equal parts shows
-how many: a `split`, or a view that gives the parts a dim of their own which is then taken apart.
+**Chunks.** A fused query, key and value weight has its heads in three chunks of its columns. What cuts the result in
+equal parts shows how many: a `split`, or a view that gives the parts a dim of their own which is then taken apart.
 
-**Norms** are the operators that open a normalisation over the last dim: `native_layer_norm`, or the first operator of a module whose
-operators take an `rsqrt` (a norm written out).
+**Norms** are the operators that open a normalisation over the last dim: `native_layer_norm`, or the first operator of a
+module whose operators take an `rsqrt` (a norm written out).
 """
 
 from __future__ import annotations

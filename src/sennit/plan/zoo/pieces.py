@@ -1,14 +1,16 @@
 """Co-shard, of all branches or of some: `plan/co_shard.py` on the pairs of products that `zoo/find.py` finds.
 
-**What is kept for the backward pass.** With pieces that are computed again, a branch keeps what enters its pieces. Between the residual stream and its first product stand
-a norm, and in a Swin a shift and the cut into windows: each makes a tensor as large as the stream, and none of them costs a product. So these are computed again too,
-right before the first piece, and a branch keeps the stream alone:
+**What is kept for the backward pass.** With pieces that are computed again, a branch keeps what enters its pieces.
+Between the residual stream and its first product stand a norm, and in a Swin a shift and the cut into windows: each
+makes a tensor as large as the stream, and none of them costs a product. So these are computed again too, right before
+the first piece, and a branch keeps the stream alone:
 
     x -> norm -> windows -> pieces -> + x        kept: x; computed again in the backward pass: the norm, the windows, each piece
 
-The walk from a product back to the stream (`_up_to_the_stream`) ends at other products, at convolutions and embeddings, and where two activations are added: that is the
-stream, or costs as much to keep as what it was made of. With `sequence` nothing of this is done: what stands between stream and product is gathered there, and would be
-gathered once more.
+The walk from a product back to the stream (`_up_to_the_stream`) ends at other products, at convolutions and embeddings,
+and where two activations are added: that is the stream, or costs as much to keep as what it was made of. With
+`sequence` nothing of this is done: what stands between stream and product is gathered there, and would be gathered once
+more.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ __all__ = ["co_shard"]
 def co_shard(
     graph: Graph, mesh: Mesh, *, pieces: int, modules: str = "*", sequence: bool = False, again: bool = True
 ) -> Plan:
-    """Attention by heads and MLPs by hidden units, in `pieces` that a device runs one after another, each computed again before its backward pass, with what leads
-    to it from the stream; over `tp` too, where the mesh has it (with `sequence` as in `tensor_parallel`): then every device cuts its own heads. `modules` are globs of the branches' products (`*.attn.*`): a
-    branch whose products all match is cut. The batch over `dp` and time, as ever."""
+    """Attention by heads and MLPs by hidden units, in `pieces` that a device runs one after another, each computed
+    again before its backward pass, with what leads to it from the stream; over `tp` too, where the mesh has it (with
+    `sequence` as in `tensor_parallel`): then every device cuts its own heads. `modules` are globs of the branches'
+    products (`*.attn.*`): a branch whose products all match is cut. The batch over `dp` and time, as ever.
+    """
     pairs = pairs_of_products(graph)
     chosen = _matching(pairs, modules)
     plan = split_batch(Plan(f"co-shard in {pieces}", graph, mesh))

@@ -1,13 +1,15 @@
 """Context parallelism: the sequence split over `cp` from the input to the loss.
 
-All that works position by position needs nothing from other devices. Attention does: each device has its own queries and all keys and values,
+All that works position by position needs nothing from other devices. Attention does: each device has its own queries
+and all keys and values,
 
     scores = q[m] k[all]',  out = softmax(scores) v[all]
 
-so a layer gathers keys and values forward (2 all-gathers), and scatters the sums of their gradients backward (2 reduce-scatters). The gathered keys and values are kept for the backward pass. The mask is
-made in pieces, of positions that each piece knows, so it is the mask of the whole. Parameters are whole on every device; their gradients
-are sums over `cp`, as over `dp`. The causal mask leaves the device of the last positions more to do than the first; it does not skip what is
-masked, so all take equally long.
+so a layer gathers keys and values forward (2 all-gathers), and scatters the sums of their gradients backward (2
+reduce-scatters). The gathered keys and values are kept for the backward pass. The mask is made in pieces, of positions
+that each piece knows, so it is the mask of the whole. Parameters are whole on every device; their gradients are sums
+over `cp`, as over `dp`. The causal mask leaves the device of the last positions more to do than the first; it does not
+skip what is masked, so all take equally long.
 
 Where the model repeats keys and values for grouped queries, what is gathered is what was repeated.
 """

@@ -7,9 +7,10 @@
 | `interlaced` | embedding and head on all devices, layers between them | vocabularies that are larger than a run of layers |
 | `recycled` | each pass of a block a stage of its own, on the block's device | models that run their blocks several times and train the last pass |
 
-What comes before the first layer goes with it, what comes after the last one with that. Layers are the longest run of numbered modules
-in the graph, unless they are named; runs have about equal flops. Any other axis of the mesh splits the batch (`dp`) or what the caller
-transforms afterwards: a pipeline of tensor-parallel stages is `split_products(pipeline(graph, mesh), ...)`.
+What comes before the first layer goes with it, what comes after the last one with that. Layers are the longest run of
+numbered modules in the graph, unless they are named; runs have about equal flops. Any other axis of the mesh splits the
+batch (`dp`) or what the caller transforms afterwards: a pipeline of tensor-parallel stages is
+`split_products(pipeline(graph, mesh), ...)`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ SCHEDULES: Mapping[str, Schedule] = {
 
 
 def pipeline(graph: Graph, mesh: Mesh, *, layers: Sequence[str] = (), axis: str = "pp", schedule: str = "1F1B") -> Plan:
-    """The layers in runs over the stages along `axis`, micro-batches over the time axis, in the order of a known schedule."""
+    """The layers in runs over the stages along `axis`, micro-batches over the time axis, in the order of a known
+    schedule.
+    """
     found = next((name for name in SCHEDULES if name.casefold() == schedule.casefold()), None)
     if found is None:
         raise PlanError(f"no schedule {schedule!r}", fix=f"use one of {', '.join(SCHEDULES)}, or plan.order(...)")
@@ -80,10 +83,13 @@ def interlaced(
     axis: str = "pp",
     in_flight: int | None = None,
 ) -> Plan:
-    """Embeddings of the vocabulary and the head split over all devices, on the vocabulary; the layers in stages between them.
+    """Embeddings of the vocabulary and the head split over all devices, on the vocabulary; the layers in stages between
+    them.
 
-    A pipeline that holds an embedding of two million rows on its first stage leaves the others idle, or does not fit. Here every device has a
-    part of it. `in_flight` caps the micro-batches that a device holds (left out: one more than there are stages)."""
+    A pipeline that holds an embedding of two million rows on its first stage leaves the others idle, or does not fit.
+    Here every device has a part of it. `in_flight` caps the micro-batches that a device holds (left out: one more than
+    there are stages).
+    """
     lanes = mesh.size(axis)
     graph = take_apart(graph, [op for op in graph.ops if op.kind.startswith("aten._log_softmax")])
     tables, heads = _vocabulary(graph, lanes)
@@ -100,8 +106,10 @@ def interlaced(
 def recycled(
     graph: Graph, mesh: Mesh, *, layers: Sequence[str] = (), axis: str = "pp", in_flight: int | None = None
 ) -> Plan:
-    """Models that run their blocks several times on their own results and train the last pass (AlphaFold 2: three forward, one backward).
-    Pass r of block i is stage r S + i: data goes around the devices, and other micro-batches fill the way."""
+    """Models that run their blocks several times on their own results and train the last pass (AlphaFold 2: three
+    forward, one backward). Pass r of block i is stage r S + i: data goes around the devices, and other micro-batches
+    fill the way.
+    """
     lanes = mesh.size(axis)
     plan = split_batch(Plan("recycled", graph, mesh))
     runs = runs_of(graph, layers, lanes)
@@ -123,8 +131,10 @@ def recycled(
 
 
 def layers_of(graph: Graph) -> tuple[str, ...]:
-    """The modules that repeat: paths that end in a number, in the order of the model, those of the longest runs. Runs of the same length
-    (an encoder and a decoder) follow each other."""
+    """The modules that repeat: paths that end in a number, in the order of the model, those of the longest runs.
+
+    Runs of the same length (an encoder and a decoder) follow each other.
+    """
     runs: dict[str, list[str]] = {}
     for op in graph.ops:
         parts = op.module.split(".")
@@ -153,7 +163,9 @@ def runs_of(graph: Graph, layers: Sequence[str], stages: int) -> list[tuple[str,
 def _balanced(cost: Sequence[float], parts: int) -> list[int]:
     """Where to cut a sequence in non-empty parts so that the greatest part is least: ends of the parts.
 
-    best[p][j] = the least greatest sum of p parts of the first j = min over i of max(best[p-1][i], sum(i..j)); of equal choices the most even."""
+    best[p][j] = the least greatest sum of p parts of the first j = min over i of max(best[p-1][i], sum(i..j)); of equal
+    choices the most even.
+    """
     total = [0.0]
     for item in cost:
         total.append(total[-1] + item)

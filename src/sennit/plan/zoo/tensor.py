@@ -1,13 +1,15 @@
-"""Tensor parallelism: products with weights split over `tp`, with the stream between them whole or split on the sequence.
+"""Tensor parallelism: products with weights split over `tp`, with the stream between them whole or split on the
+sequence.
 
-With y = x w, the columns of the first weight of a branch and the rows of the second are split, so that each device works on its own heads or
-hidden units and makes a part of the branch's sum. What is communicated, a layer and direction, by size of the stream's activation:
+With y = x w, the columns of the first weight of a branch and the rows of the second are split, so that each device
+works on its own heads or hidden units and makes a part of the branch's sum. What is communicated, a layer and
+direction, by size of the stream's activation:
 
     sequence=False   2 all-reduces                       norms, dropouts and residuals are done by every device, on all of it
     sequence=True    2 all-gathers, 2 reduce-scatters    the same bytes; norms, dropouts and residuals on a part of the sequence
 
-So the second keeps 1/tp of the activations between the branches. Gradients of norms, of biases behind rows and of position embeddings become sums
-over `tp`. (Megatron-LM, arXiv 1909.08053; sequence parallelism, arXiv 2205.05198.)
+So the second keeps 1/tp of the activations between the branches. Gradients of norms, of biases behind rows and of
+position embeddings become sums over `tp`. (Megatron-LM, arXiv 1909.08053; sequence parallelism, arXiv 2205.05198.)
 """
 
 from __future__ import annotations
@@ -34,9 +36,12 @@ def tensor_parallel(
     qkv: str | None = None,
     sequence: bool = False,
 ) -> Plan:
-    """Megatron's split: `column` layers are split on their outputs, `row` layers on their inputs, over `tp`; a fused query,
-    key and value layer has three chunks of outputs. Between the two, every device works on its own heads or hidden units. Where none
-    is named, the graph tells (`zoo/find.py`). With `sequence`, what lies between the branches is split on the sequence."""
+    """Megatron's split:
+
+    `column` layers are split on their outputs, `row` layers on their inputs, over `tp`; a fused query, key and value
+    layer has three chunks of outputs. Between the two, every device works on its own heads or hidden units. Where none
+    is named, the graph tells (`zoo/find.py`). With `sequence`, what lies between the branches is split on the sequence.
+    """
     plan = split_batch(Plan("tensor and sequence parallel" if sequence else "tensor parallel", graph, mesh))
     plan, rows = split_products(plan, column=column, row=row, qkv=qkv)
     return transform(plan, sequence_of(graph, rows), dim=f"i{SEQUENCE}", axis="tp") if sequence else plan
@@ -67,7 +72,9 @@ def split_pairs(plan: Plan, pairs: Pairs, axis: str) -> Plan:
 
 
 def sequence_of(graph: Graph, rows: tuple[Op, ...]) -> tuple[Op, ...]:
-    """The operators that pin the stream to its sequence: the norms, and what reads the sums that rows make (dropouts, residuals)."""
+    """The operators that pin the stream to its sequence: the norms, and what reads the sums that rows make (dropouts,
+    residuals).
+    """
     chosen = (*norms(graph), *readers_behind_views(graph, rows))
     found = {op.name: op for op in chosen if len(op.results[0].type.shape) == SEQUENCE + 2}
     if not found:

@@ -1,7 +1,8 @@
 """ZeRO: replicas share what each of them would hold whole. (arXiv 1910.02054; level 3 is what FSDP does.)
 
-Data parallel replicas hold the same parameters, gradients and optimizer state. Let each of d replicas be the *home* of 1/d of every parameter; the optimizer
-works on homes, so its state is cut too. With P bytes of parameters, K of optimizer state, and m micro-batches:
+Data parallel replicas hold the same parameters, gradients and optimizer state. Let each of d replicas be the *home* of
+1/d of every parameter; the optimizer works on homes, so its state is cut too. With P bytes of parameters, K of
+optimizer state, and m micro-batches:
 
 | level | parameters | gradients | a step moves | lives on a device |
 |---|---|---|---|---|
@@ -10,11 +11,12 @@ works on homes, so its state is cut too. With P bytes of parameters, K of optimi
 | 2 | gathered once, kept | reduce-scattered each micro-batch, summed in pieces | gather P, scatter m P | P + (2 P + K) / d |
 | 3 | gathered for each task, let go after their last use in it | as 2 | gather 2 m P, scatter m P | (2 P + K) / d, and the layers in use |
 
-Level 1 moves what data parallelism does. Level 2 pays for smaller gradients with m - 1 more scatters, level 3 for smaller parameters with a gather forward and
-one backward of every micro-batch. `sharded` cuts any plan so, with stages or tensor parallelism, over the axis of its replicas.
+Level 1 moves what data parallelism does. Level 2 pays for smaller gradients with m - 1 more scatters, level 3 for
+smaller parameters with a gather forward and one backward of every micro-batch. `sharded` cuts any plan so, with stages
+or tensor parallelism, over the axis of its replicas.
 
-A parameter is cut on its largest dim that divides over the axis and that no other axis splits. Where there is none (an odd vector, a bias that tensor
-parallelism has cut) it stays whole: `kept_whole` names those.
+A parameter is cut on its largest dim that divides over the axis and that no other axis splits. Where there is none (an
+odd vector, a bias that tensor parallelism has cut) it stays whole: `kept_whole` names those.
 """
 
 from __future__ import annotations
@@ -38,8 +40,10 @@ def zero(graph: Graph, mesh: Mesh, *, level: int, least: int = 0) -> Plan:
 
 
 def sharded(plan: Plan, *, level: int, axis: str = "dp", least: int = 0) -> Plan:
-    """Any plan, its parameters cut over the axis of its replicas. Parameters with fewer than `least` elements stay whole: many small
-    collectives cost more than they save."""
+    """Any plan, its parameters cut over the axis of its replicas.
+
+    Parameters with fewer than `least` elements stay whole: many small collectives cost more than they save.
+    """
     if level not in (1, 2, 3):
         raise PlanError(
             f"there is no level {level} of ZeRO", fix="use 1 (optimizer state), 2 (gradients) or 3 (parameters)"
