@@ -2,7 +2,8 @@
 
     python benchmarks/fuse/ddp.py [--ranks 2] [--rate 1gbit] [--links namespaces | paced] [--models gpt conv bert lstm] [--ratio 0.7] [--compiled] [--json out.json]
 
-Each rank has one core (`slow_links.py`). A model's batch is chosen such that computing takes `--ratio` of the time of communicating, alone: 0.7 is where overlap matters most, and the batch is printed. Variants:
+Each rank has one core (`slow_links.py`). A model's batch is chosen such that computing takes `--ratio` of the time of
+communicating, alone: 0.7 is where overlap matters most, and the batch is printed. Variants:
 
 | variant | is |
 |---|---|
@@ -14,11 +15,20 @@ Each rank has one core (`slow_links.py`). A model's batch is chosen such that co
 | across steps | ours, buckets tuned, waits where tuning puts them: the default of `DataParallel` |
 | DDP compiled, op only, joint, joint + across steps | the same with compiled kernels (`--compiled`, needs a C++ compiler) |
 
-Every round runs all of them in turn, some steps each, starting with another one; the first two steps of a turn are left out. Printed: median and least milliseconds a step, how many of them the rank's core was busy (where that is far below the median of computing, something else ran on the machine), the bounds by computing and communicating alone (and for one core, where the network's own work adds to computing), that of a step which waits for its own gradients (eager torch's time to its first gradient, and then all bytes), and ours over the
-best DDP of the sweep, beside the targets; also a step that one in ten exceeds, and a step's page faults. All variants keep freed memory with the process, as `DataParallel` does (`fuse/kept_memory.py`; `--give-back` leaves the allocator as it is, for all of them). Times of compiled variants are compared with each other and with DDP compiled.
+Every round runs all of them in turn, some steps each, starting with another one; the first two steps of a turn are left
+out. Printed: median and least milliseconds a step, how many of them the rank's core was busy (where that is far below
+the median of computing, something else ran on the machine), the share of the core's time in which it did anything at
+all, the kernel's work for packets and other ranks of the core included, the bounds by computing and communicating alone (and for
+one core, where the network's own work adds to computing), that of a step which waits for its own gradients (eager
+torch's time to its first gradient, and then all bytes), and ours over the best DDP of the sweep, beside the targets;
+also a step that one in ten exceeds, and a step's page faults. All variants keep freed memory with the process, as
+`DataParallel` does (`fuse/kept_memory.py`; `--give-back` leaves the allocator as it is, for all of them). Times of
+compiled variants are compared with each other and with DDP compiled.
 
-With `--json` the file is written after tuning and after each round, and what it holds is gone on from: batch, figures alone and tuned strategies are kept, and the rounds of another run are added to those before. So a long measurement can be had in parts.
-`--rounds 0` tunes and measures nothing. `--ordinary` leaves gloo's threads as they come, in all variants: what a user has who may not prefer them.
+With `--json` the file is written after tuning and after each round, and what it holds is gone on from: batch, figures
+alone and tuned strategies are kept, and the rounds of another run are added to those before. So a long measurement can
+be had in parts. `--spread FILE ...` prints the two gains of all such runs. `--rounds 0` tunes and measures nothing. `--ordinary` leaves gloo's threads as they come, in all
+variants: what a user has who may not prefer them.
 """
 
 from __future__ import annotations
@@ -150,7 +160,9 @@ def seconds_of(collective: Any, size: int) -> float:
 
 
 def seconds_lost(group: Any, size: int) -> float:
-    """Seconds of its core that a thread which computes loses to a collective on so many numbers beside it: time on the wall less processor time."""
+    """Seconds of its core that a thread which computes loses to a collective on so many numbers beside it: time on the
+    wall less processor time.
+    """
     import torch
     import torch.distributed as dist
 
@@ -176,7 +188,9 @@ def agreed(seconds: float) -> float:
 
 
 def compute_alone(name: str, rank: int, batch: int, rounds: int = 5) -> tuple[float, float]:
-    """Least seconds of a step without communication, eager, and of its beginning until a gradient is there; the slowest rank's."""
+    """Least seconds of a step without communication, eager, and of its beginning until a gradient is there; the slowest
+    rank's.
+    """
     import torch
     from network_models import build
 
@@ -199,7 +213,8 @@ def compute_alone(name: str, rank: int, batch: int, rounds: int = 5) -> tuple[fl
 def batch_for(name: str, rank: int, seconds: float) -> int:
     """The batch with which a step's computing takes so long, by the line through a small batch and the one found last.
 
-    Small batches leave caches and vector units idle, so the line is drawn again through the batch that it gives, until it gives the same one: each is timed once more for that, and the least of its times counts.
+    Small batches leave caches and vector units idle, so the line is drawn again through the batch that it gives, until
+    it gives the same one: each is timed once more for that, and the least of its times counts.
     """
     least: dict[int, float] = {}
 
@@ -220,7 +235,11 @@ def batch_for(name: str, rank: int, seconds: float) -> int:
 def make_variants(
     name: str, rank: int, group: Any, arguments: argparse.Namespace, found: dict[str, Any]
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, Any]]:
-    """By title: what is called, and its optimizer. And what tuning tried, with simulated and measured seconds. Strategies of a run before are taken from what was `found`."""
+    """By title: what is called, and its optimizer.
+
+    And what tuning tried, with simulated and measured seconds. Strategies of a run before are taken from what was
+    `found`.
+    """
     import torch
     from network_models import build
     from torch.nn.parallel import DistributedDataParallel
@@ -301,7 +320,9 @@ def make_variants(
 def measure(
     variants: dict[str, tuple[Any, Any]], rows: tuple[Any, ...], arguments: argparse.Namespace, turn: int
 ) -> dict[str, dict[str, list[float]]]:
-    """Of some steps of each variant: seconds on the wall and of this rank's core, the network's threads included, and page faults of the model's thread."""
+    """Of some steps of each variant: seconds on the wall and of this rank's core, the network's threads included, and
+    page faults of the model's thread.
+    """
     import resource
 
     import torch.distributed as dist
@@ -316,8 +337,9 @@ def measure(
         # ours as tuning left it; theirs as it comes, unless the title says otherwise
         preference = getattr(model, "preference", Preference.NONE)
         (network_first if "first" in title or preference is not Preference.NONE else ordinary)()
-        figures = found[title] = {"times": [], "processor": [], "faults": []}
+        figures = found[title] = {"times": [], "processor": [], "faults": [], "busy": []}
         dist.barrier()
+        idle, begun = idle_seconds(), time.perf_counter()
         for step in range(arguments.steps):
             start, used = time.perf_counter(), time.process_time()
             faults = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
@@ -330,9 +352,18 @@ def measure(
                 figures["times"].append(time.perf_counter() - start)
                 figures["processor"].append(time.process_time() - used)
                 figures["faults"].append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - faults)
+        figures["busy"].append(1 - (idle_seconds() - idle) / (time.perf_counter() - begun))
         if hasattr(model, "flush"):
             model.flush()
     return found
+
+
+def idle_seconds() -> float:
+    """In which the cores of this rank had nothing to do, on average, as the kernel counts them: in hundredths."""
+    cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+    rows = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    ticks = [int(row[4]) + int(row[5]) for row in rows if row[0] in cores]
+    return statistics.mean(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def reduce_after(model: Any) -> None:
@@ -347,10 +378,32 @@ def reduce_after(model: Any) -> None:
         at += p.numel()
 
 
+def best_of_sweep(medians: dict[str, float]) -> str:
+    """DDP with the best of its bucket sizes, as it comes."""
+    sweep = {title: value for title, value in medians.items() if title.startswith("DDP") and "first" not in title}
+    return min(sweep, key=sweep.__getitem__)
+
+
+def spread(files: list[Path]) -> None:
+    """The gains of several runs, from the least to the best."""
+    gains: dict[str, list[tuple[float, float]]] = {}
+    for file in files:
+        for title, found in json.loads(file.read_text()).items():
+            medians = {variant: statistics.median(values) for variant, values in found["times"].items()}
+            ours, bound = medians["across steps"], max(found["compute"], found["communicate"])
+            over = medians[best_of_sweep(medians)] / ours
+            gains.setdefault(title.split(",")[0], []).append((over, ours / bound))
+    for name, pairs in gains.items():
+        over, of = sorted(pair[0] for pair in pairs), sorted(pair[1] for pair in pairs)
+        print(
+            f"{name:6s} {len(pairs):2d} runs  {over[0]:.2f} to {over[-1]:.2f} x the best DDP  "
+            f"{of[-1]:.2f} to {of[0]:.2f} of the bound"
+        )
+
+
 def report(name: str, found: dict[str, Any]) -> None:
     medians = {title: statistics.median(values) for title, values in found["times"].items()}
-    sweep = {title: value for title, value in medians.items() if title.startswith("DDP") and "first" not in title}
-    best = min(sweep, key=sweep.__getitem__)
+    best = best_of_sweep(medians)
     bound = max(found["compute"], found["communicate"])
     shared = max(found["compute"] + found["network"], found["communicate"])
     print(
@@ -362,8 +415,12 @@ def report(name: str, found: dict[str, Any]) -> None:
         least, used = min(found["times"][title]), statistics.median(found["processor"][title])
         most = sorted(found["times"][title])[int(0.9 * len(found["times"][title]))]
         faults = statistics.median(found.get("faults", {}).get(title, [0]))
+        shares = found.get("busy", {}).get(title)
+        busy = f", busy for {statistics.median(shares):.0%}" if shares else ""
         print(
-            f"  {title:24s} {1e3 * value:8.1f} ms median {1e3 * least:8.1f} least {1e3 * most:8.1f} exceeded by a tenth {1e3 * used:7.1f} of the core {faults:6.0f} faults  {medians[best] / value:5.2f} x {best}  {value / bound:5.2f} of the bound"
+            f"  {title:24s} {1e3 * value:8.1f} ms median {1e3 * least:8.1f} least {1e3 * most:8.1f} exceeded by a tenth "
+            f"{1e3 * used:7.1f} of the core{busy} {faults:6.0f} faults  "
+            f"{medians[best] / value:5.2f} x {best}  {value / bound:5.2f} of the bound"
         )
     ours = medians["across steps"]
     print(f"  target {TARGETS['over the best DDP']:.2f} x the best DDP: {medians[best] / ours:.2f}")
@@ -387,7 +444,9 @@ def report(name: str, found: dict[str, Any]) -> None:
 
 
 def clock_error(tried: dict[str, Any]) -> str:
-    """How far the clock is from what tuning measured, over the candidates without compiled kernels, and whether it ranks those of "across steps"."""
+    """How far the clock is from what tuning measured, over the candidates without compiled kernels, and whether it
+    ranks those of "across steps".
+    """
     trials = {
         title: [(simulated, measured) for _, _, simulated, measured in tried.get(title, ()) if measured]
         for title in ("tensor only", "across steps")
@@ -418,7 +477,11 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=1, help="cores of a rank")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--show", action="store_true", help="print what --json holds, and run nothing")
+    parser.add_argument("--spread", type=Path, nargs="+", metavar="FILE", help="print the gains of several runs")
     arguments = parser.parse_args()
+    if arguments.spread:
+        spread(arguments.spread)
+        return
     if arguments.show:
         for name, found in json.loads(arguments.json.read_text()).items():
             if found["times"]:
