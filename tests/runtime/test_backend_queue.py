@@ -75,3 +75,36 @@ def test_what_a_call_sets_off_may_make_calls() -> None:
     later[0].wait()
     queue.close()
     assert [number for number, _ in ran] == [0, 1]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_what_a_call_sets_off_may_wait_for_later_calls(depth: int) -> None:
+    """PowerSGD's hook waits in a callback for the future of an all-reduce that it makes there."""
+    queue, ran = CallQueue("own thread"), list[tuple[int, str]]()
+
+    def calls_and_waits(number: int) -> None:
+        if number <= depth:
+            future = submitted(queue, ran, number).get_future()
+            future.then(lambda _: calls_and_waits(number + 1)).wait()
+
+    first = submitted(queue, ran, 0).get_future().then(lambda _: calls_and_waits(1))
+    waiter = threading.Thread(target=first.wait, daemon=True)  # of the future alone: it runs no calls
+    waiter.start()
+    waiter.join(10.0)
+    assert not waiter.is_alive()
+    queue.close()
+    assert [number for number, _ in ran] == list(range(depth + 1))
+    assert not [thread for thread in threading.enumerate() if thread.name == queue.name]
+
+
+def test_what_a_call_sets_off_may_wait_for_calls_that_were_made_before_it_ended() -> None:
+    queue, ran = CallQueue("own thread"), list[tuple[int, str]]()
+    queue.running.acquire()  # both are made before the first begins
+    first, second = (submitted(queue, ran, number).get_future() for number in range(2))
+    first = first.then(lambda _: second.wait())
+    queue.running.release()
+    waiter = threading.Thread(target=first.wait, daemon=True)
+    waiter.start()
+    waiter.join(10.0)
+    assert not waiter.is_alive()
+    queue.close()

@@ -94,6 +94,8 @@ class SennitWork(WorkBase):
                     left[0] -= 1
                     last = left[0] == 0
                 if last:
+                    if self.queue is not None:
+                        self.queue.leave_to_another()
                     error = self.exception()
                     if error is None:
                         future.set_result(self.outputs)
@@ -120,6 +122,10 @@ class CallQueue:
 
     Its thread starts with the first call that does not wait. None is under way while nobody holds `running` and as many
     were submitted as have ended; which is when `jobs` is empty, since a job is taken from there with `running` held.
+
+    What a call sets off when it ends, the callbacks of its future, runs on the thread that brought it to its end, and
+    may wait there for calls that come later. So nobody goes into callbacks unless another thread is there for those:
+    `leave_to_another`.
     """
 
     def __init__(self, name: str) -> None:
@@ -128,8 +134,9 @@ class CallQueue:
         self._counting = threading.Lock()
         self.submitted = self.ended = 0
         self.jobs: deque[tuple[Job, Ticket]] = deque()
-        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # wakes the thread, for a job or for its end
-        self._thread: threading.Thread | None = None
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # wakes a thread, for a job or for the end of all
+        self._threads: list[threading.Thread] = []
+        self._idle = 0  # threads that wait to be woken
 
     def run_here(self, job: Job) -> bool:
         """Run a call on this thread if none is under way."""
@@ -146,9 +153,8 @@ class CallQueue:
     def submit(self, job: Job, ticket: Ticket) -> None:
         with self._counting:
             self.submitted += 1
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-                self._thread.start()
+            if not self._threads:
+                self._start_thread()
             self.jobs.append((job, ticket))
             self._calls.put(True)
 
@@ -158,17 +164,35 @@ class CallQueue:
             if not self._run_next():
                 return
 
+    def leave_to_another(self) -> None:
+        """See that a thread other than this one can run what comes: this one is about to do what may wait for it."""
+        with self._counting:
+            if self._threads and not self._idle:
+                self._start_thread()
+
     def close(self) -> None:
-        """End the thread, after the calls that were made."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            self._calls.put(False)
-            thread.join()
+        """End the threads, after the calls that were made."""
+        self._calls.put(False)
+        here = threading.current_thread()
+        for thread in self._threads:  # grows where callbacks still run
+            if thread is not here:
+                thread.join()
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+        self._threads.append(thread)
+        self._idle += 1
+        thread.start()
 
     def _run(self) -> None:
         while self._calls.get():
+            with self._counting:
+                self._idle -= 1
             self.running.acquire()
             self._run_next()  # unless who waits for it has run it
+            with self._counting:
+                self._idle += 1
+        self._calls.put(False)  # for the next thread
 
     def _run_next(self) -> bool:
         """The first call that waits; whether there was one.
