@@ -274,6 +274,86 @@ def plain_calls(rank: int) -> list[str]:
     return wrong + ([] if "group of" in raised(lambda: sennit.backend.calls(dist.group.WORLD)) else ["gloo is taken"])
 
 
+def inference(rank: int, hosts: list[str] | None) -> list[str]:
+    """Tensors made in torch's inference mode, which only that mode may write to, and which calls write to on several threads."""
+    pretend_hosts(rank, hosts)
+    group = sennit_group()
+    size = dist.get_world_size()
+    wrong: list[str] = []
+    with torch.inference_mode():
+        strided, averaged = torch.full((2, 3), rank + 1.0).t(), torch.full((3,), float(rank))
+        parts = [torch.zeros(2) for _ in range(size)]
+        futures = [
+            dist.all_reduce(strided, group=group, async_op=True).get_future(),
+            dist.all_reduce(averaged, dist.ReduceOp.AVG, group, async_op=True).get_future(),
+            dist.all_gather(parts, torch.full((2,), float(rank)), group, async_op=True).get_future(),
+        ]
+        received = torch.zeros(4, 2)[:, 0]
+        message = dist.irecv(received, (rank - 1) % size, group)
+    torch.futures.wait_all(futures)  # so the calls run on the group's thread
+    dist.barrier(group)
+    dist.send(torch.full((4,), float(rank)), (rank + 1) % size, group)
+    message.wait()
+    for _ in range(4):
+        dist.all_reduce(averaged, dist.ReduceOp.AVG, group)  # outside of the mode, the short way too
+    for name, got, wanted in (
+        ("strided", strided, size * (size + 1) / 2),
+        ("averaged", averaged, (size - 1) / 2),
+        ("part", parts[-1], size - 1.0),
+        ("received", received, float((rank - 1) % size)),
+    ):
+        if not bool((got == wanted).all()):
+            wrong.append(f"{name}: {got} is not {wanted}")
+    dist.destroy_process_group(group)
+    return wrong
+
+
+def arguments(rank: int) -> list[str]:
+    """What the backend says of arguments that cannot be meant. The group and its messages are good after each: the last is a sum."""
+    group = sennit_group()
+    size = dist.get_world_size()
+    shared = torch.zeros(1).expand(4)
+    factor: Any = dist._make_nccl_premul_sum(0.5)
+    said = [
+        raised(lambda: dist.all_reduce(shared, group=group)),
+        raised(lambda: dist.all_gather([shared] * size, torch.zeros(4), group)),
+        raised(lambda: dist.recv(shared, (rank + 1) % size, group)),
+        raised(lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG, group)),
+        raised(lambda: dist.all_reduce(torch.ones(2, dtype=torch.int64), factor, group)),
+        raised(lambda: group.send([torch.ones(1)], size, 0)),
+        raised(lambda: group.broadcast([torch.ones(1)], size)),
+    ]
+    message = dist.irecv(torch.zeros(1), (rank - 1) % size, group)
+    dist.send(torch.ones(1), (rank + 1) % size, group)
+    message.wait()
+    x = torch.ones(1)
+    group.allreduce(x).wait()  # of no options: a sum
+    dist.destroy_process_group(group)
+    return [*said, f"{x.item():.0f}"]
+
+
+def callback_waits(rank: int) -> list[str]:
+    """A callback waits for the future of a call that it makes, as PowerSGD's hook does."""
+    group = sennit_group()
+
+    def again(future: Any) -> Tensor:
+        return dist.all_reduce(future.value()[0], group=group, async_op=True).get_future().wait()[0]
+
+    def total() -> None:
+        future = (
+            dist.all_reduce(torch.ones(3), group=group, async_op=True)
+            .get_future()
+            .then(again)
+            .then(lambda f: f.value())
+        )
+        if float(future.wait()[0]) != dist.get_world_size() ** 2:
+            raise RuntimeError(f"a sum of sums is {future.value()}")
+
+    said = [raised(total) for _ in range(5)]
+    dist.destroy_process_group(group)
+    return [each for each in said if each]
+
+
 def refusals(rank: int) -> list[str]:
     """What the backend says of calls that it cannot serve. The group is good after each."""
     group = sennit_group()

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import pytest
 from backend_work import (
     alone,
+    arguments,
+    callback_waits,
     compare_sequences,
+    inference,
     large_all_reduces,
     plain_calls,
     programs,
@@ -74,6 +77,28 @@ def test_what_cannot_be_served_is_refused_and_the_group_stays_good(ranks: GlooRa
         assert f"all_to_all of {SIZE + 1} rows over {SIZE} ranks" in rows
         assert total == str(SIZE)
         assert "closed" in closed
+
+
+@pytest.mark.parametrize("hosts", [None, SPLIT, FOUR], ids=["one", "two", "four"])
+def test_tensors_of_inference_mode_on_any_thread(ranks: GlooRanks, hosts: list[str] | None) -> None:
+    assert ranks.call(inference, hosts) == [[]] * SIZE
+
+
+def test_arguments_that_cannot_be_meant_leave_the_group_good(ranks: GlooRanks) -> None:
+    for said in ranks.call(arguments):
+        reduced, gathered, received, average, factor, peer, root, total = said
+        for output in (reduced, gathered, received):
+            assert "an output of shape [4], strides [0], whose elements share memory" in output
+        assert "of bools there is no average" in average
+        assert "PREMUL_SUM of torch.int64" in factor
+        assert "the factor 0.5" in factor
+        for named in (peer, root):
+            assert f"a call names rank {SIZE} in a group of {SIZE}" in named
+        assert total == str(SIZE)
+
+
+def test_a_callback_may_wait_for_the_call_that_it_makes(ranks: GlooRanks) -> None:
+    assert ranks.call(callback_waits) == [[]] * SIZE
 
 
 def test_a_tuned_table_chooses(ranks: GlooRanks) -> None:

@@ -32,6 +32,7 @@ from sennit.collective.runtime.shm_shortcut import FROM_ROOT, PLAIN, ROWS, SUMS
 from sennit.collective.runtime.tensors_torch import (
     Flat,
     average,
+    check_output,
     check_place,
     check_reducible,
     flat_of,
@@ -85,7 +86,8 @@ class SennitGroup(CallingGroup):
             return self._nothing_left
         (tensor,) = listed = _listed(tensors)
         name, factor = reduction_of(opts)
-        check_reducible(tensor, name)
+        check_reducible(tensor, name, factor)
+        check_output(tensor)
         timeout = self._limit(opts)
 
         def job() -> None:
@@ -101,7 +103,9 @@ class SennitGroup(CallingGroup):
         if self._express is not None and self._express.broadcast(tensors, opts):
             return self._nothing_left
         (tensor,) = listed = _listed(tensors)
-        root, timeout = int(getattr(opts, "rootRank", opts)), self._limit(opts)
+        root, timeout = self._member(int(getattr(opts, "rootRank", opts))), self._limit(opts)
+        if self._rank != root:
+            check_output(tensor)
 
         def job() -> None:
             flat = flat_of(tensor)  # not before its turn: a call before this one may write to it
@@ -114,8 +118,10 @@ class SennitGroup(CallingGroup):
     def reduce(self, tensors: Any, opts: Any) -> SennitWork:
         (tensor,) = listed = _listed(tensors)
         name, factor = reduction_of(opts)
-        check_reducible(tensor, name)
-        root, timeout = opts.rootRank, self._limit(opts)
+        check_reducible(tensor, name, factor)
+        root, timeout = self._member(opts.rootRank), self._limit(opts)
+        if self._rank == root:
+            check_output(tensor)
 
         def job() -> None:
             flat = flat_of(tensor)
@@ -145,6 +151,7 @@ class SennitGroup(CallingGroup):
         if self._express is not None and self._express.all_gather(output, input, opts):
             return self._nothing_left
         self._check_parts("all_gather", output, input)
+        check_output(output)
         timeout = self._limit(opts)
 
         def job() -> None:
@@ -158,8 +165,9 @@ class SennitGroup(CallingGroup):
         if self._express is not None and self._express.reduce_scatter(output, input, opts):
             return self._nothing_left
         self._check_parts("reduce_scatter", input, output)
+        check_output(output)
         name, factor = reduction_of(opts)
-        check_reducible(input, name)
+        check_reducible(input, name, factor)
         timeout = self._limit(opts)
 
         def job() -> None:
@@ -181,6 +189,7 @@ class SennitGroup(CallingGroup):
         if even and self._express is not None and self._express.all_to_all(output, input, opts):
             return self._nothing_left
         sizes = [self._piece_bytes(item, splits) for item, splits in ((output, output_splits), (input, input_splits))]
+        check_output(output)
         timeout = self._limit(opts)
 
         def job() -> None:
@@ -197,6 +206,8 @@ class SennitGroup(CallingGroup):
         (input,) = _listed(inputs)
         outputs = _inner(output_lists)
         self._check_count("all_gather", outputs)
+        for output in outputs:
+            check_output(output)
         timeout = self._limit(opts)
         even = all(output.numel() == input.numel() for output in outputs)
 
@@ -218,9 +229,11 @@ class SennitGroup(CallingGroup):
     def gather(self, output_lists: Any, inputs: Any, opts: Any) -> SennitWork:
         (input,) = _listed(inputs)
         outputs = _inner(output_lists) if output_lists else []
-        root, timeout = opts.rootRank, self._limit(opts)
+        root, timeout = self._member(opts.rootRank), self._limit(opts)
         if self._rank == root:
             self._check_count("gather", outputs, input.numel())
+            for output in outputs:
+                check_output(output)
 
         def job() -> None:
             whole = joined(outputs) if self._rank == root else None
@@ -232,8 +245,9 @@ class SennitGroup(CallingGroup):
 
     def scatter(self, outputs: Any, input_lists: Any, opts: Any) -> SennitWork:
         (output,) = listed = _listed(outputs)
+        check_output(output)
         inputs = _inner(input_lists) if input_lists else []
-        root, timeout = opts.rootRank, self._limit(opts)
+        root, timeout = self._member(opts.rootRank), self._limit(opts)
         if self._rank == root:
             self._check_count("scatter", inputs, output.numel())
 
@@ -247,10 +261,11 @@ class SennitGroup(CallingGroup):
 
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> SennitWork:
         (output,) = listed = _listed(outputs)
+        check_output(output)
         inputs = _inner(input_lists)
         self._check_count("reduce_scatter", inputs)
         name, factor = reduction_of(opts)
-        check_reducible(output, name)
+        check_reducible(output, name, factor)
         timeout = self._limit(opts)
         even = all(input.numel() == output.numel() for input in inputs)
 
@@ -273,6 +288,8 @@ class SennitGroup(CallingGroup):
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> SennitWork:
         for tensors in (outputs, inputs):
             self._check_count("all_to_all", tensors)
+        for output in outputs:
+            check_output(output)
         sizes = [[tensor.numel() * tensor.element_size() for tensor in tensors] for tensors in (outputs, inputs)]
         timeout = self._limit(opts)
 
@@ -289,7 +306,8 @@ class SennitGroup(CallingGroup):
         name, factor = reduction_of(opts)
         for tensor in tensors:
             check_place(tensor)
-            check_reducible(tensor, name)
+            check_reducible(tensor, name, factor)
+            check_output(tensor)
         timeout = self._limit(opts)
         kinds = list(dict.fromkeys(tensor.dtype for tensor in tensors))
 
@@ -332,16 +350,20 @@ class SennitGroup(CallingGroup):
     def send(self, tensors: Any, peer: int, tag: int = 0) -> SennitWork:
         (tensor,) = listed = _listed(tensors)
         flat = flat_of(tensor)
-        return self._posted([self._open_links().send(peer, Label(_USER, tag), bytes_of(flat.tensor))], listed)
+        return self._posted(
+            [self._open_links().send(self._member(peer), Label(_USER, tag), bytes_of(flat.tensor))], listed
+        )
 
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> SennitWork:
         (tensor,) = listed = _listed(tensors)
+        check_output(tensor)
         flat = flat_of(tensor)
-        ticket = self._open_links().receive(peer, Label(_USER, tag), bytes_of(flat.tensor))
+        ticket = self._open_links().receive(self._member(peer), Label(_USER, tag), bytes_of(flat.tensor))
         return self._posted([_given_back(ticket, flat)], listed)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> SennitWork:
         (tensor,) = listed = _listed(tensors)
+        check_output(tensor)
         flat = flat_of(tensor)
         ticket = self._open_links().receive_any(Label(_USER, tag), bytes_of(flat.tensor))
         return self._posted([_given_back(ticket, flat)], listed)
@@ -379,6 +401,15 @@ class SennitGroup(CallingGroup):
         return _all_of([call(o, i, opts) for o, i in zip(outputs, inputs, strict=True)], list(outputs))
 
     # ---- checks ------------------------------------------------------------------------------------------------------
+
+    def _member(self, rank: int) -> int:
+        if not 0 <= rank < self._size:
+            raise CollectiveError(
+                f"a call names rank {rank} in a group of {self._size}",
+                where=f"rank {self._rank} of {self._size}",
+                fix=f"its ranks are 0 to {self._size - 1}",
+            )
+        return rank
 
     def _check_parts(self, name: str, whole: Tensor, part: Tensor) -> None:
         check_place(whole)

@@ -27,6 +27,7 @@ from sennit.collective.runtime.private_torch import GroupBase, Store, is_asynchr
 from sennit.collective.runtime.shared_torch import Shared
 from sennit.collective.runtime.shm_plan import Plan
 from sennit.collective.runtime.shm_shortcut import Shortcut
+from sennit.collective.runtime.tensors_torch import writable
 from sennit.collective.runtime.work_torch import CallQueue, NothingLeft, SennitWork
 from sennit.errors import PeerError
 
@@ -120,7 +121,8 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
     def _guarded(self, job: Callable[[], None]) -> None:
         self._check_usable()
         try:
-            job()
+            with writable():  # of the caller's tensors, on whichever thread
+                job()
         except PeerError as error:
             told = self._in_words_of_the_world(error)
             self._break(told)

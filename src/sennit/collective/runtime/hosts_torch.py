@@ -36,6 +36,7 @@ from torch import Tensor
 from sennit.collective.runtime.communicator_torch import Communicator
 from sennit.collective.runtime.linked_torch import Linked, cut, equal
 from sennit.collective.runtime.p2p_links import Links
+from sennit.collective.runtime.tensors_torch import writable
 
 __all__ = ["Hosts", "tile_edges"]
 
@@ -80,7 +81,7 @@ class Hosts:
         self.row.reduce_scatter(part, tile, reduction, timeout)
         finish = self.column.start_all_reduce(part, reduction, _longer(timeout))
         if len(self.hosts) > 2:
-            finish = self._threads.submit(finish).result
+            finish = self._threads.submit(writable()(finish)).result
         pending.append((tile, part, finish))
         self._end_tiles(pending, _IN_FLIGHT, timeout)
 

@@ -77,9 +77,9 @@ def time_limit(options: Any, default: float) -> float:
 def reduction_of(options: Any) -> tuple[str, float | Tensor | None]:
     """The name of the reduction in lower case, and the factor of PREMUL_SUM.
 
-    Options carry a `ReduceOp`; some callers pass one itself.
+    Options carry a `ReduceOp`; some callers pass one itself, or none, as in `group.allreduce(tensor)`: a sum.
     """
-    reduce_op = getattr(options, "reduceOp", options)
+    reduce_op = SUM if options is None else getattr(options, "reduceOp", options)
     name = _REDUCTIONS.get(getattr(reduce_op, "op", reduce_op), "no reduction")
     return name, reduce_op.__getstate__()[1] if name == "premul_sum" else None  # `factor` is an attribute from 2.13 on
 

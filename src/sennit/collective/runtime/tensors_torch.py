@@ -7,7 +7,7 @@
 | a list of tensors that lie one behind the other | one flat view |
 | any other list | one flat copy, copied back piece by piece |
 | complex numbers | pairs of real ones, for sums; bytes where nothing is reduced |
-| another device, a sparse tensor, a type that cannot be reduced | an error that says so |
+| another device, a sparse tensor, a type that cannot be reduced, an output whose elements share memory | an error that says so |
 """
 
 from __future__ import annotations
@@ -20,7 +20,18 @@ from torch import Tensor
 
 from sennit.errors import CollectiveError
 
-__all__ = ["Flat", "average", "check_place", "check_reducible", "flat_of", "joined", "plain_reduction", "scale"]
+__all__ = [
+    "Flat",
+    "average",
+    "check_output",
+    "check_place",
+    "check_reducible",
+    "flat_of",
+    "joined",
+    "plain_reduction",
+    "scale",
+    "writable",
+]
 
 _BITS = ("band", "bor", "bxor")
 _LINEAR = ("sum", "avg", "premul_sum")
@@ -39,15 +50,26 @@ class Flat:
         self.tensor, self._originals = tensor, originals
 
     def give_back(self) -> None:
-        start = 0
-        for original in self._originals:
-            stop = start + original.numel()
-            original.copy_(self.tensor[start:stop].view(original.shape))
-            start = stop
+        if not self._originals:
+            return
+        with writable():
+            start = 0
+            for original in self._originals:
+                stop = start + original.numel()
+                original.copy_(self.tensor[start:stop].view(original.shape))
+                start = stop
 
     @property
     def bytes(self) -> Tensor:
         return self.tensor.view(torch.uint8)
+
+
+def writable() -> torch.inference_mode:
+    """Where tensors of any kind may be written to: those that were made in `torch.inference_mode`, nowhere else.
+
+    The mode is one of a thread, and calls run on several.
+    """
+    return torch.inference_mode()
 
 
 def flat_of(tensor: Tensor) -> Flat:
@@ -105,14 +127,30 @@ def check_place(tensor: Tensor) -> None:
         )
 
 
-def check_reducible(tensor: Tensor, reduction: str) -> None:
-    """Raise on a reduction that has no meaning for the type of the tensor."""
+def check_output(tensor: Tensor) -> None:
+    """Raise on a tensor whose elements share memory, as those of `expand` do: there is no room for a result."""
+    if not tensor.is_contiguous() and any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        raise CollectiveError(
+            f"an output of shape {list(tensor.shape)}, strides {list(tensor.stride())}, whose elements share memory",
+            where="the sennit backend",
+            fix="pass a tensor of its own memory: call .contiguous() before",
+        )
+
+
+def check_reducible(tensor: Tensor, reduction: str, factor: float | Tensor | None = None) -> None:
+    """Raise on a reduction that has no meaning for the type of the tensor. `factor` is that of PREMUL_SUM."""
     kind = tensor.dtype
     fault = None
     if kind in _FLOATING and reduction in _LINEAR:
         return
     if kind not in _FLOATING and kind not in _WHOLE:
         fault = "convert it to a type that the CPU computes with"
+    elif reduction == "avg" and kind is torch.bool:
+        fault = "of bools there is no average: use MAX, or convert them to numbers"
+    elif factor is not None and not torch.can_cast(torch.result_type(tensor, factor), kind):
+        fault = f"the factor {factor} makes other numbers of them: convert them to floating ones"
     elif reduction in _BITS and kind not in _WHOLE:
         fault = "use integers or bools"
     elif kind.is_complex and reduction not in _LINEAR:
@@ -135,7 +173,8 @@ def scale(flat: Flat, factor: float | Tensor | None) -> Flat:
 
 def average(tensor: Tensor, ranks: int) -> None:
     """For AVG: what is left to do after the sum. Whole numbers are cut towards zero."""
-    if tensor.is_floating_point():
-        tensor.div_(ranks)
-    else:
-        tensor.copy_(tensor.div(ranks, rounding_mode="trunc"))
+    with writable():
+        if tensor.is_floating_point():
+            tensor.div_(ranks)
+        else:
+            tensor.copy_(tensor.div(ranks, rounding_mode="trunc"))
