@@ -159,8 +159,8 @@ def joint_graph(
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     _detach_results(forward.module, losses)
-    # Attention in its mathematical form: its parts have operator rules of their own. A recurrent net position by position:
-    # oneDNN's layer takes itself for one in inference here, and then leaves out what its backward pass reads.
+    # Attention in its mathematical form: its parts have operator rules of their own. A recurrent net position by
+    # position: oneDNN's layer takes itself for one in inference here, and then leaves out what its backward pass reads.
     mathematical = sdpa_kernel(SDPBackend.MATH)
     with _quiet(), ExitStack() as stack, mathematical, _without_onednn(), torch.set_grad_enabled(training):
         joint = aot_export_joint_with_descriptors(stack, forward.module, args, kwargs, decompositions=decompositions())
