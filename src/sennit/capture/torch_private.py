@@ -12,6 +12,7 @@ import io
 import logging
 import operator
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
@@ -81,7 +82,9 @@ def forward_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     """Trace `model(*args, **kwargs)`."""
     from torch.utils._pytree import tree_unflatten
 
-    with Certain(), _quiet():
+    with Certain(), _quiet(), warnings.catch_warnings():
+        # torch's recurrent nets hold their weights a second time, in a list
+        warnings.filterwarnings("ignore", message=r"The tensor attributes? self\.\S*_flat_weights")
         exported = torch.export.export(model, args, kwargs, strict=False)
     module = exported.module(check_guards=False)
     assert isinstance(module, fx.GraphModule)
@@ -90,6 +93,17 @@ def forward_graph(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     assert spec is not None
     results = tuple(part.meta["val"] if isinstance(part, fx.Node) else part for part in _returned(module))
     return Forward(module, results, _Assembly(tree_unflatten(list(range(len(results))), spec)))
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """`torch.backends.mkldnn.flags` would set the other flags too, and warn of one of them."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 @contextmanager
@@ -145,8 +159,10 @@ def joint_graph(
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     _detach_results(forward.module, losses)
-    # Attention in its mathematical form: its parts have operator rules of their own.
-    with _quiet(), ExitStack() as stack, sdpa_kernel(SDPBackend.MATH), torch.set_grad_enabled(training):
+    # Attention in its mathematical form: its parts have operator rules of their own. A recurrent net position by
+    # position: oneDNN's layer takes itself for one in inference here, and then leaves out what its backward pass reads.
+    mathematical = sdpa_kernel(SDPBackend.MATH)
+    with _quiet(), ExitStack() as stack, mathematical, _without_onednn(), torch.set_grad_enabled(training):
         joint = aot_export_joint_with_descriptors(stack, forward.module, args, kwargs, decompositions=decompositions())
     graph_module: fx.GraphModule = joint.graph_module
     return _described(graph_module)

@@ -5,7 +5,7 @@ where a product makes it, computed in its place; then the bucket is summed over 
 order of the strategy: one that is ready out of turn waits for those before it. The group runs one collective at a time,
 in the order of issue, so the order on the wire is the order of the strategy on every rank, and no two ranks can wait
 for each other. Shares of a bucket that was reduced to shares are gathered when it is waited for: all ranks wait in the
-same order too.
+same order too, that of the forward pass, also where one of them waits earlier than the others (to save a state).
 
 A part of a gradient lies in its bucket's buffer. `gradient(path)` gives the whole of it: a view of the buffer, or,
 where it is cut, a tensor of its own. A bucket that holds one part of a cut gradient and nothing else lies in that

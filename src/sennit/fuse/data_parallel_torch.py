@@ -18,9 +18,10 @@ they are updated in the next forward pass, right before the first kernel that re
 `flush()` waits for everything and updates it; `state_dict` of this module, of the model and of the optimizer,
 evaluation, `no_sync` and leaving a `with model:` block flush by themselves.
 
-**What needs all gradients at once** (clipping by the global norm, a loss scaler's check) cannot be hidden:
-`clip_grad_norm_` waits for all buckets first, and so does `synchronize()`, after which `parameter.grad` is what DDP
-would leave there. With `across_steps=False` everything is waited for in `backward`.
+**What needs all gradients at once** (clipping by the global norm, a loss scaler's check) cannot be hidden: whoever
+looks at a gradient that is on its way waits for all buckets first (`awaited_torch.py`), and so do `clip_grad_norm_` and
+`synchronize()`, after which `parameter.grad` is what DDP would leave there. `parameters()` completes the updates. With
+`across_steps=False` everything is waited for in `backward`.
 
 **As DDP does.** Parameters and buffers start from the first rank's values, and buffers are the first rank's again
 before each forward pass that follows a synchronised one. Gradients add to `parameter.grad` where there is one. Inside
@@ -37,6 +38,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -58,6 +60,7 @@ from sennit.fuse.row_uses import row_uses
 from sennit.fuse.serial_group_torch import serial_group
 from sennit.fuse.tune_torch import Trial, Tuning, is_preference_worth, tune
 from sennit.fuse.update_torch import DeferredStep
+from sennit.fuse.wrapped_torch import Asked, Setting, check_wrapped, without_autocast
 from sennit.ir.graph import Output, OutputKind, Role
 from sennit.ir.strategy import Strategy, WaitAt
 from sennit.ir.strategy_check import check_strategy
@@ -95,11 +98,7 @@ class DataParallel(nn.Module):
         `keep_freed_memory` keeps a step's memory with the process (`kept_memory.py`).
         """
         super().__init__()
-        if not dist.is_initialized():
-            raise RunError(
-                "there is no process group",
-                fix="call torch.distributed.init_process_group first, or run the script under torchrun",
-            )
+        check_wrapped(model, sample, strategy)
         self.module = model
         self.optimizer = optimizer
         if keep_freed_memory:
@@ -127,6 +126,7 @@ class DataParallel(nn.Module):
             for output in self.graph.outputs
             if output.kind is OutputKind.GRADIENT
         }
+        self._setting = Setting.of(model, self.device)
         self._modes = [(module, module.training) for module in model.modules()]
         self._loss_key, self._results, self._new_buffers = self._outputs()
         self._step: DeferredStep | None = DeferredStep(optimizer) if optimizer is not None else None
@@ -142,7 +142,8 @@ class DataParallel(nn.Module):
         tuning, inputs = tuning or Tuning(), self.signature.flatten(arguments, keywords)
         if strategy is None:
             across = across_steps and optimizer is not None
-            self.tried = tune(self, inputs, across_steps=across, compile_kernels=compile_kernels, tuning=tuning)
+            with without_autocast(self.device):
+                self.tried = tune(self, inputs, across_steps=across, compile_kernels=compile_kernels, tuning=tuning)
             strategy = self.tried[0].strategy
         self.use(strategy, compile_kernels=compile_kernels)
         agree(f"{self.graph}\n{self.strategy}", self.group)
@@ -181,7 +182,8 @@ class DataParallel(nn.Module):
         )
         shapes = {path: (parameter.shape, parameter.dtype) for path, parameter in self.sent.items()}
         channel = GradientChannel(strategy.buckets, shapes, self.device, self.group, self.packed)
-        self.gradients = Gradients(self.trained, self.sent, channel, self.program.read_in_blocks)
+        blocks, flush = self.program.read_in_blocks, WeakMethod(self.flush)
+        self.gradients = Gradients(self.trained, self.sent, channel, blocks, late=late, flush=flush)
         self._state = list(self._places())
         self.strategy, self._late = strategy, late
         if self._step is not None:
@@ -229,13 +231,14 @@ class DataParallel(nn.Module):
 
     def _flush_before_reads(self) -> None:
         """What reads parameters or the optimizer's state from outside sees them complete."""
-        self.module.register_state_dict_pre_hook(lambda *_: self.flush())  # type: ignore[no-untyped-call]
+        flush = Asked(self.flush)
+        self.module.register_state_dict_pre_hook(flush)  # type: ignore[no-untyped-call]
         # else the updates would change what was loaded
-        self.module.register_load_state_dict_pre_hook(lambda *_: self._complete())  # type: ignore[no-untyped-call]
-        self.module.register_forward_pre_hook(lambda *_: self.flush())
+        self.module.register_load_state_dict_pre_hook(Asked(self._complete))  # type: ignore[no-untyped-call]
+        self.module.register_forward_pre_hook(flush)
         if self.optimizer is not None:
-            self.optimizer.register_state_dict_pre_hook(lambda _: self.flush())
-            self.optimizer.register_load_state_dict_pre_hook(lambda *_: self.flush())
+            self.optimizer.register_state_dict_pre_hook(flush)
+            self.optimizer.register_load_state_dict_pre_hook(flush)
 
     # ---- a step ------------------------------------------------------------------------------------------------------
 
@@ -247,6 +250,7 @@ class DataParallel(nn.Module):
             with torch.no_grad():
                 return self.module(*args, **kwargs)
         self._check_modes()
+        self._setting.check(self.device)
         inputs = self.signature.flatten(args, kwargs)
         loss, *results = _Step.apply(self._anchor, self, inputs)  # type: ignore[no-untyped-call]
         values = {output.key: tensor for output, tensor in zip(self._results, results, strict=True)}
@@ -263,7 +267,9 @@ class DataParallel(nn.Module):
     def run_forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The forward kernels. What is left are the results and what the backward pass reads, by name."""
         values = self.values_of(inputs)
-        self.program.forward(values, self._settle)
+        with without_autocast(self.device):
+            self.program.forward(values, self._settle)
+        self.flush()  # parameters that it did not read, before anything else is sent
         return values
 
     def values_of(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -289,17 +295,18 @@ class DataParallel(nn.Module):
         self._sent_buffers, self._are_loaded = None, False
 
     def run_backward(self, values: dict[str, Tensor], upstream: Tensor) -> None:
-        self.flush()  # parameters that the forward pass did not read
+        self.flush()  # another backward pass may have come since the forward pass
         if self._step is not None:
             self._step.forget()
         values[self.program.tangent] = upstream
         gradients = self.gradients
-        if self._synchronise:
-            gradients.begin(values)
-            self.program.backward(values, gradients.take, gradients.take_product, gradients.take_rows)
-            gradients.end()
-        else:
-            self.program.backward(values, gradients.keep, gradients.keep_product, gradients.keep_rows)
+        with without_autocast(self.device):
+            if self._synchronise:
+                gradients.begin(values)
+                self.program.backward(values, gradients.take, gradients.take_product, gradients.take_rows)
+                gradients.end()
+            else:
+                self.program.backward(values, gradients.keep, gradients.keep_product, gradients.keep_rows)
         values.clear()
         for number in [number for number in gradients.owed if number not in self._late]:
             gradients.arrive(number)
@@ -309,7 +316,9 @@ class DataParallel(nn.Module):
     def _ask(self) -> None:
         """`optimizer.step()` was called."""
         assert self._step is not None
-        self._step.ask(self.gradients.on_their_way())
+        if self._step.has_hooks:
+            self.flush()  # they run once a step, when all of it is done
+        self._step.ask(self.gradients.ask())
 
     def _before_zero(self) -> None:
         """Gradients on their way that no step was asked for would come back after they were set to zero."""
@@ -330,7 +339,7 @@ class DataParallel(nn.Module):
                 gradients.arrive(bucket)
                 continue
             paths = gradients.in_blocks(bucket)
-            in_rows = [path for path in paths if step.has_state(self.trained[path])]
+            in_rows = [path for path in paths if gradients.is_wanted(path) and step.has_state(self.trained[path])]
             complete += gradients.arrive(bucket, in_rows)
             for path in in_rows:
                 for rows, gradient, is_last in gradients.rows(bucket, path):
@@ -342,9 +351,16 @@ class DataParallel(nn.Module):
             step.update(complete)
 
     def flush(self) -> None:
-        """Wait for every gradient that is on its way, and do the updates that were asked for."""
-        for number in list(self.gradients.owed):
-            with torch.no_grad():
+        """Wait for every gradient that is on its way, and do the updates that were asked for.
+
+        In the order of the forward pass: shares are gathered as they are waited for, and another rank may be in that
+        pass already.
+        """
+        if not (owed := self.gradients.owed):
+            return
+        # what the optimizer makes must outlive an evaluation in inference mode
+        with torch.inference_mode(False), torch.no_grad():
+            for number in [*self.program.settled, *owed]:
                 self._settle(number)
 
     def _complete(self) -> None:
@@ -357,8 +373,8 @@ class DataParallel(nn.Module):
     def synchronize(self) -> None:
         """Wait for every gradient of the last backward pass:
 
-        `parameter.grad` is then as after DDP's backward. Call it between `backward` and what reads gradients, such as
-        `GradScaler.unscale_`.
+        `parameter.grad` is then as after DDP's backward. What reads gradients, such as `GradScaler.unscale_`, does so
+        by itself.
         """
         self.flush()
 
@@ -390,9 +406,15 @@ class DataParallel(nn.Module):
         super().train(mode)
         return self
 
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Complete: after `optimizer.step()` they are as under DDP."""
+        if self._step is not None and self._step.is_asked:
+            self.flush()
+        return super().named_parameters(*args, **kwargs)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._before_zero()
-        super().zero_grad(set_to_none)
+        self.module.zero_grad(set_to_none)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Under DDP's names: `module.` before the model's own."""

@@ -14,11 +14,12 @@ a look-up as what it adds up and where (`table_rows_torch.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from sennit.fuse.awaited_torch import Awaited
 from sennit.fuse.channel_torch import GradientChannel
 from sennit.fuse.looked_up import ROWS, parameter_of
 from sennit.fuse.products_torch import RowBlocks
@@ -41,10 +42,20 @@ class Gradients:
         sent: Mapping[str, nn.Parameter],
         channel: GradientChannel,
         blocks: Mapping[str, Sequence[UseBlock]] | None = None,
+        *,
+        late: Collection[int] = (),
+        flush: Callable[[], Callable[[], None] | None] | None = None,
     ) -> None:
+        """Gradients of the buckets in `late` are on their way when the backward pass ends; `flush` is a weak reference
+        to what waits for all of them."""
         self.trained, self.sent, self.channel, self.blocks = trained, sent, channel, dict(blocks or {})
         self._heads: dict[str, Tensor] = {}  # that stay on this rank, until the look-up's rows come
         self.owed: dict[int, bool] = {}  # buckets of the last backward pass that were not waited for yet
+        self._asked: set[str] = set()  # those of which the optimizer's step was asked for
+        self._awaited: dict[str, Awaited] = {}  # what stands at `parameter.grad` until then
+        if flush is not None:
+            paths = {parameter_of(part.path) for number in late for part in channel.slots[number].bucket.parts}
+            self._awaited = {path: Awaited(path, self.trained[path], flush) for path in paths}
 
     def begin(self, values: Mapping[str, Tensor]) -> None:
         packed = self.channel.packed
@@ -53,6 +64,9 @@ class Gradients:
 
     def end(self) -> None:
         self.owed = dict.fromkeys(range(len(self.channel.slots)), True)
+        for path, awaited in self._awaited.items():
+            self.trained[path].grad = awaited
+        self._asked = set()
 
     def take(self, path: str, gradient: Tensor) -> None:
         """A gradient is there, to be sent."""
@@ -106,6 +120,12 @@ class Gradients:
         head = self._heads.pop(path, None)
         self.keep(path, gradient if head is None else head + gradient)
 
+    def is_wanted(self, path: str) -> bool:
+        """Whether this gradient is still asked for: somebody may have set another one meanwhile, or none."""
+        if (awaited := self._awaited.get(path)) is None:
+            return True
+        return path in self._asked or self.trained[path].grad is awaited
+
     def in_blocks(self, number: int) -> list[str]:
         """Parameters that are read in blocks, of which this bucket has some."""
         if not self.blocks:
@@ -133,11 +153,18 @@ class Gradients:
                 continue
             paths = [path, path + ROWS] if path + ROWS in self.sent else [path]
             if not any(bucket in self.owed for one in paths for bucket, _ in self.channel.places[one]):
+                if not self.is_wanted(path):
+                    continue
                 parameter = self.trained[path]
                 parameter.grad = self.channel.gradient(paths[-1])
                 complete.append(parameter)
         return complete
 
-    def on_their_way(self) -> set[int]:
-        """The parameters, by `id`, whose gradients are owed."""
-        return {id(self.sent[part.path]) for number in self.owed for part in self.channel.slots[number].bucket.parts}
+    def ask(self) -> set[int]:
+        """The optimizer is asked for its step. The parameters, by `id`, that are updated later, since their gradients
+        are owed: like the others these gradients are gone now."""
+        owed = {parameter_of(part.path) for number in self.owed for part in self.channel.slots[number].bucket.parts}
+        self._asked |= {path for path in owed if self.is_wanted(path)}
+        for path in self._asked:
+            self.trained[path].grad = None
+        return {id(self.trained[path]) for path in self._asked}

@@ -169,6 +169,7 @@ class StepProgram:
         self._returned = {output.name for output in graph.outputs if output.kind is not OutputKind.GRADIENT}
         later = {name for kernel in found[count:] for name in kernel.reads}
         left = frozenset(later | self._returned)
+        self.settled: dict[int, bool] = {}  # the buckets that the forward pass waits for, in its order
         forward = self._written(found[:count], left, needs)
         own = handed_on(found[:count], left, self._inside(found[:count])) - self._returned
         backward = self._written(found[count:], frozenset(), {}, own)
@@ -255,6 +256,7 @@ class StepProgram:
         for place, kernel in enumerate(found):
             for bucket in needs.get(place, ()):
                 writing.add(f"settle({bucket})")
+                self.settled[bucket] = True
             if kernel.body[0].name in self._in_rows:
                 self._write_rows(writing, self._in_rows[kernel.body[0].name])
                 continue
@@ -335,6 +337,7 @@ class StepProgram:
     def _write_reading(self, writing: _Pass, name: str, path: str, use: RowUse) -> None:
         call = f"reads_{path.replace('.', '_')}"
         self._namespace[call] = ReadInBlocks(self.read_in_blocks[path])
+        self.settled |= dict.fromkeys((block.bucket for block in self.read_in_blocks[path]), True)
         reads = [writing.read(value) for value in (use.x, use.weight, use.bias) if value is not None]
         writing.env[name] = writing.variable()
         writing.add(f"{writing.env[name]} = {call}(settle, {', '.join(reads)})", (writing.env[name],), reads)

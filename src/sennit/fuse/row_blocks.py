@@ -15,6 +15,7 @@ how many rows there are; whoever runs blocks compares the bits (`program_torch.p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,12 +47,9 @@ class RowProduct:
 def row_products(graph: Graph) -> dict[str, RowProduct]:
     """By parameter, the gradients that are products which may be cut into rows."""
     producers, types = graph.producers(), graph.types()
-    readers: dict[str, int] = {}
-    for op in graph.ops:
-        for name in op.reads:
-            readers[name] = readers.get(name, 0) + 1
-    for output in graph.outputs:
-        readers[output.name] = readers.get(output.name, 0) + 1
+    # of an operator with several results, the first may have no reader
+    readers = Counter(name for op in graph.ops for name in op.reads)
+    readers.update(output.name for output in graph.outputs)
     for name in _added_to_rows(graph, producers):
         readers[name] -= 1
     found: dict[str, RowProduct] = {}

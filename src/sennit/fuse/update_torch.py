@@ -22,6 +22,7 @@ the parameter's with the last of them. An optimizer that makes its state in its 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import wraps
 from types import MethodType
 from typing import Any
 
@@ -57,6 +58,8 @@ class DeferredStep:
     def replace(self, asked: Callable[[], None], *, before_zero: Callable[[], None]) -> None:
         """From now on `optimizer.step()` calls `asked`, and `optimizer.zero_grad()` calls `before_zero` first."""
 
+        # with the marks that a scheduler left, which asks whether it is its own step
+        @wraps(self._plain)
         def step(_: torch.optim.Optimizer, closure: Any = None) -> None:
             if closure is not None:
                 raise RunError("optimizer.step takes no closure here", fix="call model, backward, step in this order")
@@ -75,6 +78,12 @@ class DeferredStep:
         self.optimizer.zero_grad = self._plain_zero  # type: ignore[method-assign]
 
     @property
+    def has_hooks(self) -> bool:
+        """Whether hooks run at each call of the optimizer's step."""
+        held = self.optimizer
+        return bool(held._optimizer_step_pre_hooks or held._optimizer_step_post_hooks)
+
+    @property
     def is_asked(self) -> bool:
         return self._settings is not None
 
@@ -89,9 +98,10 @@ class DeferredStep:
         assert self._settings is not None
         groups = self.optimizer.param_groups
         held = [dict(group) for group in groups]
-        for group, settings in zip(groups, self._settings, strict=True):
-            group.update(settings)
+        for group in groups:
             group["params"] = []
+        for group, settings in zip(groups, self._settings, strict=False):  # others were added since
+            group.update(settings)
         for parameter in parameters:
             if (place := self._group_of.get(id(parameter))) is not None:
                 groups[place]["params"].append(parameter)

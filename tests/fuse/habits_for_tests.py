@@ -1,0 +1,250 @@
+"""What people write around a step, under DDP and under `DataParallel` with waits in the next step: whether both end in
+the same bits. An importable module, since ranks are processes."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from ddp_cases_for_tests import State, batches, same, snapshot, spread
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sennit.errors import RunError
+from sennit.fuse.data_parallel_torch import DataParallel
+from sennit.ir.strategy import Reduce, WaitAt
+
+Habit = Callable[[Any, torch.optim.Optimizer, int], None]
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = F.relu(self.second(F.relu(self.first(images.flatten(1)[:, :6]))))
+        return F.cross_entropy(self.head(x), labels)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.LSTM(6, 4, 2, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.cells(images.flatten(1, 2)[:, :3])[0][:, -1]), labels)
+
+
+def build(kind: type[nn.Module] = Small) -> nn.Module:
+    torch.manual_seed(0)
+    return kind()
+
+
+def wrapped(
+    model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, reduce: Reduce = Reduce.ALL_REDUCE
+) -> DataParallel:
+    strategy = spread([path for path, _ in model.named_parameters()], WaitAt.NEXT, reduce)
+    return DataParallel(model, optimizer, sample=batches(rank)[0], strategy=strategy)
+
+
+# ---- habits ----------------------------------------------------------------------------------------------------------
+
+
+def clip_by_torch(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    """Torch's function, with the parameters of the wrapper and of the model."""
+    for number, batch in enumerate(batches(rank, 4)):
+        model(*batch).backward()
+        torch.nn.utils.clip_grad_norm_((model if number % 2 else model.module).parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def scale(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    """A loss scaler, and nothing said to the model."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for batch in batches(rank):
+        scaler.scale(model(*batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def average(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    """Parameters are read and written between steps."""
+    mean = [parameter.detach().clone() for parameter in model.parameters()]
+    for batch in batches(rank):
+        optimizer.zero_grad()
+        model(*batch).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for one, parameter in zip(mean, model.parameters(), strict=True):
+                one.lerp_(parameter, 0.5)
+                parameter.clamp_(-0.3, 0.3)
+    with torch.no_grad():
+        for one, parameter in zip(mean, model.parameters(), strict=True):
+            parameter.add_(one)
+
+
+def leave_out(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    """A step is left out: the gradients are dropped, not by the optimizer."""
+    for number, batch in enumerate(batches(rank, 4)):
+        model(*batch).backward()
+        if number != 1:
+            optimizer.step()
+        model.module.zero_grad()
+
+
+def look_now_and_then(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    """Inference mode, in which the first updates may be made."""
+    for number, batch in enumerate(batches(rank, 4)):
+        model(*batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.inference_mode() if number in (0, 2) else nullcontext():
+            model(*batch)
+
+
+def save_on_the_first(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    for batch in batches(rank, 4):
+        model(*batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == 0:
+            model.state_dict()
+
+
+def schedule(model: Any, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    """A group that is added later, while updates are on their way, and a scheduler."""
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for number, batch in enumerate(batches(rank, 4)):
+        optimizer.zero_grad()
+        model(*batch).backward()
+        optimizer.step()
+        scheduler.step()
+        if number == 1:
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))], "lr": 0.1})
+
+
+HABITS: tuple[Habit, ...] = (clip_by_torch, scale, average, leave_out, look_now_and_then, save_on_the_first, schedule)
+
+
+def as_ddp(rank: int) -> dict[str, list[str]]:
+    """By habit, what is not DDP's to the last bit."""
+    torch.set_num_threads(1)
+    found: dict[str, list[str]] = {}
+    for habit in HABITS:
+        for reduce in (Reduce.ALL_REDUCE, Reduce.REDUCE_SCATTER):
+            states: list[list[State]] = []
+            for is_ours in (False, True):
+                model = build()
+                optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+                habit(
+                    wrapped(model, optimizer, rank, reduce) if is_ours else DistributedDataParallel(model),
+                    optimizer,
+                    rank,
+                )
+                states.append([snapshot(model)])
+            found[f"{habit.__name__} {reduce.value}"] = same(*states)
+    return found
+
+
+def recurrent(rank: int) -> float:
+    """How far an LSTM's parameters are from DDP's."""
+    torch.set_num_threads(1)
+    states = []
+    for is_ours in (False, True):
+        model = build(Recurrent)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        used = wrapped(model, optimizer, rank) if is_ours else DistributedDataParallel(model)
+        for batch in batches(rank):
+            used(*batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        states.append(snapshot(model))
+    return max(float((states[0][key] - states[1][key]).abs().max()) for key in states[0])
+
+
+def autocast(rank: int) -> tuple[list[str], str]:
+    """What differs from DDP where model and steps are inside autocast, and what is said where the model was not."""
+    torch.set_num_threads(1)
+    states: list[list[State]] = []
+    for is_ours in (False, True):
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with torch.autocast("cpu", torch.bfloat16):
+            used = wrapped(model, optimizer, rank) if is_ours else DistributedDataParallel(model)
+        for batch in batches(rank):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = used(*batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        states.append([snapshot(model)])
+    return same(*states), said_of(lambda: used(*batches(rank)[0]))
+
+
+def said_of(action: Callable[[], Any]) -> str:
+    try:
+        action()
+    except RunError as error:
+        return error.what
+    return ""
+
+
+def refused(rank: int) -> list[str]:
+    """What is said of models and arguments that cannot be wrapped, and of what is changed later."""
+    model, sample = build(), batches(rank)[0]
+    paths = [path for path, _ in model.named_parameters()]
+    strategy = spread(paths, WaitAt.STEP)
+
+    def wrap(model: nn.Module, **others: Any) -> DataParallel:
+        return DataParallel(model, None, **{"sample": sample, "strategy": strategy, **others})
+
+    hooked, empty = build(), build().to("meta")
+    next(hooked.parameters()).register_hook(lambda gradient: gradient * 0)
+    said = [
+        said_of(lambda: wrap(model, sample=list(sample))),
+        said_of(lambda: wrap(model, strategy=str(strategy))),
+        said_of(lambda: wrap(build().eval())),
+        said_of(lambda: wrap(empty)),
+        said_of(lambda: wrap(hooked)),
+    ]
+    used = wrap(model)
+    model.first.requires_grad_(False)
+    return [*said, said_of(lambda: used(*sample))]
+
+
+def beside(rank: int) -> tuple[int, list[str], bool, str]:
+    """How often a hook of the optimizer runs in two steps, the warnings of a scheduler that was there first, whether a
+    copy of the model and a saved one are the model, and what is said of a gradient that is read too late."""
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    used, calls = wrapped(model, optimizer, rank), []
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        for batch in batches(rank, 2):
+            used(*batch).backward()
+            kept = model.first.weight.grad
+            optimizer.step()
+            scheduler.step()
+    said = said_of(lambda: kept + 1)
+    used.flush()
+    optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    for batch in batches(rank, 2):
+        used(*batch).backward()
+        optimizer.step()
+    used.flush()
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    copies = [copy.deepcopy(model), torch.load(file, weights_only=False)]
+    equal = all(same([snapshot(model)], [snapshot(one)]) == [] for one in copies)
+    return len(calls), [str(one.message) for one in heard], equal, said

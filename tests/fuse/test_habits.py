@@ -1,0 +1,69 @@
+"""Training scripts as people write them for DDP: DDP's bits with waits in the next step, or an error that says what to
+change."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sennit.cluster.ranks_torch import GlooRanks
+
+HERE = str(Path(__file__).parent)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[GlooRanks]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HERE)
+        with GlooRanks(2) as running:
+            yield running
+        sys.modules.pop("habits_for_tests", None)
+        sys.modules.pop("ddp_cases_for_tests", None)
+
+
+def test_what_reads_gradients_and_parameters_finds_ddps(ranks: GlooRanks) -> None:
+    from habits_for_tests import as_ddp
+
+    for answers in ranks.call(as_ddp):
+        assert {name: different for name, different in answers.items() if different} == {}
+
+
+def test_torchs_lstm_trains_as_under_ddp_within_rounding(ranks: GlooRanks) -> None:
+    from habits_for_tests import recurrent
+
+    assert max(ranks.call(recurrent)) < 1e-6
+
+
+def test_autocast_around_the_call_is_that_of_the_capture(ranks: GlooRanks) -> None:
+    from habits_for_tests import autocast
+
+    for different, said in ranks.call(autocast):
+        assert different == []
+        assert said == "the model is called without autocast, and was captured with autocast to torch.bfloat16"
+
+
+def test_what_a_step_would_leave_out_is_refused(ranks: GlooRanks) -> None:
+    from habits_for_tests import refused
+
+    for said in ranks.call(refused):
+        assert said == [
+            "the sample is a list",
+            "the strategy is a str",
+            "the model is in evaluation mode",
+            "6 of 6 parameters are on the meta device: first.weight, first.bias, second.weight, second.bias, head.weight",
+            "1 of 6 parameters have hooks, which would not run: first.weight",
+            "parameter 'first.weight' does not train now, and did when the model was captured",
+        ]
+
+
+def test_hooks_schedulers_and_copies(ranks: GlooRanks) -> None:
+    from habits_for_tests import beside
+
+    for calls, warned, equal, said in ranks.call(beside):
+        assert calls == 2
+        assert warned == []
+        assert equal
+        assert said == "the gradient of 'first.weight' is read after it is gone"
