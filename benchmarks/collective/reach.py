@@ -1,10 +1,11 @@
 """Which targets of the collectives are reached, and which no program that was written here by hand reaches either.
 
     python benchmarks/collective/peers.py --ranks 8 --json peers8.json ...
-    python benchmarks/collective/reach.py peers8.json peers4.json ... [--markdown F]
+    python benchmarks/collective/reach.py peers8.json peers4.json ... [--markdown F] [--gains]
 
 Several runs of one number of ranks count as one with as many rounds. The markdown has all figures, and then the
-targets.
+targets. `--gains` prints a short table, of each size and collective the gain through c10d (bold where the target is
+reached), by `calls`, and of the floor.
 
 The targets: twice the best of gloo, MPICH and Open MPI with 8 ranks from 64 KiB to 16 MiB, and not behind with 4 ranks
 at any size. What can be reached is measured in the same rounds, on arrays of the same kind, with a program in C that
@@ -160,13 +161,34 @@ def disturbed(report: Report, ranks: int, peers: tuple[str, ...]) -> str:
     return f"{', '.join(peers)}: {long} of {sum(map(len, rows))} rounds of 64 and 512 KiB took more than {LONG} times the fastest of their row"
 
 
+def short_table(rows: list[Verdict]) -> list[str]:
+    """By size and collective: the gain through c10d, by `calls`, and of the program by hand behind torch."""
+    lines = [f"| | {' | '.join(COLLECTIVES)} |", f"|---|{'---|' * len(COLLECTIVES)}"]
+    by_place = {(row.ranks, row.bytes, row.collective): row for row in rows}
+    for ranks, nbytes in sorted({place[:2] for place in by_place}, key=lambda place: (-place[0], place[1])):
+        cells = [gains_of(by_place.get((ranks, nbytes, name))) for name in COLLECTIVES]
+        lines.append(f"| {ranks} ranks, {size_text(nbytes)} | {' | '.join(cells)} |")
+    return lines
+
+
+def gains_of(row: Verdict | None) -> str:
+    if row is None:
+        return "-"
+    own = f"**{row.gain:.2f}x**" if row.word == "reached" else f"{row.gain:.2f}x"
+    return ", ".join([own, *(f"{gain:.2f}x" if gain else "-" for gain in (row.gain_of_calls, row.gain_of_floor))])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("peers", type=Path, nargs="+")
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--gains", action="store_true", help="a short table of gains alone")
     options = parser.parse_args()
     report = pooled(options.peers)
     rows = verdicts(figures_of(report))
+    if options.gains:
+        print("\n".join(short_table(rows)))
+        return
     lines = [
         "| ranks | collective | bytes | best peer, us | ours | gain | of `calls` | torch | by hand | by | floor | of the floor | of the sum | |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
