@@ -1,12 +1,12 @@
-"""Training steps under DDP on sennit and on gloo, each backend in processes of its own, with one to several threads a
-rank.
+"""Training steps under DDP and FSDP2 on sennit and on gloo, each backend in processes of its own, with one to several
+threads a rank.
 
     python benchmarks/collective/ddp_steps.py [--ranks 4 8] [--threads 1 2 4] [--steps 10]
 
 Six linear layers of width 1024 (24 MiB of parameters), a batch of 4 a rank; each rank runs on its share of the cores.
 `alone` is the same step without DDP. Milliseconds, the median of the steps of rank 0: forward, backward with its
-all-reduces, optimizer. Beside them one all-reduce of 24 MiB. Nothing else lives on the machine meanwhile, unlike in
-`peers.py --steps`, where the threads of all other peers do.
+all-reduces, optimizer; under FSDP2 (`fully_shard` of each layer) the forward pass gathers. Beside them one all-reduce
+of 24 MiB.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def rank_main(backend: str, rank: int, ranks: int, threads: int, store: str, ste
     model = torch.nn.Sequential(*layers)
     alone = times_of_steps(model, steps)
     wrapped = times_of_steps(torch.nn.parallel.DistributedDataParallel(model), steps)
+    sharded = times_of_steps(sharded_model(torch.nn.Sequential(*layers), ranks), steps)
     flat, times = torch.zeros(LAYERS * WIDTH * (WIDTH + 1)), []
     for _ in range(steps):
         dist.barrier()
@@ -77,11 +78,22 @@ def rank_main(backend: str, rank: int, ranks: int, threads: int, store: str, ste
     if rank == 0:
         reduce = 1e3 * median(times)
         print(
-            f"{ranks:3} ranks {threads:2} threads {backend:7} alone {shown(alone)}   DDP {shown(wrapped)}   all-reduce {reduce:6.2f}",
+            f"{ranks:3} ranks {threads:2} threads {backend:7} alone {shown(alone)}   DDP {shown(wrapped)}   "
+            f"FSDP2 {shown(sharded)}   all-reduce {reduce:6.2f}",
             flush=True,
         )
     dist.barrier()
     os._exit(0)  # what was to be printed is; the ends of libraries are not measured
+
+
+def sharded_model(model: Any, ranks: int) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (ranks,))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def main() -> None:

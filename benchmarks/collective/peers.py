@@ -1,6 +1,6 @@
 """Collectives between processes of one machine: sennit beside gloo, MPICH and Open MPI, in one run.
 
-    python benchmarks/collective/peers.py [--ranks 2 4 8] [--sizes 1K 64M] [--rounds 7] [--sweeps 1] [--place share] [--json F] [--markdown F] [--svg DIR] [--steps]
+    python benchmarks/collective/peers.py [--ranks 2 4 8] [--sizes 1K 64M] [--rounds 7] [--sweeps 1] [--place share] [--json F] [--markdown F] [--svg DIR]
 
 | peer | is | how it is set |
 |---|---|---|
@@ -31,8 +31,7 @@ rounds in each; and a *gain* is a median of ratios, each of two times of one rou
 
 Of the others, one that takes more than three times as long as their fastest in the first sweep is not timed again at
 that size. Each peer's result is checked at each size before it is timed. A peer that is absent, fails or gives a wrong
-result is named, and left out from there on. `--steps` also times training steps under DDP and FSDP2, on sennit and on
-gloo.
+result is named, and left out from there on.
 """
 
 from __future__ import annotations
@@ -352,14 +351,6 @@ def line(cells: Sequence[str]) -> str:
     return f"{cells[0]:{widths[0]}}" + "".join(f"{c:>{w}}" for c, w in zip(cells[1:], widths[1:], strict=True))
 
 
-def steps(session: Session, rounds: int, width: int = 1024, layers: int = 6) -> None:
-    """Training steps; only torch's peers take part. `bytes` is that of all parameters."""
-    nbytes = layers * (width * width + width) * 4
-    with session.without(*(name for name in session.alive if name not in ("sennit", "gloo"))):
-        for kind in ("ddp", "fsdp"):
-            session.measure(kind, nbytes, rounds, "prepare_step", kind, width, layers)
-
-
 # ---- output ----------------------------------------------------------------------------------------------------------
 
 
@@ -426,7 +417,6 @@ def main() -> int:
     parser.add_argument(
         "--sweeps", type=int, default=1, help="through all collectives and sizes, with as many rounds in each"
     )
-    parser.add_argument("--steps", action="store_true", help="also DDP and FSDP2 steps")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--svg", type=Path, help="a folder for pictures")
@@ -452,8 +442,6 @@ def main() -> int:
                                     collective, size, options.rounds, "prepare", collective, size, sweep=sweep
                                 )
                         save(report, options.json, options.markdown)
-                if options.steps:
-                    steps(session, options.rounds)
             finally:
                 session.stop()
     save(report, options.json, options.markdown)

@@ -116,33 +116,6 @@ class Torch:
     def barrier(self) -> None:
         self.dist.barrier()
 
-    def step(self, kind: str, width: int, layers: int) -> Callable[[], None]:
-        """A training step of a stack of linear layers, under DDP or FSDP2."""
-        torch = self.torch
-        torch.manual_seed(1)
-        blocks = [torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU()) for _ in range(layers)]
-        model = torch.nn.Sequential(*blocks)
-        if kind == "ddp":
-            wrapped = torch.nn.parallel.DistributedDataParallel(model)
-        else:
-            from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
-
-            mesh = init_device_mesh("cpu", (self.size,))
-            for block in blocks:
-                fully_shard(block, mesh=mesh)
-            wrapped = fully_shard(model, mesh=mesh)
-        optimizer = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
-        draw = torch.Generator().manual_seed(self.rank)
-        batch = torch.randn(4, width, generator=draw)
-
-        def step() -> None:
-            optimizer.zero_grad()
-            wrapped(batch).square().mean().backward()
-            optimizer.step()
-
-        return step
-
 
 class Core:
     """The shared-memory group of sennit, on numpy arrays, without torch."""
@@ -301,12 +274,6 @@ class Worker:
         self.ready = peer.collective(name, source, target)
         self.ready(1)
         return not peer.checks or is_right(name, peer.rank, peer.size, nbytes, target)
-
-    def prepare_step(self, kind: str, width: int, layers: int) -> bool:
-        assert isinstance(self.peer, Torch)
-        self.ready = repeated(self.peer.step(kind, width, layers))
-        self.ready(1)
-        return True
 
     def time(self, batch: int) -> float:
         """Seconds of one call, in a batch that all ranks begin together.
