@@ -59,6 +59,21 @@ def test_what_a_step_would_leave_out_is_refused(ranks: GlooRanks) -> None:
         ]
 
 
+def test_only_the_loss_trains_and_a_gradient_of_another_result_is_refused(ranks: GlooRanks) -> None:
+    from habits_for_tests import results
+
+    for asks, different, said in ranks.call(results):
+        assert asks == [(True, True)] * 4 + [(False, False)] * 6
+        assert different == []
+        assert said == [
+            *(
+                f"the backward pass came to the result {name!r}, and only the loss that the model returns trains here"
+                for name in ("logits", "all.0", "all.1.0")
+            ),
+            "",
+        ]
+
+
 def test_hooks_schedulers_and_copies(ranks: GlooRanks) -> None:
     from habits_for_tests import beside
 
