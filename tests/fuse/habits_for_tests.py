@@ -242,10 +242,81 @@ def refused(rank: int) -> list[str]:
         said_of(lambda: wrap(build().eval())),
         said_of(lambda: wrap(empty)),
         said_of(lambda: wrap(hooked)),
+        said_of(lambda: DataParallel(model, torch.optim.SGD(build().parameters()), sample=sample, strategy=strategy)),
     ]
     used = wrap(model)
     model.first.requires_grad_(False)
     return [*said, said_of(lambda: used(*sample))]
+
+
+class Shared(nn.Module):
+    """A weight that is computed from another, one at two places, one that is frozen and one that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.head, self.frozen = nn.Linear(6, 3, bias=False), nn.Linear(6, 6)
+        nn.utils.parametrizations.weight_norm(self.first)
+        self.third.weight = self.second.weight
+        self.frozen.requires_grad_(False)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = self.frozen(images.flatten(1)[:, :6])
+        return F.cross_entropy(self.head(self.third(F.relu(self.second(F.relu(self.first(x)))))), labels)
+
+
+def exchanged(rank: int) -> tuple[list[str], list[str]]:
+    """What is said at the next call of modules and parameters that are others than those that were captured; and of
+    changes that leave them the same ones, or that only need to be read."""
+    sample = batches(rank)[0]
+
+    def assign(model: Any) -> None:
+        model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()}, assign=True)
+
+    def load(model: Any) -> None:
+        model.load_state_dict(build(Shared).state_dict())
+
+    def write(model: Any) -> None:
+        model.second.weight.data = torch.ones(6, 6)
+        model.third.bias.data.mul_(2.0)
+        with torch.no_grad():
+            model.head.weight.copy_(torch.ones(3, 6))
+
+    def convert(model: Any) -> None:
+        model.to(torch.float64).to(torch.float32).to("cpu")
+
+    def untie(model: Any) -> None:
+        model.third.weight = nn.Parameter(model.third.weight.detach().clone())
+
+    def add_bias(model: Any) -> None:
+        model.head.bias = nn.Parameter(torch.zeros(3))
+
+    def parametrize(model: Any) -> None:
+        nn.utils.parametrizations.weight_norm(model.head)
+
+    def thaw(model: Any) -> None:
+        model.frozen.weight = nn.Parameter(torch.ones(6, 6))
+
+    def freeze_another(model: Any) -> None:
+        model.frozen.weight = nn.Parameter(torch.ones(6, 6), requires_grad=False)
+
+    def replace_module(model: Any) -> None:
+        model.second = nn.Linear(6, 6)
+
+    def heard(change: Callable[[Any], None]) -> str:
+        model = build(Shared)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        strategy = spread([path for path, p in model.named_parameters() if p.requires_grad], WaitAt.NEXT)
+        used = DataParallel(model, optimizer, sample=sample, strategy=strategy)
+        used(*sample).backward()
+        optimizer.step()
+        used.flush()
+        change(model)
+        return said_of(lambda: used(*sample).backward())
+
+    torch.set_num_threads(1)
+    refused = (assign, untie, add_bias, parametrize, thaw, replace_module)
+    return [heard(change) for change in refused], [heard(change) for change in (load, write, convert, freeze_another)]
 
 
 def results(rank: int) -> tuple[list[tuple[bool, bool]], list[str], list[str]]:

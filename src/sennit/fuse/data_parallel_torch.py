@@ -98,7 +98,7 @@ class DataParallel(nn.Module):
         `keep_freed_memory` keeps a step's memory with the process (`kept_memory.py`).
         """
         super().__init__()
-        check_wrapped(model, sample, strategy)
+        check_wrapped(model, sample, strategy, optimizer)
         self.module = model
         self.optimizer = optimizer
         if keep_freed_memory:
