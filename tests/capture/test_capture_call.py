@@ -155,6 +155,39 @@ def test_a_frozen_part_stays_frozen() -> None:
     assert not model.dropout.training
 
 
+def test_buffers_that_are_written_without_gradients() -> None:
+    """Means of a parameter and of activations, and a result of the same region."""
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64))
+            self.register_buffer("of_weight", torch.zeros(3, dtype=torch.float64))
+            self.register_buffer("of_rows", torch.zeros(3, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            rows = x * self.weight
+            with torch.no_grad():
+                self.of_weight.mul_(0.9).add_(self.weight)
+                self.of_rows.mul_(0.5).add_(rows.mean(0))
+                seen = rows.softmax(1)
+            return {"loss": rows.pow(2).mean(), "rows": rows, "seen": seen, "mean": self.of_rows * 2}
+
+    model, x = Mean(), torch.randn(4, 3, dtype=torch.float64)
+    captured = capture_call(model, (x,))
+    asks = {leaf.path: leaf.requires_grad for leaf in captured.signature.results}
+    assert asks == {"loss": False, "rows": True, "seen": False, "mean": False}  # a loss has a gradient of its own
+    outputs = run(captured, copy.deepcopy(model), (x,), {})
+    eager = model(x)
+    eager["loss"].backward()
+    eager |= dict(model.named_buffers()) | {"weight": model.weight.grad}
+    assert set(outputs) == set(eager)
+    for path, value in eager.items():
+        np.testing.assert_allclose(outputs[path], value.detach().numpy(), rtol=1e-12, err_msg=path)
+    still = capture_call(model, (x,), training=False).signature.results
+    assert not any(leaf.requires_grad for leaf in still)
+
+
 def test_one_tensor_at_two_places() -> None:
     class Two(nn.Module):
         def __init__(self) -> None:

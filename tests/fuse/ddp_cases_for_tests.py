@@ -440,7 +440,7 @@ def partly(rank: int) -> tuple[str, list[str], bool, bool]:
     return (
         said,
         different,
-        near and not result["logits"].requires_grad,
+        near and result["logits"].requires_grad,
         torch.equal(ours.frozen.weight, build(Partly).frozen.weight),
     )
 

@@ -42,6 +42,33 @@ class Recurrent(nn.Module):
         return F.cross_entropy(self.head(self.cells(images.flatten(1, 2)[:, :3])[0][:, -1]), labels)
 
 
+class Talkative(nn.Module):
+    """Results beside the loss, some of which require a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head, self.frozen = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(6, 2)
+        self.frozen.requires_grad_(False)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, images: Tensor, labels: Tensor) -> dict[str, Any]:
+        rows = images.flatten(1)[:, :6]
+        hidden = F.relu(self.first(rows))
+        logits = self.head(hidden)
+        with torch.no_grad():
+            self.mean.lerp_(hidden.mean(0), 0.1)
+            unrecorded = logits.softmax(1)
+        seen = {
+            "detached": logits.detach(),
+            "unrecorded": unrecorded,
+            "guesses": logits.argmax(1),
+            "sizes": torch.zeros_like(logits),
+            "frozen": self.frozen(rows),
+            "mean": self.mean * 2,
+        }
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits, "all": (hidden, [logits.mean(1)], seen)}
+
+
 def build(kind: type[nn.Module] = Small) -> nn.Module:
     torch.manual_seed(0)
     return kind()
@@ -215,10 +242,132 @@ def refused(rank: int) -> list[str]:
         said_of(lambda: wrap(build().eval())),
         said_of(lambda: wrap(empty)),
         said_of(lambda: wrap(hooked)),
+        said_of(lambda: DataParallel(model, torch.optim.SGD(build().parameters()), sample=sample, strategy=strategy)),
     ]
     used = wrap(model)
     model.first.requires_grad_(False)
     return [*said, said_of(lambda: used(*sample))]
+
+
+class Shared(nn.Module):
+    """A weight that is computed from another, one at two places, one that is frozen and one that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.head, self.frozen = nn.Linear(6, 3, bias=False), nn.Linear(6, 6)
+        nn.utils.parametrizations.weight_norm(self.first)
+        self.third.weight = self.second.weight
+        self.frozen.requires_grad_(False)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        x = self.frozen(images.flatten(1)[:, :6])
+        return F.cross_entropy(self.head(self.third(F.relu(self.second(F.relu(self.first(x)))))), labels)
+
+
+def exchanged(rank: int) -> tuple[list[str], list[str]]:
+    """What is said at the next call of modules and parameters that are others than those that were captured; and of
+    changes that leave them the same ones, or that only need to be read."""
+    sample = batches(rank)[0]
+
+    def assign(model: Any) -> None:
+        model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()}, assign=True)
+
+    def load(model: Any) -> None:
+        model.load_state_dict(build(Shared).state_dict())
+
+    def write(model: Any) -> None:
+        model.second.weight.data = torch.ones(6, 6)
+        model.third.bias.data.mul_(2.0)
+        with torch.no_grad():
+            model.head.weight.copy_(torch.ones(3, 6))
+
+    def convert(model: Any) -> None:
+        model.to(torch.float64).to(torch.float32).to("cpu")
+
+    def untie(model: Any) -> None:
+        model.third.weight = nn.Parameter(model.third.weight.detach().clone())
+
+    def add_bias(model: Any) -> None:
+        model.head.bias = nn.Parameter(torch.zeros(3))
+
+    def parametrize(model: Any) -> None:
+        nn.utils.parametrizations.weight_norm(model.head)
+
+    def thaw(model: Any) -> None:
+        model.frozen.weight = nn.Parameter(torch.ones(6, 6))
+
+    def freeze_another(model: Any) -> None:
+        model.frozen.weight = nn.Parameter(torch.ones(6, 6), requires_grad=False)
+
+    def replace_module(model: Any) -> None:
+        model.second = nn.Linear(6, 6)
+
+    def heard(change: Callable[[Any], None]) -> str:
+        model = build(Shared)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        strategy = spread([path for path, p in model.named_parameters() if p.requires_grad], WaitAt.NEXT)
+        used = DataParallel(model, optimizer, sample=sample, strategy=strategy)
+        used(*sample).backward()
+        optimizer.step()
+        used.flush()
+        change(model)
+        return said_of(lambda: used(*sample).backward())
+
+    torch.set_num_threads(1)
+    refused = (assign, untie, add_bias, parametrize, thaw, replace_module)
+    return [heard(change) for change in refused], [heard(change) for change in (load, write, convert, freeze_another)]
+
+
+def results(rank: int) -> tuple[list[tuple[bool, bool]], list[str], list[str]]:
+    """Of each result: whether it requires a gradient, in the model and wrapped. What differs from DDP after steps in
+    which results are used in all ways that need no gradient. What is said of a term that is made of one outside."""
+    torch.set_num_threads(1)
+
+    def flat(result: dict[str, Any]) -> list[Tensor]:
+        hidden, (means,), seen = result["all"]
+        return [result["loss"], result["logits"], hidden, means, *seen.values()]
+
+    def loop(model: Any, optimizer: torch.optim.Optimizer) -> list[State]:
+        states, kept = [], []
+        for images, labels in batches(rank):
+            result = model(images, labels)
+            logits = result["logits"]
+            right = (logits.argmax(1) == labels).float().mean().item()
+            with torch.no_grad():
+                highest = logits.max().clone()
+            near = F.mse_loss(logits.detach(), torch.zeros(len(labels), 3))
+            kept.append(logits)
+            result["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            logits.mul_(2.0)
+            states.append({"right": torch.tensor(right), "highest": highest, "near": near, "twice": logits.detach()})
+        return [*states, snapshot(model)]
+
+    states = []
+    for is_ours in (False, True):
+        model = build(Talkative)
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
+        strategy = spread([path for path, p in model.named_parameters() if p.requires_grad], WaitAt.NEXT)
+        sample = batches(rank)[0]
+        used: Any = (
+            DataParallel(model, optimizer, sample=sample, strategy=strategy)
+            if is_ours
+            else DistributedDataParallel(model)
+        )
+        states.append(loop(used, optimizer))
+    asks = [
+        (one.requires_grad, other.requires_grad)
+        for one, other in zip(flat(used.module(*sample)), flat(used(*sample)), strict=True)
+    ]
+    terms: tuple[Callable[[dict[str, Any]], Tensor], ...] = (
+        lambda result: result["loss"] + 0.1 * result["logits"].pow(2).mean(),
+        lambda result: result["all"][0].sum(),
+        lambda result: result["loss"] + result["all"][1][0].sum(),
+        lambda result: result["loss"] + result["all"][2]["detached"].sum(),
+    )
+    return asks, same(*states), [said_of(lambda term=term: term(used(*sample)).backward()) for term in terms]
 
 
 def beside(rank: int) -> tuple[int, list[str], bool, str]:

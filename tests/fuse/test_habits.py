@@ -6,10 +6,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sennit.cluster.ranks_torch import GlooRanks
+from sennit.errors import RunError
+from sennit.fuse.tune_torch import Tuning
 
 HERE = str(Path(__file__).parent)
 
@@ -55,7 +58,58 @@ def test_what_a_step_would_leave_out_is_refused(ranks: GlooRanks) -> None:
             "the model is in evaluation mode",
             "6 of 6 parameters are on the meta device: first.weight, first.bias, second.weight, second.bias, head.weight",
             "1 of 6 parameters have hooks, which would not run: first.weight",
+            "the optimizer has none of the model's 6 trained parameters",
             "parameter 'first.weight' does not train now, and did when the model was captured",
+        ]
+
+
+def test_a_parameter_in_the_place_of_one_that_was_captured_is_refused(ranks: GlooRanks) -> None:
+    from habits_for_tests import exchanged
+
+    other = "is not the one that was captured, and would"
+    for said, still in ranks.call(exchanged):
+        assert said == [
+            f"parameter 'first.bias' {other} get no gradient",
+            f"parameter 'third.weight' {other} get no gradient",
+            f"parameter 'head.bias' {other} get no gradient",
+            f"parameter 'head.weight' {other} get no gradient",
+            "parameter 'frozen.weight' trains now, and did not when the model was captured",
+            f"module 'second' {other} not be called",
+        ]
+        assert still == [""] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"turns": -1}, "turns is -1"),
+        ({"turns": 2.5}, "turns is 2.5"),
+        ({"steps": 0}, "steps is 0"),
+        ({"most": 0}, "most is 0"),
+        ({"sizes": ()}, r"sizes is \(\)"),
+        ({"sizes": (1 << 20, 0)}, r"sizes is \(1048576, 0\)"),
+        ({"sizes": 1 << 20}, "sizes is 1048576"),
+        ({"sample_bytes": -1}, "sample_bytes is -1"),
+        ({"compilations": -1}, "compilations is -1"),
+    ],
+)
+def test_tuning_with_senseless_numbers_is_refused(given: dict[str, Any], what: str) -> None:
+    with pytest.raises(RunError, match=what):
+        Tuning(**given)
+
+
+def test_only_the_loss_trains_and_a_gradient_of_another_result_is_refused(ranks: GlooRanks) -> None:
+    from habits_for_tests import results
+
+    for asks, different, said in ranks.call(results):
+        assert asks == [(True, True)] * 4 + [(False, False)] * 6
+        assert different == []
+        assert said == [
+            *(
+                f"the backward pass came to the result {name!r}, and only the loss that the model returns trains here"
+                for name in ("logits", "all.0", "all.1.0")
+            ),
+            "",
         ]
 
 

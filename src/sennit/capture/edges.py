@@ -48,14 +48,15 @@ class Edges:
     def loss_path(self, leaf: int) -> str:
         return "" if self.is_bare else self.result_path[leaf]
 
-    def signature(self, losses: set[int]) -> Signature:
+    def signature(self, losses: set[int], with_gradient: frozenset[int]) -> Signature:
         def kind(leaf: object) -> TensorType | BuiltIn:
             return type_of(leaf) if isinstance(leaf, Tensor) else BuiltIn(leaf)
 
         def result(position: int, value: object) -> ResultLeaf:
             if not isinstance(value, Tensor):
                 return ResultLeaf(None, value)
-            return ResultLeaf("loss" if self.is_bare and position in losses else self.result_path[position])
+            path = "loss" if self.is_bare and position in losses else self.result_path[position]
+            return ResultLeaf(path, requires_grad=position in with_gradient)
 
         return Signature(
             type(self.model).__name__,

@@ -38,10 +38,14 @@ class BuiltIn:
 
 @dataclass(frozen=True, slots=True)
 class ResultLeaf:
-    """One leaf of what the model returns, in order: a tensor by its path, or a value that is always the same."""
+    """One leaf of what the model returns, in order: a tensor by its path, or a value that is always the same.
+
+    `requires_grad`: a tensor that does so when the model itself returns it in training, and that is no loss.
+    """
 
     path: str | None
     value: object = None
+    requires_grad: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ class JointGraph:
     updates: dict[int, str]  # output -> path of the buffer whose new value it is
     changed_arguments: tuple[int, ...] = ()  # arguments that the model writes to
     changed_parameters: tuple[str, ...] = ()
+    with_gradient: frozenset[int] = frozenset()  # leaves beside the losses that require one in the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,8 @@ def _quiet() -> Iterator[None]:
 
 def _inline_grad_regions(module: fx.GraphModule) -> None:
     """`with torch.no_grad()` becomes an operator on a submodule, behind which the modules and lines of its operators
-    are lost. Put the operators in its place: what it returns is detached, which is all that can be seen of it outside.
+    are lost. Put the operators in its place, between what it reads and what it returns, both detached: a buffer that it
+    writes to must get no gradient either.
     """
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.wrap_with_set_grad_enabled):
         enabled, region, *operands = node.args
@@ -135,17 +137,26 @@ def _inline_grad_regions(module: fx.GraphModule) -> None:
         inner = module.get_submodule(str(region.target))
         assert isinstance(inner, fx.GraphModule)
         _inline_grad_regions(inner)
-        inside = dict(zip(inner.graph.find_nodes(op="placeholder"), operands, strict=True))
         with module.graph.inserting_before(node):
+            read = operands if enabled else [_detached(module.graph, part) for part in operands]
+            inside = dict(zip(inner.graph.find_nodes(op="placeholder"), read, strict=True))
             results: Any = module.graph.graph_copy(inner.graph, inside)
             if not enabled:
-                results = [module.graph.call_function(torch.ops.aten.detach.default, (part,)) for part in results]
+                results = [_detached(module.graph, part) for part in results]
         for user in list(node.users):  # each takes one result of the tuple
             assert user.target is operator.getitem
             user.replace_all_uses_with(results[user.args[1]])
             module.graph.erase_node(user)
         module.graph.erase_node(node)
     module.recompile()
+
+
+def _detached(graph: fx.Graph, part: Any) -> Any:
+    if not isinstance(part, fx.Node) or not isinstance(part.meta.get("val"), Tensor):
+        return part
+    node = graph.call_function(torch.ops.aten.detach.default, (part,))
+    node.meta["val"] = part.meta["val"]  # the model may return it as it is
+    return node
 
 
 def joint_graph(
@@ -158,14 +169,15 @@ def joint_graph(
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    _detach_results(forward.module, losses)
+    noted: set[int] = set()
+    _detach_results(forward.module, losses, noted)
     # Attention in its mathematical form: its parts have operator rules of their own. A recurrent net position by
     # position: oneDNN's layer takes itself for one in inference here, and then leaves out what its backward pass reads.
     mathematical = sdpa_kernel(SDPBackend.MATH)
     with _quiet(), ExitStack() as stack, mathematical, _without_onednn(), torch.set_grad_enabled(training):
         joint = aot_export_joint_with_descriptors(stack, forward.module, args, kwargs, decompositions=decompositions())
     graph_module: fx.GraphModule = joint.graph_module
-    return _described(graph_module)
+    return replace(_described(graph_module), with_gradient=frozenset(noted))
 
 
 def flat_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[object]:
@@ -270,15 +282,23 @@ def _returned(module: fx.GraphModule) -> list[Any]:
     return list(leaves)
 
 
-def _detach_results(module: fx.GraphModule, losses: Collection[int]) -> None:
-    """Autograd asks for the upstream gradient of all that requires one: cut off what is not a loss."""
+def _detach_results(module: fx.GraphModule, losses: Collection[int], noted: set[int]) -> None:
+    """Autograd asks for the upstream gradient of all that requires one: cut off what is not a loss.
+
+    Which of these leaves require one is noted when the module is traced: autograd itself says it there.
+    """
     node = _output(module)
+
+    def cut(part: Tensor, position: int) -> Tensor:
+        if part.requires_grad:
+            noted.add(position)
+        return part.detach()
 
     leaves = _returned(module)
     for position, part in enumerate(leaves):
         if isinstance(part, fx.Node) and position not in losses:
             with module.graph.inserting_before(node):
-                leaves[position] = module.graph.call_function(torch.ops.aten.detach.default, (part,))
+                leaves[position] = module.graph.call_function(cut, (part, position))
     node.args = (tuple(leaves),)
     module.recompile()
 

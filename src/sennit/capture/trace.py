@@ -178,7 +178,8 @@ class _Reader:
         graph = _without_dead_code(name, list(self.inputs.values()), self._counted(ops), outputs)
         live = {item.path for item in graph.inputs}
         constants = {path: value for path, value in self.constants.items() if path in live}
-        return Captured(graph, self.edges.signature(set(self.joint.tangents.values())), constants)
+        signature = self.edges.signature(set(self.joint.tangents.values()), self.joint.with_gradient)
+        return Captured(graph, signature, constants)
 
     # ---- inputs ------------------------------------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ class DataParallel(nn.Module):
         `keep_freed_memory` keeps a step's memory with the process (`kept_memory.py`).
         """
         super().__init__()
-        check_wrapped(model, sample, strategy)
+        check_wrapped(model, sample, strategy, optimizer)
         self.module = model
         self.optimizer = optimizer
         if keep_freed_memory:
@@ -129,6 +129,7 @@ class DataParallel(nn.Module):
         self._setting = Setting.of(model, self.device)
         self._modes = [(module, module.training) for module in model.modules()]
         self._loss_key, self._results, self._new_buffers = self._outputs()
+        self._with_gradient = frozenset(leaf.path for leaf in self.signature.results if leaf.requires_grad)
         self._step: DeferredStep | None = DeferredStep(optimizer) if optimizer is not None else None
         in_rows = self.device.type == "cpu" and self._step is not None and self._step.is_by_element
         self.row_uses = row_uses(self.graph) if in_rows else {}
@@ -243,7 +244,9 @@ class DataParallel(nn.Module):
     # ---- a step ------------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns for this rank's batch. Only the loss has a gradient."""
+        """What the model returns for this rank's batch. Only the loss trains: a backward pass that comes to another
+        result which requires a gradient in the model is refused.
+        """
         self._take_buffers()
         is_step = torch.is_grad_enabled() and self.module.training
         if not is_step:
@@ -253,7 +256,12 @@ class DataParallel(nn.Module):
         self._setting.check(self.device)
         inputs = self.signature.flatten(args, kwargs)
         loss, *results = _Step.apply(self._anchor, self, inputs)  # type: ignore[no-untyped-call]
-        values = {output.key: tensor for output, tensor in zip(self._results, results, strict=True)}
+        values = {
+            output.key: _Untrained.apply(self._anchor, (tensor,), output.key)  # type: ignore[no-untyped-call]
+            if output.key in self._with_gradient
+            else tensor
+            for output, tensor in zip(self._results, results, strict=True)
+        }
         return self.signature.rebuild({**values, self._loss_key: loss})
 
     def _check_modes(self) -> None:
@@ -451,6 +459,28 @@ class _Step(torch.autograd.Function):
         with torch.no_grad():
             ctx.owner.run_backward(values, upstream)
         return torch.zeros(()), None, None
+
+
+class _Untrained(torch.autograd.Function):
+    """A result that requires a gradient as it does in the model, and whose gradient leads nowhere.
+
+    A node of its own: who keeps the result keeps nothing of the step. It comes inside a tuple, so that the tensor
+    itself is returned, not a view.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, held: tuple[Tensor], path: str) -> Tensor:
+        ctx.path = path
+        return held[0]
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Any, ...]:
+        raise RunError(
+            f"the backward pass came to the result {ctx.path!r}, and only the loss that the model returns trains here",
+            where="a term that is computed from it outside the model",
+            fix="compute that term inside the model's forward and add it to the loss there, or take the result without "
+            "its gradient: .detach()",
+        )
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sennit.errors import RunError
 from sennit.fuse.annealed_buckets import Annealing, annealed
 from sennit.fuse.bucket_search import Buckets, judged, refined, solved
 from sennit.fuse.buckets import by_size
@@ -79,6 +80,28 @@ class Tuning:
     sizes: tuple[int, ...] = (_MEBI, 2 * _MEBI, 4 * _MEBI, 8 * _MEBI)
     sample_bytes: int = 16 * _MEBI  # parameters whose update is timed, at most
     compilations: int = 48  # structures of groups that are compiled and timed, at most
+
+    def __post_init__(self) -> None:
+        least = {"turns": 0, "steps": 1, "most": 1, "sample_bytes": 0, "compilations": 0}
+        for name, first in least.items():
+            given = getattr(self, name)
+            if not isinstance(given, int) or given < first:
+                raise RunError(
+                    f"{name} is {given!r}",
+                    where="sennit.fuse.tune_torch.Tuning",
+                    fix=f"pass a whole number from {first} up"
+                    + "; with turns=0 the clock's word is taken, and nothing is tried" * (name == "turns"),
+                )
+        if (
+            not isinstance(self.sizes, (tuple, list))
+            or not self.sizes
+            or not all(isinstance(size, int) and size > 0 for size in self.sizes)
+        ):
+            raise RunError(
+                f"sizes is {self.sizes!r}",
+                where="sennit.fuse.tune_torch.Tuning",
+                fix="pass one size of a bucket or several, in bytes: sizes=(1 << 20, 4 << 20)",
+            )
 
 
 @dataclass(frozen=True, slots=True)

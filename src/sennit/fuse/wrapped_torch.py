@@ -2,7 +2,7 @@
 
 A captured step has no autograd inside, no modules and no autocast: its casts are operators of the graph. What a user
 does to the model and what would not happen in a step (a hook on a parameter, a parameter that is frozen later, another
-autocast) is told here.
+autocast, another parameter in the place of one that was captured) is told here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from sennit.ir.strategy import Strategy
 __all__ = ["Asked", "Setting", "check_wrapped", "without_autocast"]
 
 
-def check_wrapped(model: nn.Module, sample: object, strategy: object) -> None:
+def check_wrapped(
+    model: nn.Module, sample: object, strategy: object, optimizer: torch.optim.Optimizer | None = None
+) -> None:
     where = f"sennit.DataParallel of {type(model).__name__}"
     if not dist.is_initialized():
         raise RunError(
@@ -55,19 +57,42 @@ def check_wrapped(model: nn.Module, sample: object, strategy: object) -> None:
             where=where,
             fix="remove them; change parameter.grad between backward and optimizer.step instead",
         )
+    trained = {id(parameter) for parameter in named.values() if parameter.requires_grad}
+    groups = [] if optimizer is None else optimizer.param_groups
+    if groups and trained and trained.isdisjoint(id(parameter) for group in groups for parameter in group["params"]):
+        raise RunError(
+            f"the optimizer has none of the model's {len(trained)} trained parameters",
+            where=where,
+            fix="make it of this model, after all that gives the model other parameters (a copy, to_empty, "
+            "load_state_dict with assign=True): torch.optim.AdamW(model.parameters())",
+        )
+
+
+# a path, the dictionary and the key under which the model holds what is there, and what that was
+_Place = tuple[str, Mapping[str, Any], str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a capture depends on beside the arguments: autocast, and which parameters train."""
+    """What a capture depends on beside the arguments: autocast, which modules and parameters the model has, and which
+    of them train.
+    """
 
     autocast: torch.dtype | None
-    trains: tuple[tuple[str, nn.Parameter, bool], ...]
+    modules: tuple[_Place, ...]
+    parameters: tuple[tuple[_Place, bool], ...]  # and whether it trains
 
     @classmethod
     def of(cls, model: nn.Module, device: torch.device) -> Setting:
-        trains = tuple((path, parameter, parameter.requires_grad) for path, parameter in model.named_parameters())
-        return cls(_autocast(device), trains)
+        modules, parameters = [], []
+        for path, module in model.named_modules():
+            prefix = f"{path}." if path else ""
+            modules += [(prefix + key, module._modules, key, child) for key, child in module._modules.items()]
+            parameters += [
+                ((prefix + key, module._parameters, key, held), held is not None and held.requires_grad)
+                for key, held in module._parameters.items()
+            ]
+        return cls(_autocast(device), tuple(modules), tuple(parameters))
 
     def check(self, device: torch.device) -> None:
         if (now := _autocast(device)) != self.autocast:
@@ -75,8 +100,22 @@ class Setting:
                 f"the model is called {_shown(now)}, and was captured {_shown(self.autocast)}",
                 fix="wrap the model as it is called: both inside `with torch.autocast(...)`, or neither",
             )
-        for path, parameter, trained in self.trains:
-            if parameter.requires_grad != trained:
+        for path, children, key, child in self.modules:
+            if children.get(key) is not child:
+                raise RunError(
+                    f"module {path!r} is not the one that was captured, and would not be called",
+                    fix="change modules before the model is wrapped; to change one later, wrap the model again",
+                )
+        for (path, parameters, key, captured), trained in self.parameters:
+            parameter = parameters.get(key)
+            # a frozen one may be another: its values are read where it is
+            if parameter is not captured and (trained or parameter is None or captured is None):
+                raise RunError(
+                    f"parameter {path!r} is not the one that was captured, and would get no gradient",
+                    fix="load values into the one that is there: load_state_dict (without assign=True), or copy_ under "
+                    "torch.no_grad(); for another parameter, wrap the model again, with an optimizer that has it",
+                )
+            if parameter is not None and parameter.requires_grad != trained:
                 raise RunError(
                     f"parameter {path!r} {'does not train' if trained else 'trains'} now, and "
                     f"{'did' if trained else 'did not'} when the model was captured",
