@@ -244,7 +244,8 @@ def refused(rank: int) -> list[str]:
         said_of(lambda: wrap(hooked)),
         said_of(lambda: DataParallel(model, torch.optim.SGD(build().parameters()), sample=sample, strategy=strategy)),
     ]
-    used = wrap(model)
+    used, (images, labels) = wrap(model), sample
+    said.append(said_of(lambda: used(images.clone().requires_grad_(), labels)))
     model.first.requires_grad_(False)
     return [*said, said_of(lambda: used(*sample))]
 

@@ -59,6 +59,7 @@ def test_what_a_step_would_leave_out_is_refused(ranks: GlooRanks) -> None:
             "6 of 6 parameters are on the meta device: first.weight, first.bias, second.weight, second.bias, head.weight",
             "1 of 6 parameters have hooks, which would not run: first.weight",
             "the optimizer has none of the model's 6 trained parameters",
+            "the argument 'images' requires a gradient, and none comes to it here: only the model's parameters train",
             "parameter 'first.weight' does not train now, and did when the model was captured",
         ]
 

@@ -60,7 +60,7 @@ from sennit.fuse.row_uses import row_uses
 from sennit.fuse.serial_group_torch import serial_group
 from sennit.fuse.tune_torch import Trial, Tuning, is_preference_worth, tune
 from sennit.fuse.update_torch import DeferredStep
-from sennit.fuse.wrapped_torch import Asked, Setting, check_wrapped, without_autocast
+from sennit.fuse.wrapped_torch import Asked, Setting, check_inputs, check_wrapped, without_autocast
 from sennit.ir.graph import Output, OutputKind, Role
 from sennit.ir.strategy import Strategy, WaitAt
 from sennit.ir.strategy_check import check_strategy
@@ -255,6 +255,7 @@ class DataParallel(nn.Module):
         self._check_modes()
         self._setting.check(self.device)
         inputs = self.signature.flatten(args, kwargs)
+        check_inputs(inputs)
         loss, *results = _Step.apply(self._anchor, self, inputs)  # type: ignore[no-untyped-call]
         values = {
             output.key: _Untrained.apply(self._anchor, (tensor,), output.key)  # type: ignore[no-untyped-call]

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from sennit.errors import RunError
 from sennit.ir.strategy import Strategy
 
-__all__ = ["Asked", "Setting", "check_wrapped", "without_autocast"]
+__all__ = ["Asked", "Setting", "check_inputs", "check_wrapped", "without_autocast"]
 
 
 def check_wrapped(
@@ -66,6 +66,15 @@ def check_wrapped(
             fix="make it of this model, after all that gives the model other parameters (a copy, to_empty, "
             "load_state_dict with assign=True): torch.optim.AdamW(model.parameters())",
         )
+
+
+def check_inputs(inputs: Mapping[str, Tensor]) -> None:
+    for path, tensor in inputs.items():
+        if tensor.requires_grad:
+            raise RunError(
+                f"the argument {path!r} requires a gradient, and none comes to it here: only the model's parameters train",
+                fix="put what makes it into the model that is wrapped, or pass it without its gradient: .detach()",
+            )
 
 
 # a path, the dictionary and the key under which the model holds what is there, and what that was
