@@ -486,6 +486,11 @@ class ShmEndpoint:
         segment = self._usable()
         address = self._arena.take(nbytes)
         offset = address - segment.address
+        try:
+            segment.reserve(offset, nbytes)
+        except BaseException:
+            self._arena.give_back(address)
+            raise
         array = np.frombuffer(segment.memory, dtype=np.uint8, count=nbytes, offset=offset)
         weakref.finalize(array, self._arena.give_back, address)
         return array
