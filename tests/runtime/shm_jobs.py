@@ -560,3 +560,15 @@ def small_shm(rank: int, size: int, exchange: Exchange, room: int) -> str:
     finally:
         assert os.listdir("/dev/shm") == []
     return "it was made"
+
+
+def other_root(rank: int, size: int, exchange: Exchange, between: int, compiled: bool) -> list[float]:
+    """Rank 0 names itself as the root, the others name rank 1: nobody waits for rank 0 there."""
+    with ShmGroup.create(rank, size, exchange, timeout=20, compiled=compiled) as group:
+        array = np.full(5, rank, dtype=np.float32)
+        group.all_reduce(array)
+        group.broadcast(array, min(rank, 1))
+        for _ in range(between):
+            group.broadcast(array, 0)
+        group.all_reduce(array)
+        return list(array)

@@ -95,6 +95,17 @@ def test_another_collective_is_named(ranks: Ranks) -> None:
         assert "rank 0: all_reduce of 10 f32" in failed.text or "rank 2: all_reduce of 10 f32" in failed.text
 
 
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("between", [0, 3])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_another_root_is_named_by_a_later_call(ranks: Ranks, size: int, between: int, compiled: bool) -> None:
+    results = ranks.run(size, shm_jobs.other_root, between, compiled and load_core() is not None)
+    assert all(isinstance(result, Failed) and result.cause == "mismatch" for result in results), results
+    for result in results:
+        assert "call 2 of the group was not the same on all ranks" in result.text
+        assert "rank 0: broadcast of 5 f32, root 0; rank 1: broadcast of 5 f32, root 1" in result.text
+
+
 def test_sizes_of_a_variable_exchange_that_do_not_match(ranks: Ranks) -> None:
     failures = [result for result in ranks.run(3, shm_jobs.wrong_sizes) if isinstance(result, Failed)]
     assert failures

@@ -204,13 +204,18 @@ class Segment:
 
     def call_of(self, rank: int, number: int) -> tuple[int, str] | None:
         """What a rank's call of this number is; None where it has not begun, or is long past."""
+        if self.calls_begun(rank) < number:  # its note may be half written
+            return None
         found, identity, words = _NOTE.unpack_from(self.memory, self.layout.call(rank, number))
-        return (identity, words.rstrip(b"\0").decode(errors="replace")) if found == number else None
+        if found != number or self.calls_begun(rank) >= number + CALLS_KEPT - 1:  # or half overwritten
+            return None
+        return identity, words.rstrip(b"\0").decode(errors="replace")
 
 
-def describe_call(collective: str, elements: int, dtype: str, reduction: str | None) -> str:
+def describe_call(collective: str, elements: int, dtype: str, reduction: str | None, root: int | None = None) -> str:
     text = f"{collective} of {elements} {dtype}"
-    return f"{text}, {reduction}" if reduction is not None else text
+    text = f"{text}, {reduction}" if reduction is not None else text
+    return f"{text}, root {root}" if root is not None else text
 
 
 def open_segment(rank: int, layout: Layout, exchange: Exchange) -> Segment:
