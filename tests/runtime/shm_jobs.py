@@ -5,12 +5,16 @@ Inputs follow from seeds, so each rank knows those of all and checks its own res
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
 import os
+import resource
 import signal
 import threading
 import time
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +29,7 @@ from sennit.collective.library import (
     ring_reduce_scatter,
     tree_broadcast,
 )
+from sennit.collective.runtime import shm_segment
 from sennit.collective.runtime.encode import encode
 from sennit.collective.runtime.encode_pull import encode_pull
 from sennit.collective.runtime.encode_schedule import encode_schedule
@@ -36,6 +41,7 @@ from sennit.collective.runtime.shm_plan import SharedCache
 from sennit.collective.runtime.shm_segment import Capacity
 from sennit.collective.runtime.shm_table import CodeRow, CodeTable, default_table, tuned_table
 from sennit.collective.selection import Row, SelectionTable
+from sennit.errors import RunError
 from sennit.ir.collective import Algorithm, CollectiveName
 from sennit.ir.dtype import DType
 from sennit.ir.layout import Reduction as LayoutReduction
@@ -515,3 +521,54 @@ def wrong_sizes(rank: int, size: int, exchange: Exchange) -> None:
         outs = [np.empty(10 + (rank == 1), dtype=np.uint8) for _ in range(size)]
         group.all_gather_v(np.empty(10 + (rank == 1), dtype=np.uint8), outs)
         time.sleep(0.5)
+
+
+def limited(rank: int, size: int, exchange: Exchange, limited_rank: int, limit: str) -> str:
+    """What is told where one rank may not have the memory of the segment."""
+    kind = resource.RLIMIT_FSIZE if limit == "file" else resource.RLIMIT_AS
+    addresses = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * mmap.PAGESIZE
+    before = resource.getrlimit(kind)
+    if rank == limited_rank:
+        resource.setrlimit(kind, (4096 if limit == "file" else addresses + (100 << 20), before[1]))
+    try:
+        ShmGroup.create(rank, size, exchange, timeout=20)
+    except RunError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(kind, before)
+    return "it was made"
+
+
+def small_shm(rank: int, size: int, exchange: Exchange, room: int) -> str:
+    """What is told where /dev/shm has so much room and memory without a name cannot be shared. This process keeps it."""
+    private, recursive, new_mounts = 1 << 18, 1 << 14, 0x20000  # MS_PRIVATE, MS_REC, CLONE_NEWNS
+    libc = ctypes.CDLL(None)
+    if libc.unshare(new_mounts) or libc.mount(b"none", b"/", None, private | recursive, None):
+        return "may not mount"
+    if libc.mount(b"none", b"/dev/shm", b"tmpfs", 0, f"size={room}".encode()):
+        return "may not mount"
+    shm_segment._WAYS = shm_segment._WAYS[1:]
+    try:
+        with ShmGroup.create(rank, size, exchange, timeout=20) as group:
+            for elements in (10, 1 << 20, 1 << 23):
+                array = np.ones(elements, dtype=np.float32)
+                group.all_reduce(array)
+            group.allocate(1 << 20)[...] = 1
+            group.allocate(64 << 20)[...] = 1
+    except RunError as error:
+        return str(error)
+    finally:
+        assert os.listdir("/dev/shm") == []
+    return "it was made"
+
+
+def other_root(rank: int, size: int, exchange: Exchange, between: int, compiled: bool) -> list[float]:
+    """Rank 0 names itself as the root, the others name rank 1: nobody waits for rank 0 there."""
+    with ShmGroup.create(rank, size, exchange, timeout=20, compiled=compiled) as group:
+        array = np.full(5, rank, dtype=np.float32)
+        group.all_reduce(array)
+        group.broadcast(array, min(rank, 1))
+        for _ in range(between):
+            group.broadcast(array, 0)
+        group.all_reduce(array)
+        return list(array)

@@ -95,6 +95,17 @@ def test_another_collective_is_named(ranks: Ranks) -> None:
         assert "rank 0: all_reduce of 10 f32" in failed.text or "rank 2: all_reduce of 10 f32" in failed.text
 
 
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("between", [0, 3])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_another_root_is_named_by_a_later_call(ranks: Ranks, size: int, between: int, compiled: bool) -> None:
+    results = ranks.run(size, shm_jobs.other_root, between, compiled and load_core() is not None)
+    assert all(isinstance(result, Failed) and result.cause == "mismatch" for result in results), results
+    for result in results:
+        assert "call 2 of the group was not the same on all ranks" in result.text
+        assert "rank 0: broadcast of 5 f32, root 0; rank 1: broadcast of 5 f32, root 1" in result.text
+
+
 def test_sizes_of_a_variable_exchange_that_do_not_match(ranks: Ranks) -> None:
     failures = [result for result in ranks.run(3, shm_jobs.wrong_sizes) if isinstance(result, Failed)]
     assert failures
@@ -159,10 +170,6 @@ def test_without_a_core_the_interpreter_serves_and_says_so_once(
 def test_names_are_of_no_use_to_other_groups_and_unlinked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the memory of rank 0 cannot be opened through /proc, a named file serves for a moment."""
 
-    def refuse(size: int) -> tuple[int, str, str]:
-        descriptor, _, token = shm_segment._make_nameless(size)
-        return descriptor, "/proc/0/fd/0", token
-
     faults = iter([[b"", b"no such file"], [b"", b""]])
 
     def exchange(said: bytes) -> list[bytes]:
@@ -170,10 +177,55 @@ def test_names_are_of_no_use_to_other_groups_and_unlinked(monkeypatch: pytest.Mo
             return [said, said]
         return next(faults)  # the other rank cannot open the first, and can open the second
 
-    monkeypatch.setattr(shm_segment, "_makers", lambda: (refuse, shm_segment._make_named))
     layout = shm_segment.Layout(2, Capacity(arena=4096))
     segment = shm_segment.open_segment(0, layout, exchange)
     assert len(segment.memory) == layout.size
+    assert segment.scarce
+    assert segments() == []
+
+
+def test_memory_that_cannot_be_had_is_named_on_all_ranks(mortal: Ranks) -> None:
+    """On rank 0, which makes it, and on one that maps it."""
+    for rank, limit, message in (
+        (0, "file", "File too large (a file may have 4096 bytes)"),
+        (1, "addresses", "memory"),
+    ):
+        texts = good(mortal.run(3, shm_jobs.limited, rank, limit))
+        for text in texts:
+            assert f"rank {rank} cannot {'open' if rank else 'make'}" in text
+            assert message in text
+            assert "bytes of a file in /dev/shm" in text
+            assert "fix: " in text
+            assert "ulimit" in text
+    assert segments() == []
+
+
+@pytest.mark.parametrize(
+    ("size", "room", "messages"),
+    [
+        (2, 1 << 20, ("No space left on device", "of 1048576 bytes are free in /dev/shm", "--shm-size")),
+        (1, 32 << 20, ("there is no memory for an array of 67108864 bytes that the ranks share", "--shm-size")),
+    ],
+    ids=["for the segment", "for an array"],
+)
+def test_a_full_dev_shm_is_an_error_and_no_signal(
+    mortal: Ranks, size: int, room: int, messages: tuple[str, ...]
+) -> None:
+    """Memory is reserved: that of the segment when it is made, and that of arrays when they are."""
+    for text in good(mortal.run(size, shm_jobs.small_shm, room)):
+        if text == "may not mount":
+            pytest.skip("this needs a mount namespace of its own")
+        for message in messages:
+            assert message in text
+
+
+def test_a_set_up_that_is_interrupted_leaves_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exchange(said: bytes) -> list[bytes]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shm_segment, "_WAYS", shm_segment._WAYS[1:])
+    with pytest.raises(KeyboardInterrupt):
+        shm_segment.open_segment(0, shm_segment.Layout(2, Capacity(arena=4096)), exchange)
     assert segments() == []
 
 

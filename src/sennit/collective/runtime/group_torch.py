@@ -15,6 +15,7 @@ from typing import Any
 from sennit.collective.runtime.backend_torch import SennitGroup
 from sennit.collective.runtime.communicator_torch import Communicator, Solo
 from sennit.collective.runtime.hosts_torch import Hosts
+from sennit.collective.runtime.limits import explained
 from sennit.collective.runtime.linked_torch import Linked
 from sennit.collective.runtime.p2p_links import Links
 from sennit.collective.runtime.private_torch import stay_unrecorded
@@ -34,22 +35,43 @@ def create_group(options: Any, table: SelectionTable | None = None, interface: s
     `table` is a tuned table for a group on one host.
     """
     stay_unrecorded("sennit")
-    if table is not None:
-        _check_table(table, options.group_size)
     store, rank, size = options.store, options.group_rank, options.group_size
     timeout = options.timeout.total_seconds()
     name = f"{options.group_id}-{rank}"
+    if table is not None:
+        _check_table(table, size)
     if size == 1:
         return SennitGroup(store, Solo(), None, (0,), name=name, timeout=timeout)
     meet = Rendezvous(store, rank, size, timeout)
-    links = Links(rank, meet, host=host_identity(), address=own_address(store, interface), timeout=timeout)
+    try:
+        return _join(options, meet, table, interface, name)
+    except OSError as error:
+        told = explained(error, f"rank {rank} cannot set up the group", f"a sennit group of {size} ranks")
+        meet.give_up(told)
+        raise told from error
+    except BaseException as error:
+        meet.give_up(error)
+        raise
+
+
+def _join(
+    options: Any, meet: Rendezvous, table: SelectionTable | None, interface: str | None, name: str
+) -> SennitGroup:
+    timeout = meet.timeout
+    address = own_address(meet.store, interface)
+    links = Links(meet.rank, meet, host=host_identity(), address=address, timeout=timeout)
+    communicator: Communicator | None = None
     try:
         communicator = _communicator(links, meet, table, timeout)
+        members = tuple(options.global_ranks_in_group) or tuple(range(meet.size))
+        group = SennitGroup(meet.store, communicator, links, members, name=name, timeout=timeout)
+        meet(b"")  # from here on it breaks, and whoever is in it is told
+        return group
     except BaseException:
+        if communicator is not None:
+            communicator.close()
         links.close()
         raise
-    members = tuple(options.global_ranks_in_group) or tuple(range(size))
-    return SennitGroup(store, communicator, links, members, name=name, timeout=timeout)
 
 
 def _communicator(links: Links, meet: Rendezvous, table: SelectionTable | None, timeout: float) -> Communicator:

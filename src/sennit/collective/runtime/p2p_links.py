@@ -28,6 +28,7 @@ of the parent.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import socket
@@ -38,6 +39,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from sennit.collective.runtime.limits import explained
 from sennit.collective.runtime.p2p_matching import Inbox, deliver
 from sennit.collective.runtime.p2p_ticket import Ticket, wait_for
 from sennit.collective.runtime.p2p_wire import (
@@ -57,9 +59,12 @@ from sennit.errors import PeerError
 
 __all__ = ["Address", "Label", "Links"]
 
+_logger = logging.getLogger(__name__)
+
 _PER_EVENT = 1 << 20  # bytes read from one peer before the others get their turn
 _SOCKET_BUFFER = 1 << 20
 _MOMENT = 0.25  # seconds in which a connection from a peer that is gone may still turn up
+_BREATH = 0.02  # seconds between attempts to accept a connection, where too many files are open
 _QUIET = select.EPOLLIN | select.EPOLLRDHUP  # on a connection to a peer, which never answers: its end
 
 Exchange = Callable[[bytes], list[bytes]]
@@ -87,12 +92,9 @@ class Links:
         ] = {}  # peers that are gone and may have sent something: until when to wait for it
         self._closed = False
         self._sockets: set[socket.socket] = set()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
-        self._epoll.register(self._wake, select.EPOLLIN)
-        self._handlers[self._wake] = lambda _: self._woken()
-        here = self._listen(host, address)
+        self._short_of_files = False
+        here = self._open(host, address)
         try:
             self.addresses = tuple(Address.decode(text) for text in exchange(here.encode()))
         except BaseException:
@@ -191,9 +193,27 @@ class Links:
 
     # ---- connections -------------------------------------------------------------------------------------------------
 
-    def _listen(self, host: str, address: str) -> Address:
+    def _open(self, host: str, address: str) -> Address:
+        """The descriptors of this rank; all or none."""
+        with contextlib.ExitStack() as opened:
+            try:
+                self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+                opened.callback(os.close, self._wake)
+                self._epoll = opened.enter_context(select.epoll())
+                self._epoll.register(self._wake, select.EPOLLIN)
+                self._handlers[self._wake] = lambda _: self._woken()
+                here = self._listen(host, address, opened)
+            except OSError as error:
+                raise explained(
+                    error, f"rank {self.rank} cannot open its sockets", f"messages, at {address}"
+                ) from error
+            opened.pop_all()
+            return here
+
+    def _listen(self, host: str, address: str, opened: contextlib.ExitStack) -> Address:
         name = f"\0sennit-{uuid.uuid4().hex}"
-        unix, tcp = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), socket.socket()
+        unix = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        tcp = opened.enter_context(socket.socket())
         unix.bind(name)
         tcp.bind((address, 0))
         for listener in (unix, tcp):
@@ -296,12 +316,25 @@ class Links:
         os.close(self._wake)
 
     def _accept(self, listener: socket.socket, _events: int) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             made, _ = listener.accept()
-            made.setblocking(False)
-            incoming = Incoming(made)
-            with self._lock:
-                self._watch(made, select.EPOLLIN, partial(self._incoming_ready, incoming))
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:  # too many files are open: it waits until one is closed
+            if not self._short_of_files:
+                self._short_of_files = True
+                _logger.warning(
+                    "rank %d cannot accept the connection of a peer: %s. Messages wait until it can: raise the limit "
+                    "(ulimit -n 4096)",
+                    self.rank,
+                    error,
+                )
+            time.sleep(_BREATH)
+            return
+        made.setblocking(False)
+        incoming = Incoming(made)
+        with self._lock:
+            self._watch(made, select.EPOLLIN, partial(self._incoming_ready, incoming))
 
     def _outgoing_ready(self, peer: int, events: int) -> None:
         with self._lock:

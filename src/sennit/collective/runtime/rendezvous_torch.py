@@ -2,7 +2,8 @@
 which address others reach it.
 
 Keys live under the group's own prefix and are deleted by the last rank that has read them, so that a long-lived store
-does not grow with the number of groups. A rank that does not come is named.
+does not grow with the number of groups. A rank that does not come is named, and one that cannot go on tells the others,
+which wait for its next word: it says why in its place.
 
 **A host** is what ranks share memory and see each other's processes on: the same machine since the same boot, the same
 network, process and `/dev/shm` namespace. Two containers of one machine are two hosts.
@@ -11,17 +12,23 @@ network, process and `/dev/shm` namespace. Two containers of one machine are two
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
 from sennit.collective.runtime.private_torch import Store, store_host
-from sennit.errors import PeerError, RunError
+from sennit.errors import PeerError, RunError, SennitError
 
 __all__ = ["Rendezvous", "group_by_host", "host_identity", "own_address"]
+
+_SORRY = b"\0sennit cannot go on\0"  # begins the word of a rank that says what went wrong
+_FAREWELL = 2.0  # seconds that such a rank stays for the others to read it
 
 
 class Rendezvous:
@@ -30,17 +37,17 @@ class Rendezvous:
     def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
         self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
         self.calls = 0
+        self.over = False  # whether all ranks know that nothing comes of the group
 
     def __call__(self, data: bytes) -> list[bytes]:
-        self.calls += 1
-        keys = [f"sennit/{self.calls}/{rank}" for rank in range(self.size)]
-        self.store.set(keys[self.rank], data)  # type: ignore[arg-type]  # bytes are taken as they are
+        keys = self._say(data)
         try:
             self.store.wait(keys, timedelta(seconds=self.timeout))
         except RuntimeError as error:  # DistStoreError or, of a file store, a plain RuntimeError
             missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
             if not missing:
                 raise
+            self.over = True
             raise PeerError(
                 f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} of {self.size} did not join the group "
                 f"within {self.timeout:.1f} s",
@@ -48,11 +55,48 @@ class Rendezvous:
                 fix="look at the output of that rank: it failed before, or waits somewhere else",
             ) from error
         answers = [bytes(self.store.get(key)) for key in keys]
+        for rank, answer in enumerate(answers):
+            if answer.startswith(_SORRY):
+                self.over = True
+                with suppress(RuntimeError):  # that rank may be gone, and the store with it
+                    self._have_read(keys)
+                what, fix = json.loads(answer.removeprefix(_SORRY))
+                raise PeerError(
+                    f"rank {rank} of {self.size} could not set up the group: {what}",
+                    where=f"rank {self.rank}, setting up a sennit group",
+                    fix=fix,
+                )
+        self._have_read(keys)
+        return answers
+
+    def give_up(self, error: BaseException) -> None:
+        """Tell the others, which wait for this rank or will, what went wrong here."""
+        if self.over:
+            return
+        self.over = True
+        what = error.what if isinstance(error, SennitError) else f"{type(error).__name__}: {error}"
+        fix = error.fix if isinstance(error, SennitError) else None
+        with suppress(RuntimeError, OSError):  # a store that is gone: so are the others
+            keys = self._say(_SORRY + json.dumps([what, fix or "look at the output of that rank"]).encode())
+            counter = self._have_read(keys)
+            until = time.monotonic() + _FAREWELL
+            while self.store.check([counter]) and time.monotonic() < until:
+                time.sleep(0.01)  # the store may end with this process
+
+    def _say(self, data: bytes) -> list[str]:
+        """This rank's word in the next all-gather; the keys of all."""
+        self.calls += 1
+        keys = [f"sennit/{self.calls}/{rank}" for rank in range(self.size)]
+        self.store.set(keys[self.rank], data)  # type: ignore[arg-type]  # bytes are taken as they are
+        return keys
+
+    def _have_read(self, keys: Sequence[str]) -> str:
+        """The last rank deletes them. Returns the key of the counter, which goes last."""
         counter = f"sennit/{self.calls}/read"
         if self.store.add(counter, 1) == self.size:
             for key in (*keys, counter):
                 self.store.delete_key(key)
-        return answers
+        return counter
 
 
 def host_identity() -> str:

@@ -16,6 +16,7 @@ from sennit.ir.dtype import DType
 __all__ = [
     "DTYPES",
     "FLAG_BYTES",
+    "HISTORY",
     "LINE",
     "REDUCTIONS",
     "RING_HEAD",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 LINE = 64  # bytes of a cache line
+HISTORY = 0x9E3779B97F4A7C15  # by which the number of all calls so far is multiplied at each
 SLOTS = 4  # tiles of a group that may be under way
 FLAG_BYTES = 2 * LINE  # processors fetch lines in pairs
 RING_HEAD = 2 * LINE  # the two counters before the bytes of a ring
@@ -146,6 +148,7 @@ class GroupRecord(Structure):
         ("linger", c_int64),
         ("epoch", c_uint64),
         ("calls", c_uint64),
+        ("history", c_uint64),
         ("spin", c_int32),
         ("waiting_for", c_int32),
         ("left", c_uint64),

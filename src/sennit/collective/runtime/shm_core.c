@@ -205,7 +205,7 @@ static int signal_row(Group *group, const Call *call, const Tile *tile, const In
     if (!count)
         return 0;
     Flag *flag = flag_at(group, group->rank, call->flag_base + step->argument, tile->epoch);
-    flag->call = call->call;
+    flag->calls = group->history;
     flag->places[INPUT] = tile->mine[INPUT];
     flag->places[OUTPUT] = tile->mine[OUTPUT];
     flag->left = group->left;
@@ -216,14 +216,14 @@ static int signal_row(Group *group, const Call *call, const Tile *tile, const In
     return count;
 }
 
-/* A wait: 1: its flag is up; 0: it is not; -1: the peer runs another call. */
+/* A wait: 1: its flag is up; 0: it is not; -1: the peer runs another call, or ran one before. */
 static int pass_wait(Group *group, const Call *call, const Tile *tile, const Instruction *step)
 {
     if (!flag_is_up(group, step, call->flag_base, tile->epoch))
         return 0;
     if (step->source_buffer == 1) { /* of a gate: it lets this block in, and stays until this block has left */
         const Flag *flag = flag_at(group, step->peer, call->flag_base + step->argument, tile->epoch);
-        if (flag->call != call->call)
+        if (flag->calls != group->history)
             return -1;
         if (flag->left > group->left_by[step->peer])
             group->left_by[step->peer] = flag->left;
@@ -261,7 +261,7 @@ full:
     return made;
 }
 
-/* One block of a tile, as far as it goes. 1: something was done; 0: nothing; -1: the peer runs another call. */
+/* One block of a tile, as far as it goes. 1: something was done; 0: nothing; -1: the peer runs another call, or ran one before. */
 static int run_block(Group *group, Call *call, Tile *tile, int32_t *at, int32_t end)
 {
     int32_t begin = *at;
@@ -502,6 +502,7 @@ static int begin(Group *group, Call *call, char *source, char *target, int32_t s
     CallNote *note = &group->notes[++group->calls % NOTES];
     note->number = group->calls;
     note->call = call->call;
+    group->history = (group->history ^ call->call) * HISTORY;
     memcpy(note->words, call->words, sizeof note->words);
     atomic_store_explicit(group->calls_begun, group->calls, memory_order_release);
     return DONE;

@@ -41,7 +41,7 @@ from sennit.collective.runtime.shm_facts import Facts, Secret, everyone, sees
 from sennit.collective.runtime.shm_machine import Machine, choose_machine
 from sennit.collective.runtime.shm_pages import PageMap, huge_pages
 from sennit.collective.runtime.shm_plan import LoadedCode, Plan, SharedCache, make_plan
-from sennit.collective.runtime.shm_segment import BROKEN, Capacity, Exchange, Layout, Segment, open_segment
+from sennit.collective.runtime.shm_segment import BROKEN, CALLS_KEPT, Capacity, Exchange, Layout, Segment, open_segment
 from sennit.collective.runtime.shm_shortcut import new_turn
 from sennit.collective.runtime.shm_workspace import Workspace
 from sennit.errors import CollectiveError, RunError
@@ -90,6 +90,7 @@ class ShmEndpoint:
         self._codes: dict[str, LoadedCode] = {}
         self._plans: dict[tuple[str, int, DType, Reduction | None], Plan] = {}
         self._flags_used = 0
+        self._compared = [0] * self.size  # by rank: the last of its calls that were compared with this rank's
         self._has_ring = False
         self._workspace = Workspace()
         self._pages = PageMap()
@@ -319,7 +320,10 @@ class ShmEndpoint:
         while status != Status.DONE:
             if status == Status.OTHER_CALL:
                 self._check_calls(segment, plan)
-                self._fail(segment, self._mismatch(segment, plan, [self._record.waiting_for]))
+                other = int(self._record.waiting_for)
+                self._compared[other] = 0
+                self._check_history(segment, [other])
+                self._fail(segment, self._mismatch_before(segment, other, None))
             self._look_around(segment, self._awaited(plan), plan.text, deadline, timeout, plan)
             status = self.machine.run(self._record, self.address, plan)
 
@@ -361,6 +365,34 @@ class ShmEndpoint:
             ranks=tuple(sorted({self.rank, *others})),
             where=self._where(),
             fix="all ranks make the same collective calls, with the same sizes, types and algorithms, in the same order",
+        )
+
+    def _check_history(self, segment: Segment, others: Sequence[int]) -> None:
+        """Has a peer made another call before, where neither waited for the other, as in broadcasts of different roots?
+        Each call is compared once.
+        """
+        now = int(self._record.calls)
+        for other in others:
+            for number in range(max(self._compared[other] + 1, now - CALLS_KEPT + 1), now):
+                mine, theirs = segment.call_of(self.rank, number), segment.call_of(other, number)
+                if mine is not None and theirs is not None and mine[0] != theirs[0]:
+                    self._fail(segment, self._mismatch_before(segment, other, number))
+            self._compared[other] = min(now - 1, segment.calls_begun(other))
+
+    def _mismatch_before(self, segment: Segment, other: int, number: int | None) -> RuntimeFailure:
+        now = int(self._record.calls)
+        if number is None:
+            what = f"ranks {self.rank} and {other} made different calls, more than {CALLS_KEPT} calls before this one"
+        else:
+            calls = [segment.call_of(rank, number) for rank in range(self.size)]
+            said = "; ".join(f"rank {rank}: {call[1]}" for rank, call in enumerate(calls) if call is not None)
+            what = f"call {number} of the group was not the same on all ranks: {said}"
+        return RuntimeFailure(
+            f"{what} (found in call {now})",
+            cause=Cause.MISMATCH,
+            ranks=tuple(sorted({self.rank, other})),
+            where=self._where(),
+            fix="all ranks make the same collective calls, with the same sizes, types and roots, in the same order",
         )
 
     # ---- failures ----------------------------------------------------------------------------------------------------
@@ -416,6 +448,7 @@ class ShmEndpoint:
             raise self._declared(segment, what)
         if plan is not None:
             self._check_calls(segment, plan)
+            self._check_history(segment, awaited)
         gone = self._liveness.dead(awaited)
         left = tuple(rank for rank in awaited if segment.has_left(rank))
         late = tuple(rank for rank in awaited) if time.monotonic() > deadline else ()
@@ -486,6 +519,11 @@ class ShmEndpoint:
         segment = self._usable()
         address = self._arena.take(nbytes)
         offset = address - segment.address
+        try:
+            segment.reserve(offset, nbytes)
+        except BaseException:
+            self._arena.give_back(address)
+            raise
         array = np.frombuffer(segment.memory, dtype=np.uint8, count=nbytes, offset=offset)
         weakref.finalize(array, self._arena.give_back, address)
         return array

@@ -23,6 +23,7 @@ from sennit.collective.runtime.reduce_numpy import divide, held_dtype, reduce_al
 from sennit.collective.runtime.shm_abi import (
     DTYPES,
     FLAG_BYTES,
+    HISTORY,
     LINE,
     REDUCTIONS,
     RING_HEAD,
@@ -74,6 +75,7 @@ class NumpyMachine:
         note = group.notes + group.calls % CALLS_KEPT * NOTE_BYTES
         ctypes.memmove(note + 16, call.words, NOTE_BYTES - 16)
         c_uint64.from_address(note).value, c_uint64.from_address(note + 8).value = group.calls, call.call
+        group.history = (group.history ^ call.call) * HISTORY & (1 << 64) - 1
         c_uint64.from_address(group.calls_begun).value = group.calls
         return self.run(group, group_address, plan)
 
@@ -238,14 +240,14 @@ class _Visit:
                     with self.fence:
                         pass
                     if step.source_buffer == 1:
-                        if c_uint64.from_address(ctypes.addressof(flag) + 8).value != call.call:
+                        if c_uint64.from_address(ctypes.addressof(flag) + 8).value != group.history:
                             group.waiting_for = step.peer
                             return None
                         places = (PlaceRecord * 2).from_address(ctypes.addressof(flag) + _PLACES)
                         group.peers[2 * step.peer], group.peers[2 * step.peer + 1] = places[INPUT], places[OUTPUT]
                 case Op.SIGNAL:
                     flag = self.flag(group.rank, call.flag_base + step.argument, self.tile.epoch)
-                    c_uint64.from_address(ctypes.addressof(flag) + 8).value = call.call
+                    c_uint64.from_address(ctypes.addressof(flag) + 8).value = group.history
                     places = (PlaceRecord * 2).from_address(ctypes.addressof(flag) + _PLACES)
                     places[INPUT], places[OUTPUT] = self.tile.mine[INPUT], self.tile.mine[OUTPUT]
                     with self.fence:

@@ -483,8 +483,9 @@ def make_plan(
     record.in_turns = isinstance(code.collective, CollectiveSpec) and code.collective.name in _IN_TURNS
     record.ringed, record.place = loaded.ringed(record.tile, dtype.itemsize, direct, ring_from, near)
     if title is None:
-        name = code.collective.name.value if isinstance(code.collective, CollectiveSpec) else code.name
-        title = describe_call(name, elements, dtype.value, None if reduction is None else reduction.value)
+        spec = code.collective if isinstance(code.collective, CollectiveSpec) else None
+        name, root = (code.name, None) if spec is None else (spec.name.value, spec.root)
+        title = describe_call(name, elements, dtype.value, None if reduction is None else reduction.value, root)
     words = title.encode()[:112]
     digest = hashlib.blake2b(code.fingerprint.encode() + words, digest_size=8).digest()
     record.call = identity = int.from_bytes(digest, "little")

@@ -30,7 +30,7 @@ typedef struct {
 
 typedef struct {
     _Atomic uint64_t value; /* epoch * STRIDE + count */
-    uint64_t call;          /* what its writer runs */
+    uint64_t calls;         /* all that its writer has begun, as one number */
     Place places[2];        /* its input and output */
     uint64_t left;          /* the last tile that its writer has left, with all before it */
     /* processors fetch lines in pairs: who looks at one of a pair would take the other from its writer */
@@ -59,6 +59,7 @@ enum { IN_RING_SCRATCH = 1, IN_RING_INPUT = 2 };
 enum { STAGED, DIRECT, EITHER };
 
 #define NOTES 64
+#define HISTORY UINT64_C(0x9e3779b97f4a7c15) /* odd, so that nothing is forgotten */
 
 typedef struct {
     uint64_t number, call;
@@ -89,6 +90,7 @@ typedef struct {
      * other ranks */
     int64_t patience, linger;
     uint64_t epoch, calls;
+    uint64_t history;     /* of the calls that were begun, in order: ranks of the same calls have the same */
     _Atomic int32_t spin; /* how long to spin before the first yield; adapts */
     int32_t waiting_for;  /* out: the rank whose signal is awaited, or that runs another call */
     uint64_t left;        /* the last tile that this rank has left */

@@ -7,13 +7,18 @@ It is a memfd: memory without a name, which goes when the last process that maps
 open it through `/proc` of rank 0. Where that is not allowed, a file in `/dev/shm` serves that is unlinked as soon as
 all have opened it.
 
-Pages cost nothing until they are touched, so capacities are generous. Each word has one writer, or all write the same,
-so no locks are needed.
+Pages cost nothing until they are touched, so capacities are generous. A page that cannot be had when it is touched
+would kill the process (SIGBUS). Of a memfd there is always one, or the kernel ends a process that it names; but not of
+a file, when `/dev/shm` is full, nor where the kernel promises no more memory than there is (strict overcommit). There
+the memory is *reserved*: all before the arenas when the segment is made, and arrays in the arenas by `reserve`.
+
+Each word has one writer, or all write the same, so no locks are needed.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import mmap
 import os
@@ -25,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sennit.collective.runtime.failure import RuntimeFailure
+from sennit.collective.runtime.limits import SHARED_FILES, limit_behind, remedy_for
 from sennit.collective.runtime.shm_abi import FLAG_BYTES, LINE, RING_HEAD, SLOTS
 from sennit.errors import RunError
 
@@ -49,6 +55,7 @@ NOTE_BYTES = _NOTE.size
 CALLS_KEPT = 64  # the core knows it too
 _LEFT = 2
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, which the mmap module does not name
+_OTHERWISE = "shared memory joins ranks of one host and one user; use another backend between hosts or containers"
 BROKEN = 64  # where a byte says that some rank has declared a failure
 
 
@@ -118,13 +125,13 @@ def _pages(size: int) -> int:
 
 
 class Segment:
-    """A mapped segment, seen by one rank."""
+    """A mapped segment, seen by one rank. `scarce`: pages may be missing when they are touched."""
 
-    __slots__ = ("address", "layout", "memory", "rank")
+    __slots__ = ("address", "layout", "memory", "rank", "scarce")
 
-    def __init__(self, descriptor: int, layout: Layout, rank: int) -> None:
+    def __init__(self, descriptor: int, layout: Layout, rank: int, *, scarce: bool = False) -> None:
         self.memory = mmap.mmap(descriptor, layout.size)
-        self.layout, self.rank = layout, rank
+        self.layout, self.rank, self.scarce = layout, rank, scarce
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
     def fill_ring(self) -> None:
@@ -137,6 +144,21 @@ class Segment:
             self.memory.madvise(
                 _POPULATE_WRITE, start, self.layout.staging + (self.rank + 1) * self.layout.staging_step - start
             )
+
+    def reserve(self, at: int, size: int) -> None:
+        """Have the pages of a part of an arena, where they may be missing."""
+        if not self.scarce:
+            return
+        start = at // _PAGE * _PAGE
+        try:
+            self.memory.madvise(_POPULATE_WRITE, start, at + size - start)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # an old kernel, which does not know the advice
+                raise RunError(
+                    f"there is no memory for an array of {size} bytes that the ranks share",
+                    where=f"rank {self.rank} of a group of {self.layout.ranks}",
+                    fix=remedy_for(errno.ENOSPC),
+                ) from None
 
     # ---- states and failures: each rank writes its own only
 
@@ -182,65 +204,130 @@ class Segment:
 
     def call_of(self, rank: int, number: int) -> tuple[int, str] | None:
         """What a rank's call of this number is; None where it has not begun, or is long past."""
+        if self.calls_begun(rank) < number:  # its note may be half written
+            return None
         found, identity, words = _NOTE.unpack_from(self.memory, self.layout.call(rank, number))
-        return (identity, words.rstrip(b"\0").decode(errors="replace")) if found == number else None
+        if found != number or self.calls_begun(rank) >= number + CALLS_KEPT - 1:  # or half overwritten
+            return None
+        return identity, words.rstrip(b"\0").decode(errors="replace")
 
 
-def describe_call(collective: str, elements: int, dtype: str, reduction: str | None) -> str:
+def describe_call(collective: str, elements: int, dtype: str, reduction: str | None, root: int | None = None) -> str:
     text = f"{collective} of {elements} {dtype}"
-    return f"{text}, {reduction}" if reduction is not None else text
+    text = f"{text}, {reduction}" if reduction is not None else text
+    return f"{text}, root {root}" if root is not None else text
 
 
 def open_segment(rank: int, layout: Layout, exchange: Exchange) -> Segment:
-    """Rank 0 makes it, all open it; nothing with a name is left when this returns or raises."""
-    named: str | None = None
-    for attempt in _makers():
-        descriptor, path, token = attempt(layout.size) if rank == 0 else (-1, "", "")
-        try:
-            path, token = json.loads(exchange(json.dumps([path, token]).encode())[0])
-            named = path if path.startswith("/dev/shm/") else None
-            fault = ""
-            if rank != 0:
-                try:
-                    descriptor = os.open(path, os.O_RDWR)
-                    if os.pread(descriptor, len(token), 0).decode(errors="replace") != token:
-                        fault = f"{path} is not the segment of this group"
-                except OSError as error:
-                    fault = str(error)
+    """Rank 0 makes it, all open it; nothing with a name is left when this returns or raises.
+
+    What fails on one rank is known to all: each raises, or tries the next way.
+    """
+    told: list[str] = []
+    fix = ""
+    for way in _WAYS:
+        with way(rank, layout) as made:
+            path, token, fault = json.loads(exchange(json.dumps(made.said).encode())[0])
+            segment = None
+            if not fault:
+                segment, fault = made.open(path, token)
+            elif rank != 0:
+                fault = ""  # that rank says it
             faults = {r: said.decode() for r, said in enumerate(exchange(fault.encode())) if said}
             if not faults:
-                return Segment(descriptor, layout, rank)
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
-            if rank == 0 and named is not None:
-                os.unlink(named)
-    first = min(faults)
+                assert segment is not None
+                return segment
+            first = min(faults)
+            what, _, fix = faults[first].partition("\n")
+            told.append(f"rank {first} cannot {'open' if first or segment else 'make'} {what}")
     raise RunError(
-        f"rank {first} cannot open the shared segment of rank 0: {faults[first]}",
-        where=f"a group of {layout.ranks} ranks",
-        fix="shared memory joins ranks of one host and one user; use another backend between hosts or containers",
+        f"the memory that the ranks share cannot be had: {'; '.join(told)}",
+        where=f"a group of {layout.ranks} ranks, whose segment has {layout.size} bytes",
+        fix=fix or _OTHERWISE,
     )
 
 
-def _makers() -> tuple[Callable[[int], tuple[int, str, str]], ...]:
-    """Ways to make a segment of a size: they return its descriptor, the path to open it by, and its token."""
-    return _make_nameless, _make_named
+class _Nameless:
+    """A way to have the segment: rank 0 makes it on entry, and says by which path and token others open it. What cannot
+    be done is said in words: a fault.
+    """
+
+    place = "memory without a name (memfd)"
+
+    def __init__(self, rank: int, layout: Layout) -> None:
+        self.rank, self.layout = rank, layout
+        self.descriptor = -1
+        self.said = "", "", ""  # path, token, fault
+
+    def __enter__(self) -> _Nameless:
+        if self.rank == 0:
+            token = secrets.token_hex(16)
+            try:
+                path = self.make()
+                os.ftruncate(self.descriptor, self.layout.size)
+                if self.scarce:
+                    os.posix_fallocate(self.descriptor, 0, self.layout.arena(0))
+                os.pwrite(self.descriptor, token.encode(), 0)
+                self.said = path, token, ""
+            except OSError as error:
+                self.said = "", "", self.fault(error)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+    @property
+    def scarce(self) -> bool:
+        return _strict_overcommit()
+
+    def make(self) -> str:
+        """Rank 0's descriptor; returns the path for the others."""
+        self.descriptor = os.memfd_create("sennit", os.MFD_CLOEXEC)
+        return f"/proc/{os.getpid()}/fd/{self.descriptor}"
+
+    def open(self, path: str, token: str) -> tuple[Segment | None, str]:
+        """Map it; or say why it cannot be."""
+        try:
+            if self.rank != 0:
+                self.descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                if os.pread(self.descriptor, len(token), 0).decode(errors="replace") != token:
+                    return None, f"{path} is not the segment of this group"
+            return Segment(self.descriptor, self.layout, self.rank, scarce=self.scarce), ""
+        except OSError as error:
+            return None, self.fault(error)
+
+    def fault(self, error: OSError) -> str:
+        reason = os.strerror(error.errno or 0)
+        needed = self.layout.arena(0) if error.errno == errno.ENOSPC else self.layout.size
+        remedy = remedy_for(error.errno) or _OTHERWISE
+        return f"{needed} bytes of {self.place}: {reason}{limit_behind(error.errno)}\n{remedy}"
 
 
-def _make_nameless(size: int) -> tuple[int, str, str]:
-    descriptor = os.memfd_create("sennit", os.MFD_CLOEXEC)
-    return descriptor, f"/proc/{os.getpid()}/fd/{descriptor}", _prepare(descriptor, size)
+class _Named(_Nameless):
+    place = "a file in /dev/shm"
+    path: Path | None = None
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__()
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    @property
+    def scarce(self) -> bool:
+        return True
+
+    def make(self) -> str:
+        path = SHARED_FILES / f"sennit-{secrets.token_hex(8)}"
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.path = path
+        return str(path)
 
 
-def _make_named(size: int) -> tuple[int, str, str]:
-    path = Path("/dev/shm") / f"sennit-{secrets.token_hex(8)}"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    return descriptor, str(path), _prepare(descriptor, size)
+_WAYS = (_Nameless, _Named)  # in the order in which they are tried
 
 
-def _prepare(descriptor: int, size: int) -> str:
-    token = secrets.token_hex(16)
-    os.ftruncate(descriptor, size)
-    os.pwrite(descriptor, token.encode(), 0)
-    return token
+def _strict_overcommit() -> bool:
+    with suppress(OSError):
+        return Path("/proc/sys/vm/overcommit_memory").read_text(encoding="ascii").strip() == "2"
+    return False
