@@ -138,7 +138,8 @@ def _to_another_mesh(ends: Ends, mode: Mode) -> Candidates:
 
 
 def _within_budget(found: Candidates, ends: Ends, budget: int, itemsize: int, count: Count) -> Candidates:
-    """The candidates that stage no more than the budget; and those that do, with each such step as an exchange in parts.
+    """The candidates that stage no more than the budget; and those that do, with each such step as an exchange in
+    parts.
 
     A reduce_scatter that stages too much is given up for an all_reduce, which works in place.
     """

@@ -181,7 +181,8 @@ def _memory(
 
 
 def _events(built: Built, times: Run) -> EventRows:
-    """A row for each job of each actor; tasks in order of start, then of stop, then of device, then as they were issued.
+    """A row for each job of each actor; tasks in order of start, then of stop, then of device, then as they were
+    issued.
 
     Actors are in order of their devices.
     """

@@ -261,7 +261,8 @@ full:
     return made;
 }
 
-/* One block of a tile, as far as it goes. 1: something was done; 0: nothing; -1: the peer runs another call, or ran one before. */
+/* One block of a tile, as far as it goes. 1: something was done; 0: nothing; -1: the peer runs another call, or ran one
+ * before. */
 static int run_block(Group *group, Call *call, Tile *tile, int32_t *at, int32_t end)
 {
     int32_t begin = *at;
