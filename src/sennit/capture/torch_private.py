@@ -128,8 +128,9 @@ def _quiet() -> Iterator[None]:
 
 def _inline_grad_regions(module: fx.GraphModule) -> None:
     """`with torch.no_grad()` becomes an operator on a submodule, behind which the modules and lines of its operators
-    are lost. Put the operators in its place, between what it reads and what it returns, both detached: a buffer that it
-    writes to must get no gradient either.
+    are lost. Put the operators in its place, with what it returns and what it writes detached: a buffer that it writes
+    to must get no gradient either. What it reads stays as it is: under `no_grad` too a product asks whether its operands
+    require a gradient, and is another one if they do not.
     """
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.wrap_with_set_grad_enabled):
         enabled, region, *operands = node.args
@@ -138,17 +139,37 @@ def _inline_grad_regions(module: fx.GraphModule) -> None:
         assert isinstance(inner, fx.GraphModule)
         _inline_grad_regions(inner)
         with module.graph.inserting_before(node):
-            read = operands if enabled else [_detached(module.graph, part) for part in operands]
-            inside = dict(zip(inner.graph.find_nodes(op="placeholder"), read, strict=True))
+            inside = dict(zip(inner.graph.find_nodes(op="placeholder"), operands, strict=True))
             results: Any = module.graph.graph_copy(inner.graph, inside)
             if not enabled:
                 results = [_detached(module.graph, part) for part in results]
+        if not enabled:
+            for part in inner.graph.nodes:
+                if part.op == "call_function":
+                    _write_detached(inside[part])
         for user in list(node.users):  # each takes one result of the tuple
             assert user.target is operator.getitem
             user.replace_all_uses_with(results[user.args[1]])
             module.graph.erase_node(user)
         module.graph.erase_node(node)
     module.recompile()
+
+
+def _write_detached(node: fx.Node) -> None:
+    """Of an operator that writes to one of its arguments: the others, detached."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return
+
+    written = {part.name for part in schema.arguments if part.alias_info is not None and part.alias_info.is_write}
+
+    def read(name: str, value: Any) -> Any:
+        return value if name in written else fx.map_arg(value, lambda part: _detached(node.graph, part))
+
+    names = [part.name for part in schema.arguments]
+    with node.graph.inserting_before(node):
+        node.args = tuple(read(name, value) for name, value in zip(names, node.args, strict=False))
+        node.kwargs = {name: read(name, value) for name, value in node.kwargs.items()}
 
 
 def _detached(graph: fx.Graph, part: Any) -> Any:
