@@ -6,6 +6,7 @@
 |---|---|---|
 | sennit | the c10d backend, as `init_process_group("sennit")` gives it | as it comes |
 | calls | the same without torch.distributed's part: `sennit.backend.calls` | as it comes |
+| inside | the c10d backend on tensors of `sennit.backend.empty`: what ranks read of each other is read where it is | as it comes |
 | core | `ShmGroup` on numpy: the same runtime without torch | as it comes |
 | torch | the same c10d calls, on a backend that returns at once, of the first size: what no backend can go under | as it comes |
 | hand | the collectives of `by_hand.h`, programs in C that do one thing, called in a loop of C | the fastest of their ways, found before it is timed |
@@ -55,9 +56,9 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
-PEERS = ("sennit", "calls", "core", "torch", "hand", "floor", "gloo", "mpich", "openmpi")
+PEERS = ("sennit", "calls", "inside", "core", "torch", "hand", "floor", "gloo", "mpich", "openmpi")
 BY_HAND = ("hand", "floor")
-OWN = ("sennit", "calls", "core")  # what gains are of
+OWN = ("sennit", "calls", "inside", "core")  # what gains are of
 THEIRS = ("gloo", "mpich", "openmpi")  # and over
 SLOW = 3.0  # times the fastest of them: not timed again
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")

@@ -46,6 +46,17 @@ class Peer(Protocol):
     def barrier(self) -> None: ...
 
 
+def placed(peer: Peer, array: Floats) -> Floats:
+    """The same array where this peer wants it."""
+    if not (isinstance(peer, Torch) and peer.inside and array.size):
+        return array
+    import sennit.backend
+
+    found: Floats = sennit.backend.empty(array.size).numpy()
+    found[...] = array
+    return found
+
+
 def repeated(call: Callable[[], object]) -> Calls:
     def calls(count: int) -> None:
         for _ in range(count):
@@ -58,7 +69,8 @@ class Torch:
     """torch.distributed on a backend.
 
     Of the backend "torch" the calls return at once, with nothing done: what is timed is torch itself. Those of "calls"
-    are made without it. Behind those of "floor" are programs by hand.
+    are made without it, those of "inside" on tensors in memory of the group. Behind those of "floor" are programs by
+    hand.
     """
 
     def __init__(self, backend: str, rank: int, size: int, store: str, hand: Hand | None = None) -> None:
@@ -67,7 +79,7 @@ class Torch:
 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         torch.set_num_threads(max(1, min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // size)))
-        alone, plain = backend == "torch", backend == "calls"
+        alone, plain, inside = (backend == kind for kind in ("torch", "calls", "inside"))
         backend = backend if backend == "gloo" else "sennit"
         if backend == "sennit":
             import sennit.backend
@@ -77,8 +89,10 @@ class Torch:
         limit = datetime.timedelta(seconds=SLOW)
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=limit)
         self.rank, self.size, self.dist, self.torch = rank, size, dist, torch
-        self.checks, self.calls, self.hand = not alone, None, hand
+        self.checks, self.calls, self.hand, self.inside = not alone, None, hand, inside
         self.version = f"{backend} of torch {torch.__version__}" if backend == "gloo" else "sennit, c10d backend"
+        if inside:
+            self.version = "sennit, c10d backend, tensors of sennit.backend.empty"
         if plain:
             self.version, self.calls = "sennit, calls without torch.distributed", sennit.backend.calls()
         if alone or hand is not None:
@@ -269,7 +283,7 @@ class Worker:
     def prepare(self, name: str, nbytes: int) -> bool:
         """Make the arrays, call once, and say whether the result is right."""
         peer = self.peer
-        source, target = arrays_for(name, peer.rank, peer.size, nbytes)
+        source, target = (placed(peer, array) for array in arrays_for(name, peer.rank, peer.size, nbytes))
         self.kept = [source, target]
         self.ready = peer.collective(name, source, target)
         self.ready(1)

@@ -5,7 +5,7 @@
 
 Several runs of one number of ranks count as one with as many rounds. The markdown has all figures, and then the
 targets. `--gains` prints a short table, of each size and collective the gain through c10d (bold where the target is
-reached), by `calls`, and of the floor.
+reached), by `calls`, of the floor, and through c10d with tensors of `sennit.backend.empty` (*inside*).
 
 The targets: twice the best of gloo, MPICH and Open MPI with 8 ranks from 64 KiB to 16 MiB, and not behind with 4 ranks
 at any size. What can be reached is measured in the same rounds, on arrays of the same kind, with a program in C that
@@ -52,6 +52,7 @@ class Verdict:
     ours: float
     gain: float
     gain_of_calls: float | None
+    gain_inside: float | None
     by_hand: float | None
     ways: tuple[str, ...]
     torch: float
@@ -71,7 +72,7 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        shown = (self.gain, self.gain_of_calls, self.gain_of_floor, self.gain_of_sum)
+        shown = (self.gain, self.gain_of_calls, self.gain_inside, self.gain_of_floor, self.gain_of_sum)
         gains = [f"{value:.2f}x" if value else "-" for value in shown]
         cells = (
             f"{self.ranks}",
@@ -79,12 +80,12 @@ class Verdict:
             size_text(self.bytes),
             f"{self.best:.1f}",
             f"{self.ours:.1f}",
-            *gains[:2],
+            *gains[:3],
             f"{self.torch:.1f}",
             f"{self.by_hand:.1f}" if self.by_hand is not None else "-",
             ", ".join(way.replace("_", " ") for way in self.ways) or "-",
             f"{self.floor:.1f}" if self.floor is not None else "-",
-            *gains[2:],
+            *gains[3:],
             self.word,
         )
         return f"| {' | '.join(cells)} |"
@@ -143,6 +144,7 @@ def verdicts(found: Found) -> list[Verdict]:
                 1e6 * figures["sennit"].median,
                 won,
                 gain(figures, "calls"),
+                gain(figures, "inside"),
                 None if hand is None else 1e6 * hand.median,
                 () if hand is None else tuple(dict.fromkeys(hand.ways)),
                 1e6 * torch,
@@ -162,7 +164,9 @@ def disturbed(report: Report, ranks: int, peers: tuple[str, ...]) -> str:
 
 
 def short_table(rows: list[Verdict]) -> list[str]:
-    """By size and collective: the gain through c10d, by `calls`, and of the program by hand behind torch."""
+    """By size and collective: the gain through c10d, by `calls`, of the program by hand behind torch, and through c10d
+    with tensors in memory of the group, where that was measured.
+    """
     lines = [f"| | {' | '.join(COLLECTIVES)} |", f"|---|{'---|' * len(COLLECTIVES)}"]
     by_place = {(row.ranks, row.bytes, row.collective): row for row in rows}
     for ranks, nbytes in sorted({place[:2] for place in by_place}, key=lambda place: (-place[0], place[1])):
@@ -175,7 +179,8 @@ def gains_of(row: Verdict | None) -> str:
     if row is None:
         return "-"
     own = f"**{row.gain:.2f}x**" if row.word == "reached" else f"{row.gain:.2f}x"
-    return ", ".join([own, *(f"{gain:.2f}x" if gain else "-" for gain in (row.gain_of_calls, row.gain_of_floor))])
+    others = [f"{gain:.2f}x" if gain else "-" for gain in (row.gain_of_calls, row.gain_of_floor)]
+    return ", ".join([own, *others, *([f"{row.gain_inside:.2f}x"] if row.gain_inside else [])])
 
 
 def main() -> None:
@@ -190,15 +195,16 @@ def main() -> None:
         print("\n".join(short_table(rows)))
         return
     lines = [
-        "| ranks | collective | bytes | best peer, us | ours | gain | of `calls` | torch | by hand | by | floor | of the floor | of the sum | |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| ranks | collective | bytes | best peer, us | ours | gain | of `calls` | inside | torch | by hand | by | floor | of the floor | of the sum | |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
         *(row.line for row in rows),
     ]
     for ranks in sorted({row.ranks for row in rows}, reverse=True):
         said = [row.word for row in rows if row.ranks == ranks]
         lines.append(
             f"\n{ranks} ranks: {said.count('reached')} of {len(said)} reached, {said.count('**floor**')} out of reach by hand too, "
-            f"{said.count('**missed**')} missed; by `calls` {sum((row.gain_of_calls or 0.0) >= GAIN[ranks] for row in rows if row.ranks == ranks)} reached"
+            f"{said.count('**missed**')} missed; by `calls` {sum((row.gain_of_calls or 0.0) >= GAIN[ranks] for row in rows if row.ranks == ranks)} reached, "
+            f"inside {sum((row.gain_inside or 0.0) >= GAIN[ranks] for row in rows if row.ranks == ranks)}"
         )
         lines += [f"  {disturbed(report, ranks, peers)}" for peers in (OWN, BY_HAND, THEIRS)]
     print("\n".join(lines))

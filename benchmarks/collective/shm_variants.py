@@ -1,7 +1,7 @@
 """The constants of `shm_plan.py`, measured: the same collective staged or direct, its output past the cache or through
 it, with smaller or larger tiles.
 
-    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7] [--only-chosen | --sums] [--switches] [--pages huge] [--rings 0 8192 ...]
+    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7] [--only-chosen | --sums] [--switches] [--pages huge] [--shared] [--written] [--rings 0 8192 ...]
 
 | variant | is |
 |---|---|
@@ -9,9 +9,13 @@ it, with smaller or larger tiles.
 | staged, direct | through slots of shared memory, or read in the memory of the other process |
 | past, cached | of `staged`: outputs are written past the cache, or through it |
 | direct N, past | of sums: read in the memory of the other process N KiB of each rank at a time, and tiles of so many sums; outputs past the cache |
+| shared | as chosen, with `--shared`: the input lies in memory of the group, `ShmGroup.allocate`, and is read there |
 | whole | of a broadcast: the root's array staged by the root alone, where the plan has slices |
 | tile N | of `staged`, as chosen, with at most N KiB of a slot |
 | ring N | staged, in a group of its own, whose tiles go round in N KiB; `slots`: in slots; `past`: outputs are written past the cache |
+
+With `--written` a call takes as long as it and filling the input do: lines that a peer has read must be taken from it
+again, as in programs that compute what they send.
 
 `--pages` says whether arrays lie in pages of 2 MiB or of 4 KiB; numpy's own have the first from 4 MiB on where the
 kernel gives them to who asks. `--switches` adds how often a call gave its core away, of the rank that did so most:
@@ -179,6 +183,8 @@ def rank_main(
     offset: int,
     pages: str,
     rings: list[int],
+    shared: bool,
+    written: bool,
 ) -> None:
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // size)
@@ -213,17 +219,28 @@ def rank_main(
                 else:
                     found = variants(group, name, source, target, only_chosen, sums=sums and name in SUMS)
                     plans = {label: (group, plan) for label, plan in found.items()}
+                places = dict.fromkeys(plans, (source, target))
+                if shared:
+                    inside = group.allocate(source.nbytes).view(np.float32)
+                    inside[...] = source
+                    group.shared_from = 0
+                    plans["shared"] = group, variants(group, name, source, target, True)["chosen"]
+                    places["shared"] = inside, inside if target is source else target
+                    group.shared_from = None
                 times: dict[str, list[float]] = {label: [] for label in plans}
                 often = max(3, min(100, (16 << 20) // scale(text)))
                 begin, before = 0.0, counted()
                 for _ in range(rounds):
                     for label, (where, plan) in plans.items():
-                        at = 0 if name == "reduce" and rank else target.ctypes.data
-                        words = where.address, plan.address, source.ctypes.data, at, staged_bits(plan)
+                        given, taken = places[label]
+                        at = 0 if name == "reduce" and rank else taken.ctypes.data
+                        words = where.address, plan.address, given.ctypes.data, at, staged_bits(plan)
                         for turn in range(often + 1):
                             if turn == 1:  # the first one fills the caches
                                 group.barrier()
                                 begin = time.perf_counter()
+                            if written:
+                                given.fill(turn)
                             if status := start(*words):
                                 where.finish_plan(plan, status)
                         times[label].append((time.perf_counter() - begin) / often * 1e6)
@@ -274,6 +291,8 @@ def main() -> int:
     parser.add_argument("--sums", action="store_true", help="of reductions: staged, and read in other processes")
     parser.add_argument("--switches", action="store_true")
     parser.add_argument("--pages", choices=["numpy", "huge", "small"], default="numpy", help="that arrays lie in")
+    parser.add_argument("--shared", action="store_true", help="arrays in memory of the group too")
+    parser.add_argument("--written", action="store_true", help="each rank writes its input before each call")
     parser.add_argument("--rings", type=int, nargs="+", default=[], help="KiB of staging")
     parser.add_argument(
         "--offset", type=int, default=16, help="bytes from the beginning of a line to that of an array; numpy's have 16"
@@ -287,7 +306,7 @@ def main() -> int:
         options.sums,
         options.switches,
     )
-    words += options.offset, options.pages, options.rings
+    words += options.offset, options.pages, options.rings, options.shared, options.written
     return run_ranks(rank_main, options.ranks, words)
 
 

@@ -36,7 +36,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 from sleeping import let_kernels_sleep, shortened, stand_apart
 from slow_links import link_parser, pace, pin, run
 
-VISITS = 2
 APART = 0.02  # many strategies take the same time; their order is the machine's noise
 TARGETS = {"median": 0.03, "p95": 0.08, "tau": 0.9}
 
@@ -176,7 +175,7 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
         print(f"  {step.channel}", flush=True)
     found: dict[str, dict[str, Any]] = {}
     begun = time.monotonic()
-    for visit, text in itertools.product(range(VISITS), told[0]):
+    for visit, text in itertools.product(range(arguments.visits), told[0]):
         late = torch.tensor([float(time.monotonic() - begun > arguments.seconds)])
         dist.all_reduce(late)
         if late.item():
@@ -186,7 +185,7 @@ def compare(rank: int, group: Any, arguments: argparse.Namespace) -> list[dict[s
         if arguments.sleep:
             let_kernels_sleep(owner, seconds)
         with torch.no_grad():
-            times = timed_steps(owner, inputs, arguments.steps // VISITS)
+            times = timed_steps(owner, inputs, arguments.steps // arguments.visits)
         item = found.setdefault(
             strategy.name,
             {
@@ -242,17 +241,18 @@ def report(result: dict[str, Any]) -> None:
     print(
         f"  Kendall's tau {agreement(pairs):.2f} (target {TARGETS['tau']}), {agreement(pairs, APART):.2f} over pairs that were measured {APART:.0%} apart or more"
     )
-    twice = [item for item in found if len(item.get("halves", ())) == VISITS]
+    visits = max(len(item.get("halves", ())) for item in found)
+    twice = [item for item in found if len(item.get("halves", ())) == visits > 1]
     if twice:
         quiet = [(item["simulated"], min(item["halves"])) for item in twice]
         median, p95 = deviation(quiet)
         print(
             f"  against the quieter visit: {median:.1%}, p95 {p95:.1%}, tau {agreement(quiet):.2f}, {agreement(quiet, APART):.2f} over pairs {APART:.0%} apart"
         )
-        halves = [(item["halves"][0], item["halves"][1]) for item in twice]
+        halves = [tuple(statistics.mean(item["halves"][turn::2]) for turn in (0, 1)) for item in twice]
         median, p95 = deviation(halves)
         print(
-            f"  what no clock can beat, medians of one visit against those of the other: {median:.1%} apart, p95 {p95:.1%}, tau {agreement(halves):.2f}"
+            f"  one half of the {visits} visits against the other: {median:.1%} apart, p95 {p95:.1%}, tau {agreement(halves):.2f}"
         )
     if tried := [item["equal"] for item in found if item["equal"] is not None]:
         print(f"  equal to DDP after three steps: {sum(tried)} of {len(tried)} (target all)")
@@ -265,6 +265,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--strategies", type=int, default=50)
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--visits", type=int, default=2, help="in which these steps are made, all others between them")
     parser.add_argument("--no-bits", dest="bits", action="store_false", help="time only")
     parser.add_argument("--seconds", type=float, default=900.0, help="begin no strategy after so many")
     parser.add_argument("--sleep", action="store_true")

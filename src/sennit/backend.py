@@ -7,6 +7,7 @@ Where sennit is installed, torch calls `register` by itself at the end of `impor
     sennit.backend.register()
 
     calls = sennit.backend.calls()      # collectives of small tensors without torch's part of a call: `plain_calls_torch.py`
+    x = sennit.backend.empty(1 << 20)   # a tensor that the other ranks of the host read where it is
 
 Registering loads nothing of sennit but this file; the runtime is loaded when the first group is made.
 """
@@ -17,10 +18,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from sennit.collective.runtime.backend_torch import SennitGroup
     from sennit.collective.runtime.plain_calls_torch import PlainCalls
 
-__all__ = ["NAME", "calls", "register"]
+__all__ = ["NAME", "calls", "empty", "register"]
 
 NAME = "sennit"
 
@@ -39,6 +42,17 @@ def calls(group: Any = None) -> PlainCalls:
     from sennit.collective.runtime.plain_calls_torch import PlainCalls
 
     return PlainCalls(group)
+
+
+def empty(*size: Any, dtype: torch.dtype | None = None, group: Any = None) -> torch.Tensor:
+    """`torch.empty`, in memory of a group of this backend: collectives of that group read it where it is.
+
+    All ranks of a host may read and write there, and so may forked children. It is a tensor like any other, in any
+    use, and stays valid when the group is gone. Ordinary memory where the ranks share none.
+    """
+    from sennit.collective.runtime.plain_calls_torch import empty
+
+    return empty(*size, dtype=dtype, group=group)
 
 
 def _create(options: Any, backend_options: Any) -> SennitGroup:

@@ -2,8 +2,8 @@
 one under test, and what differs.
 
 A sequence has 2 to 8 calls on the world or a sub-group of it. All that a call passes (type, shape, strides, reduction,
-root, sizes, whether it is asynchronous) is drawn from the seed; values also from the rank. Asynchronous calls are
-waited for at the end, in an order that each rank draws for itself.
+root, sizes, whether it is asynchronous) is drawn from the seed; values also from the rank, and whether tensors lie in
+memory of the group. Asynchronous calls are waited for at the end, in an order that each rank draws for itself.
 
 Gloo takes the memory of a tensor as it lies, from its first element on, whatever its strides: of a view with gaps it
 moves the wrong bytes, or refuses it. So it gets contiguous copies, and the other backend the views.
@@ -142,6 +142,8 @@ class _Maker:
     seed: int
     size: int = field(init=False)
     plain: bool = True
+    handle: Any = None
+    me: int = 0
 
     def __post_init__(self) -> None:
         self.size = len(self.group.ranks)
@@ -164,7 +166,7 @@ class _Maker:
         return Call(f"{name}{' async' if asynchronous else ''}", self.group, asynchronous, issue, tolerance)
 
     def _issue(self, run: Any, asynchronous: bool, handle: Any, me: int, plain: bool) -> tuple[list[Any], list[Any]]:
-        self.plain = plain
+        self.plain, self.handle, self.me = plain, handle, me
         outputs, work = run(handle, me, asynchronous)
         works = work if isinstance(work, list) else [work]
         return outputs, [item for item in works if item is not None]
@@ -195,9 +197,17 @@ class _Maker:
         return (signs * (0.5 + torch.rand(numel, generator=generator))).to(kind)
 
     def strides(self) -> Callable[[Tensor], Tensor]:
-        """Perhaps the same values in a tensor that is not contiguous."""
-        gaps = self.draw.random() < 0.3
-        return lambda x: torch.stack((x, x), dim=-1)[..., 0] if gaps and not self.plain else x.clone()
+        """Perhaps the same values in a tensor that is not contiguous, or in memory of the group."""
+        gaps, inside = self.draw.random() < 0.3, self.draw.random() < 0.6
+
+        def place(x: Tensor) -> Tensor:
+            if gaps and not self.plain:
+                return torch.stack((x, x), dim=-1)[..., 0]
+            if inside and not self.plain and (self.seed + self.me) % 3:
+                return self.handle.allocate_tensor(x.numel(), dtype=x.dtype).view(x.shape).copy_(x)
+            return x.clone()
+
+        return place
 
     def bound(self, kind: torch.dtype, op: str, terms: Callable[[int], Tensor]) -> Tensor | None:
         if kind not in FLOATS or op not in ("SUM", "AVG", "PRODUCT") or (self.size < 3 and op != "AVG"):
@@ -212,7 +222,9 @@ class _Maker:
     def reductions(self) -> Call:
         kind, numel, place = self.kind(), self.numel(), self.strides()
         op = self.reduction(kind)
-        form = self.draw.choice(("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"))
+        form = self.draw.choice(
+            ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_tensor in place")
+        )
         root = self.draw.randrange(self.size)
         reduce_op = getattr(dist.ReduceOp, op)
         ranks = self.group.ranks
@@ -228,7 +240,10 @@ class _Maker:
             out = place(torch.zeros(numel, dtype=kind))
             if form == "reduce_scatter":
                 return [out], dist.reduce_scatter(out, [place(x) for x in parts], reduce_op, handle, asynchronous)
-            return [out], dist.reduce_scatter_tensor(out, place(torch.cat(parts)), reduce_op, handle, asynchronous)
+            x = place(torch.cat(parts))
+            if form == "reduce_scatter_tensor in place" and x.is_contiguous() and not self.plain:
+                out = x[me * numel : (me + 1) * numel]
+            return [out], dist.reduce_scatter_tensor(out, x, reduce_op, handle, asynchronous)
 
         def tolerance(me: int) -> list[Any]:
             part = me if form.startswith("reduce_scatter") else 0
@@ -239,7 +254,7 @@ class _Maker:
 
     def gathers(self) -> Call:
         kind, numel, place = self.kind(), self.numel(), self.strides()
-        form = self.draw.choice(("all_gather", "all_gather_into_tensor"))
+        form = self.draw.choice(("all_gather", "all_gather_into_tensor", "all_gather_into_tensor in place"))
 
         def run(handle: Any, me: int, asynchronous: bool) -> tuple[list[Any], Any]:
             x = place(self.values(me, kind, numel))
@@ -247,6 +262,8 @@ class _Maker:
                 outs = [place(torch.zeros(numel, dtype=kind)) for _ in range(self.size)]
                 return outs, dist.all_gather(outs, x, handle, asynchronous)
             out = place(torch.zeros(numel * self.size, dtype=kind))
+            if form == "all_gather_into_tensor in place" and out.is_contiguous() and not self.plain:
+                x = out[me * numel : (me + 1) * numel].copy_(x)
             return [out], dist.all_gather_into_tensor(out, x, handle, asynchronous)
 
         return self.call(f"{form} of {numel} {kind}", run)
@@ -271,7 +288,7 @@ class _Maker:
 
     def exchanges(self) -> Call:
         kind, place = self.kind(), self.strides()  # gloo takes lists of equal sizes only
-        form = self.draw.choice(("even", "splits", "list"))
+        form = self.draw.choice(("even", "even in place", "splits", "list"))
         width = self.draw.choice((1, 3))
         table = [[self.draw.randrange(5) for _ in range(self.size)] for _ in range(self.size)]
         rows = self.draw.randrange(5)
@@ -286,7 +303,9 @@ class _Maker:
             if form == "list":
                 outs, ins = list(out.split(gets)), list(x.split(sends))
                 return outs, dist.all_to_all(outs, ins, handle, asynchronous)
-            splits = (None, None) if form == "even" else (gets, sends)
+            if form == "even in place" and not self.plain:
+                out = x = x.contiguous()
+            splits = (gets, sends) if form == "splits" else (None, None)
             return [out], dist.all_to_all_single(out, x, *splits, group=handle, async_op=asynchronous)
 
         return self.call(f"all_to_all {form} of {kind}", run)

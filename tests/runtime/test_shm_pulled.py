@@ -118,8 +118,8 @@ def facts(name: str, ranks: int = 4, root: int | None = None) -> DirectFacts:
         ("reduce_scatter", None, True, 3, True, False),
         ("all_reduce direct", None, False, 3, False, False),
         ("all_to_all", None, True, 0, False, False),
-        ("all_gather", None, False, 0, False, False),
-        ("broadcast slices", 1, True, 0, False, False),
+        ("all_gather", None, False, 0, True, False),
+        ("broadcast slices", 1, True, 0, True, False),
     ],
 )
 def test_facts(name: str, root: int | None, read_once: bool, operands: int, in_place: bool, by_the_end: bool) -> None:

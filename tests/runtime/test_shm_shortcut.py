@@ -41,7 +41,6 @@ class Made:
 
     def __init__(
         self,
-        own: tuple[int, int] = (0, 0),
         status: int = 0,
         rest: Callable[..., None] | None = None,
         reads_options: bool = True,
@@ -66,7 +65,7 @@ class Made:
         starts = address, 0, 0  # none that is brief
         described = torch.Tensor.__dlpack_c_exchange_api__
         knows = torch.Tensor, dist.ReduceOp.SUM, described
-        self.short: Any = _shm_call.Shortcut(self.lock, self.waiting, rest or self.never, GROUP, starts, *own, knows)
+        self.short: Any = _shm_call.Shortcut(self.lock, self.waiting, rest or self.never, GROUP, starts, knows)
         if reads_options:
             assert all(self.short.know_options(examples) for examples in options_examples())
 
@@ -124,7 +123,7 @@ def test_all_calls_of_a_program_are_kept() -> None:
 
 def test_unusual_arrays_go_the_long_way() -> None:
     wide = np.zeros(64, np.float32)
-    made = Made(own=(wide.ctypes.data + 128, wide.ctypes.data + 192))
+    made = Made()
     one, two, sealed = wide[:8], wide[16:24], np.zeros(8, np.float32)
     made.learn(1, "all_gather", one, two)
     assert made.call("all_gather", one, two) is True
@@ -134,7 +133,6 @@ def test_unusual_arrays_go_the_long_way() -> None:
         "strides": (wide[:16:2], two),
         "strides of the output": (one, wide[:16:2]),
         "they overlap": (one, wide[4:12]),
-        "memory of the group": (wide[40:48], one),
         "no buffer": ([0.0] * 8, two),
         "none": (None, two),
         "no output": (one, None),
@@ -208,7 +206,7 @@ def test_small_calls_begin_briefly_and_go_on_where_they_must_wait() -> None:
     starts = tuple(ctypes.cast(entry, ctypes.c_void_p).value for entry in (begin, briefly, go_on))
     knows = torch.Tensor, dist.ReduceOp.SUM, torch.Tensor.__dlpack_c_exchange_api__
     rest = pytest.fail
-    short = _shm_call.Shortcut(_shm_call.Turn(), deque(), rest, GROUP, starts, 0, 0, knows)
+    short = _shm_call.Shortcut(_shm_call.Turn(), deque(), rest, GROUP, starts, knows)
     small, large = np.zeros(8, np.float32), np.zeros(1 << 14, np.float32)
     for array in (small, large):
         short.learn_arrays(("plan", 1, 1, array.nbytes, array.nbytes, True), "sum", array, array, None, None, None)

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -29,9 +30,11 @@ from sennit.collective.runtime.shm_plan import Plan
 from sennit.collective.runtime.shm_shortcut import Shortcut
 from sennit.collective.runtime.tensors_torch import writable
 from sennit.collective.runtime.work_torch import CallQueue, NothingLeft, SennitWork
-from sennit.errors import PeerError
+from sennit.errors import PeerError, RunError
 
 __all__ = ["CallingGroup"]
+
+_logger = logging.getLogger(__name__)
 
 
 class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from depends on the torch
@@ -56,7 +59,7 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
         self._timeout = timeout
         self._calls = CallQueue(f"sennit-{name}")
         self._failure: BaseException | None = None
-        self._closed = False
+        self._closed = self._used_up = False
         self._coalesced: list[Ticket] | None = None
         self._pid = os.getpid()
         self._nothing_left = NothingLeft()
@@ -175,6 +178,28 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
     def _end_coalescing(self, device: torch.device) -> SennitWork:
         tickets, self._coalesced = self._coalesced or [], None
         return SennitWork(tickets, [], None)
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def supports_tensor_alloc(self, device: torch.device | str) -> bool:
+        """As c10d asks it, for FSDP2."""
+        return torch.device(device).type == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+        """So many elements that the other ranks of the host read where they are: a collective of them copies less.
+
+        Ordinary memory where ranks share none, or all of it is in use, which is said once.
+        """
+        self._check_usable()
+        nbytes, found = size * dtype.itemsize, None
+        if nbytes and self.supports_tensor_alloc(device):
+            try:
+                found = self._communicator.allocate(nbytes)
+            except RunError as error:
+                if not self._used_up:
+                    _logger.warning("%s: tensors of the backend are ordinary ones from here on", error)
+                self._used_up = True
+        return torch.empty(size, dtype=dtype, device=device) if found is None else found.view(dtype)
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ every peer that reads it has done so. That is what `verify_code` proves of the i
 the two are one memory: any two steps that touch a chunk, one of them to write, are ordered by signals. So a code may
 run in place if the same tables are right as a code of that form. Of an all_reduce by slices: rank r writes slice p of
 the sums to its array when p has signalled that its sums are in scratch, and p had read slice p of all inputs before
-that; r's own slice it has read itself.
+that; r's own slice it has read itself. In an all_gather the input lies in the output, where the rank would copy it to:
+machines leave a copy of a place to itself out, and so does what is verified.
 
 **By the end.** A rank may return, and its user change the input, when all peers have read it. Its gate waits for them.
 Where the other blocks of the rank, at their ends, know as much already (`read_by_the_end`), the gate's waits may be put
@@ -37,6 +38,27 @@ def pulled_places(code: Code, rank: int, step: Instruction) -> list[Operand]:
         return []
     sources, _ = CheckedCode(code).ends(rank, step)
     return [place for place in sources if place.buffer == INPUT and place.rank != rank]
+
+
+def _without_own_copies(code: Code) -> Code:
+    """Without the steps that copy a place to itself."""
+    checked = CheckedCode(code)
+
+    def moves(rank: int, step: Instruction) -> bool:
+        if step.op is not Op.COPY:
+            return True
+        (source,), (target,) = checked.ends(rank, step)
+        return checked.cell(source) != checked.cell(target)
+
+    blocks = [
+        [
+            [step for step in code.block(rank, block) if moves(rank, step)]
+            for block in range(code.rank_block_count(rank))
+        ]
+        for rank in range(code.ranks)
+    ]
+    operands = [Operand(*row) for row in code.operands.tolist()]
+    return Code.of(code.name, code.collective, blocks, operands, code.flags.tolist(), code.scratch)
 
 
 class DirectFacts:
@@ -94,7 +116,7 @@ class DirectFacts:
         if not isinstance(collective, CollectiveSpec):
             return False
         try:
-            verify_code(replace(self._code, collective=replace(collective, in_place=True)))
+            verify_code(_without_own_copies(replace(self._code, collective=replace(collective, in_place=True))))
         except CollectiveError:  # that is the answer
             return False
         return True

@@ -57,6 +57,10 @@ class Communicator(Protocol):
     def abort(self, why: str) -> None:
         """Break the group for all ranks that can be told: a rank of it has failed."""
 
+    def allocate(self, nbytes: int) -> Tensor | None:
+        """Bytes that the ranks of this host read where they are; None where they share no memory."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -103,6 +107,9 @@ class Solo:
 
     def abort(self, why: str) -> None:
         pass
+
+    def allocate(self, nbytes: int) -> Tensor | None:
+        return None
 
     def close(self) -> None:
         pass

@@ -12,7 +12,7 @@ nothing else:
 | a call | goes |
 |---|---|
 | like that, the second time and later | here |
-| the first of its kind and size; asynchronous; while another is under way; of lists, other strides, subclasses, complex numbers, PREMUL_SUM; of memory of the group; input and output that overlap | the long way: `backend_torch.py` |
+| the first of its kind and size; asynchronous; while another is under way; of lists, other strides, subclasses, complex numbers, PREMUL_SUM; input and output that overlap | the long way: `backend_torch.py` |
 | begun here, but a peer is late or gone, or the group is broken, closed or forked | on by the long way, which waits, and says what is wrong |
 
 Of these, calls that were made here once, and are no other reduction than a sum, are made by `shm_call.c` from then on,
@@ -53,10 +53,8 @@ class Express:
     __slots__ = (
         "_exchanges",
         "_failed",
-        "_first",
         "_gathers",
         "_group",
-        "_last",
         "_others",
         "_queue",
         "_reduces",
@@ -75,7 +73,6 @@ class Express:
         self._shared, self._group, self._size = shared, shared.group, shared.size
         self._queue, self._running, self._rest, self._failed = queue, queue.running, rest, failed
         self._start = shared.group.machine.library.sennit_start
-        self._first, self._last = shared.group.own_memory
         self._reduces: Plans = {}  # sums, by type and elements: reductions are slow to hash
         self._others: Plans = {}
         self._scatters: Plans = {}
@@ -86,7 +83,6 @@ class Express:
         self.short = shortcut_of(
             shared.group.machine,
             shared.group.address,
-            shared.group.own_memory,
             self._running,
             rest,
             calls=queue.jobs,
@@ -194,7 +190,7 @@ class Express:
                 return False
         elif source < target + plan.sizes[1] and target < source + plan.sizes[0]:
             return False  # they overlap
-        if self._first <= source < self._last or not self._running.acquire(False):
+        if not self._running.acquire(False):
             return False
         try:
             if self._queue.submitted != self._queue.ended:

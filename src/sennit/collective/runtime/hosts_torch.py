@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from sennit.collective.runtime.communicator_torch import Communicator
-from sennit.collective.runtime.linked_torch import Linked, cut, equal
+from sennit.collective.runtime.linked_torch import Linked, apart, cut, equal
 from sennit.collective.runtime.p2p_links import Links
 from sennit.collective.runtime.tensors_torch import writable
 
@@ -141,7 +141,7 @@ class Hosts:
     ) -> None:
         input_sizes = input_sizes or equal(input, self.size)
         output_sizes = output_sizes or equal(output, self.size)
-        mine = self.hosts[self.here]
+        mine, input = self.hosts[self.here], apart(input, output)
         away = [rank for rank in range(self.size) if rank not in mine]
         pieces, places = cut(input, input_sizes), cut(output, output_sizes)
         sent = self.flat.start_exchange(
@@ -170,6 +170,9 @@ class Hosts:
         self.row.abort(why)
         self.column.abort(why)
         self._threads.shutdown(wait=False)
+
+    def allocate(self, nbytes: int) -> Tensor | None:
+        return self.row.allocate(nbytes)
 
     def close(self) -> None:
         self._threads.shutdown()

@@ -32,7 +32,7 @@ from sennit.collective.runtime.p2p_torch import Messages, start_rounds
 from sennit.collective.runtime.shm_algorithms import build
 from sennit.ir.collective import Algorithm, CollectiveName, CollectiveSpec
 
-__all__ = ["Finish", "Linked", "bytes_of", "cut", "equal"]
+__all__ = ["Finish", "Linked", "apart", "bytes_of", "cut", "equal"]
 
 SMALL = 64 << 10
 
@@ -70,11 +70,11 @@ class Linked:
         return self._start(Note("all_reduce", reduction), self.plan(name), tensor, tensor, timeout)
 
     def all_gather(self, output: Tensor, input: Tensor, timeout: float) -> None:
-        self._start(Note("all_gather"), self.plan("all_gather"), input, output, timeout)()
+        self._start(Note("all_gather"), self.plan("all_gather"), apart(input, output), output, timeout)()
 
     def reduce_scatter(self, output: Tensor, input: Tensor, reduction: str, timeout: float) -> None:
         plan = self.plan("reduce_scatter")
-        self._start(Note("reduce_scatter", reduction), plan, input, output, timeout)()
+        self._start(Note("reduce_scatter", reduction), plan, apart(input, output), output, timeout)()
 
     def broadcast(self, tensor: Tensor, root: int, timeout: float) -> None:
         note = Note("broadcast", root=root)
@@ -104,7 +104,7 @@ class Linked:
         if input is None:
             self._post(note, self._next_label(), [], [(root, output)], timeout)()
             return
-        parts = input.view(self.size, -1)
+        parts = apart(input, output).view(self.size, -1)
         output.copy_(parts[root])
         sends = [(peer, parts[peer]) for peer in range(self.size) if peer != root]
         self._post(note, self._next_label(), sends, [], timeout)()
@@ -119,7 +119,7 @@ class Linked:
     ) -> None:
         input_sizes = input_sizes or equal(input, self.size)
         output_sizes = output_sizes or equal(output, self.size)
-        pieces, places = cut(input, input_sizes), cut(output, output_sizes)
+        pieces, places = cut(apart(input, output), input_sizes), cut(output, output_sizes)
         places[self.rank].copy_(pieces[self.rank])
         others = [peer for peer in range(self.size) if peer != self.rank]
         sends, receives = ([(peer, items[peer]) for peer in others] for items in (pieces, places))
@@ -136,6 +136,9 @@ class Linked:
 
     def abort(self, why: str) -> None:
         self.links.close(why)
+
+    def allocate(self, nbytes: int) -> Tensor | None:
+        return None
 
     def close(self) -> None:
         self.links.close()
@@ -166,6 +169,13 @@ class Linked:
             schedule = compile_algorithm(_algorithm(name, self.size, root))
             found = self._plans[name, root] = plan_p2p(schedule, self.rank)
         return found
+
+
+def apart(input: Tensor, output: Tensor) -> Tensor:
+    """The input, or a copy where it overlaps the output: what arrives early would be sent."""
+    here, there = input.data_ptr(), output.data_ptr()
+    overlaps = here < there + output.nbytes and there < here + input.nbytes
+    return input.clone() if overlaps else input
 
 
 def equal(tensor: Tensor, count: int) -> list[int]:

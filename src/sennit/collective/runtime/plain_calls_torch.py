@@ -17,6 +17,9 @@ What the core does not know yet, or cannot take (strides, overlaps, ranks on sev
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -25,7 +28,24 @@ from sennit.collective.runtime.private_torch import gather_single, scatter_singl
 from sennit.collective.runtime.shm_shortcut import FROM_ROOT, PLAIN, ROWS, SUMS
 from sennit.errors import CollectiveError
 
-__all__ = ["PlainCalls"]
+__all__ = ["PlainCalls", "empty"]
+
+
+def own_group(group: dist.ProcessGroup | None) -> SennitGroup:
+    """The default one if none is given."""
+    found = dist.group.WORLD if group is None else group
+    if not isinstance(found, SennitGroup):
+        raise CollectiveError(
+            f"calls of a group of {type(found).__name__}",
+            fix='make it with the backend "sennit": init_process_group or new_group',
+        )
+    return found
+
+
+def empty(*size: Any, dtype: torch.dtype | None = None, group: dist.ProcessGroup | None = None) -> Tensor:
+    """`torch.empty`, in memory that the ranks of a host read where it is."""
+    like = torch.empty(*size, dtype=dtype, device="meta")
+    return own_group(group).allocate_tensor(like.numel(), dtype=like.dtype).view(like.shape)
 
 
 class PlainCalls:
@@ -34,14 +54,8 @@ class PlainCalls:
     __slots__ = ("_group", "_short")
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        found = dist.group.WORLD if group is None else group
-        if not isinstance(found, SennitGroup):
-            raise CollectiveError(
-                f"calls of a group of {type(found).__name__}",
-                fix='make it with the backend "sennit": init_process_group or new_group',
-            )
-        self._group = found
-        self._short = found.short
+        self._group = own_group(group)
+        self._short = self._group.short
 
     def all_reduce(self, tensor: Tensor) -> None:
         """The sum of all, in place."""

@@ -124,6 +124,9 @@ class Shared:
     def abort(self, why: str) -> None:
         self.group.abort(why, (self.rank,))
 
+    def allocate(self, nbytes: int) -> Tensor | None:
+        return torch.from_numpy(self.group.allocate(nbytes))
+
     def close(self) -> None:
         self.group.close()
 

@@ -18,6 +18,7 @@ __all__ = [
     "FLAG_BYTES",
     "HISTORY",
     "LINE",
+    "NOWHERE",
     "REDUCTIONS",
     "RING_HEAD",
     "SLOTS",
@@ -36,6 +37,7 @@ __all__ = [
 
 LINE = 64  # bytes of a cache line
 HISTORY = 0x9E3779B97F4A7C15  # by which the number of all calls so far is multiplied at each
+NOWHERE = -(1 << 31)  # of parts
 SLOTS = 4  # tiles of a group that may be under way
 FLAG_BYTES = 2 * LINE  # processors fetch lines in pairs
 RING_HEAD = 2 * LINE  # the two counters before the bytes of a ring
@@ -186,6 +188,8 @@ class CallRecord(Structure):
         ("only_read", c_int32),
         ("kept", c_int32),
         ("alias", c_int32),
+        ("shared", c_int32),
+        ("over", c_int32),
         ("dtype", c_int32),
         ("reduction", c_int32),
         ("itemsize", c_int32),

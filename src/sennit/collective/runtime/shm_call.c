@@ -2,7 +2,7 @@
  * in place of a page of Python.
  *
  *     Turn()                                                             a lock: see shm_turn.h
- *     Shortcut(lock, calls, rest, group, starts, own_first, own_last, torch)
+ *     Shortcut(lock, calls, rest, group, starts, torch)
  *         .arrays(kind, array, out, dtype, reduction, root, context)     a call on numpy's arrays, or anything with a buffer
  *         .now(kind, what, output, input, root)                          on tensors: one that waits, and adds up
  *         .method(kind, what, long_way, done)                            something to call as c10d calls a backend's method: see `Method`
@@ -13,7 +13,7 @@
  *
  * A call is known by its `Key`: kind, element type and reduction by identity, since these are singletons; sizes and
  * root by value. It is learned when the long way has made it once, which has checked it. What is unusual in any way
- * (not known, not contiguous, overlapping, memory of the group, another call under way) returns None, and Python goes
+ * (not known, not contiguous, overlapping, another call under way) returns None, and Python goes
  * the long way: that is the oracle of this file, and serves alone where it was not built. Nothing raises here but what
  * the long way raises, called for the rest of a call that waits.
  *
@@ -56,11 +56,9 @@ static int let_go(Shortcut *self)
     return answer && !type;
 }
 
-/* Private memory that does not overlap, or is one array where that is allowed. */
-static int is_simple(const Shortcut *self, const Known *known, Memory at)
+/* Memory that does not overlap, or is one array where that is allowed. */
+static int is_simple(const Known *known, Memory at)
 {
-    if (self->own_first <= at.source && at.source < self->own_last)
-        return 0;
     if (at.source == at.target)
         return known->one_array;
     return at.source >= at.target + (uintptr_t)known->bytes[1] || at.target >= at.source + (uintptr_t)known->bytes[0];
@@ -98,7 +96,7 @@ static int start(const Shortcut *self, const Known *known, Memory at)
 
 static Outcome run(Shortcut *self, const Known *known, Memory at, PyObject *context)
 {
-    if (!known || !is_simple(self, known, at))
+    if (!known || !is_simple(known, at))
         return NOT_HERE;
     Outcome taken = take_lock(self);
     if (taken != MADE)
@@ -425,11 +423,10 @@ static void dealloc(PyObject *object)
 static PyObject *new(PyTypeObject *type, PyObject *given, PyObject *named)
 {
     PyObject *lock, *calls, *rest, *torch;
-    unsigned long long group, start, start_briefly, run, first, last;
+    unsigned long long group, start, start_briefly, run;
     if (named && PyDict_Size(named))
         return PyErr_Format(PyExc_TypeError, "arguments without names, please");
-    if (!PyArg_ParseTuple(given, "OOOK(KKK)KKO", &lock, &calls, &rest, &group, &start, &start_briefly, &run, &first,
-                          &last, &torch))
+    if (!PyArg_ParseTuple(given, "OOOK(KKK)O", &lock, &calls, &rest, &group, &start, &start_briefly, &run, &torch))
         return NULL;
     Shortcut *self = (Shortcut *)PyType_GenericAlloc(type, 0);
     if (!self)
@@ -442,7 +439,6 @@ static PyObject *new(PyTypeObject *type, PyObject *given, PyObject *named)
         self->turn = (Turn *)Py_NewRef(lock);
     self->group = (void *)(uintptr_t)group, self->start = (Start *)(uintptr_t)start;
     self->start_briefly = (Start *)(uintptr_t)start_briefly, self->run = (Run *)(uintptr_t)run;
-    self->own_first = first, self->own_last = last;
     self->acquire = PyObject_GetAttrString(lock, "acquire"), self->release = PyObject_GetAttrString(lock, "release");
     self->without_waiting = Py_BuildValue("(O)", Py_False);
     for (int name = 0; name < NAMES; name++)

@@ -486,6 +486,16 @@ static int is_offered(const Group *group, const Call *call)
     return (huge < 0 ? group->huge : huge) && is_readable(group, call->source, bytes);
 }
 
+/* Whether peers read the input where it is, since it lies in the segment: the output lies elsewhere, or over it so that
+ * nothing is overwritten before it was read. */
+static int is_shared(const Group *group, const Call *call)
+{
+    int64_t offset = call->source - group->base, over = call->over * call->elements * call->itemsize;
+    if (!call->shared || offset < 0 || offset + bytes_of(call, INPUT) > group->bytes)
+        return 0;
+    return are_apart(call) || (call->over != NOWHERE && call->target - call->source == over);
+}
+
 /* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. A closed group is none. UNREADABLE:
  * nothing was begun; the input is to be copied before. */
 static int begin(Group *group, Call *call, char *source, char *target, int32_t staged)
@@ -495,7 +505,7 @@ static int begin(Group *group, Call *call, char *source, char *target, int32_t s
     call->source = source;
     call->target = target;
     call->apart = call->direct == EITHER && are_apart(call);
-    call->staged[INPUT] = (staged & 1) && !is_offered(group, call);
+    call->staged[INPUT] = (staged & 1) && !is_shared(group, call) && !is_offered(group, call);
     call->staged[OUTPUT] = staged >> 1;
     if (call->direct == DIRECT && call->touched[INPUT] && !is_readable(group, source, bytes_of(call, INPUT)))
         return UNREADABLE;

@@ -72,6 +72,7 @@ class ShmEndpoint:
         self.may_read = may_read  # whether ranks may read each other's memory
         self.direct_from: int | None = None  # bytes of a part, to overrule `LoadedCode.inputs`; the same on all ranks
         self.ring_from: int | None = None  # bytes of a tile, to overrule `ringed`; the same
+        self.shared_from: int | None = None  # bytes of an array, to overrule `is_shared`; of this rank alone
         self.rank, self.size, self.timeout = segment.rank, layout.ranks, timeout
         self.cores = len(set[int]().union(*cores))  # that the ranks may run on, all together
         self.machine = machine
@@ -123,7 +124,7 @@ class ShmEndpoint:
         ranks = everyone(Facts.own(rank, size, machine, secret), exchange)
         if len({facts.machine for facts in ranks}) > 1:
             machine = choose_machine(False)  # the two speak the same protocol, but only one of them can fence memory
-        layout = Layout(size, capacity or Capacity())
+        layout = Layout(size, capacity or Capacity(arena=min(facts.room for facts in ranks)))
         segment = open_segment(rank, layout, exchange)
         cores = [set(facts.cores) for facts in ranks]
         sees_all = sees(machine, [facts for facts in ranks if facts.rank != rank])
@@ -190,8 +191,8 @@ class ShmEndpoint:
         with self._lock:
             kept: object = None
             apart = plan.one_array if source == target else not _overlap(source, target, plan.sizes)
-            if plan.staged is not None and source and target and apart and not self.has(source):
-                staged = plan.staged  # the common case: private memory, and peers only read
+            if plan.staged is not None and source and target and apart:
+                staged = plan.staged  # the common case: peers only read
             else:
                 source, target, staged, kept = self._aim(plan, source, target)
             status = self.machine.start(self._record, self.address, plan, source, target, staged)
@@ -212,11 +213,6 @@ class ShmEndpoint:
                 status, kept = self._start_with_copy(plan)
             self._wait_for_call(segment, plan, status, self.timeout if timeout is None else timeout)
             del kept
-
-    @property
-    def own_memory(self) -> tuple[int, int]:
-        """From where to where memory of `allocate` may lie."""
-        return self._arena.first, self._arena.last
 
     def has(self, address: int) -> bool:
         """Does it lie in memory of `allocate`?"""
@@ -273,6 +269,7 @@ class ShmEndpoint:
                 cache=self.cache,
                 cores=self.cores,
                 ring_from=self.ring_from,
+                shared_from=self.shared_from,
             )
             if plan.record.ringed and not self._has_ring:
                 self._usable().fill_ring()
@@ -293,7 +290,7 @@ class ShmEndpoint:
     def _aim(self, plan: Plan, source: int, target: int) -> tuple[int, int, int, object]:
         """The addresses of a call; what is copied through staging, as bits; and what must live as long as the call."""
         loaded, direct = plan.loaded, plan.record.direct == Inputs.DIRECT
-        inward = plan.touched[INPUT] and not direct and not self.has(source)
+        inward = plan.touched[INPUT] and not direct
         outward = plan.touched[OUTPUT] and not self.has(target)
         kept: NDArray[np.uint8] | None = None
         if not source and loaded.used_at_all(INPUT) and plan.sizes[INPUT]:
@@ -303,7 +300,7 @@ class ShmEndpoint:
             kept = np.empty(plan.sizes[OUTPUT], dtype=np.uint8)
             target = kept.ctypes.data
         if loaded.in_place:
-            inward = outward = inward or outward
+            inward = outward = (inward and not self.has(source)) or outward
         elif loaded.used_at_all(INPUT) and _overlap(source, target, plan.sizes):
             inward |= loaded.touched_anywhere[INPUT] and not direct
             if direct and (part := loaded.overlaid) is not None and target == source + part * plan.part_bytes:

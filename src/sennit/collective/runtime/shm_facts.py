@@ -6,6 +6,7 @@
     shared_cache bytes of the cache that the cores share
     processor_maker who made the cores
     kept_bytes   of them, what arrays may fill so that they are best written through it
+    shared_room  bytes of memory that a rank may have for arrays which the others read where they are
 
 The secret is a few random bytes. A rank that the kernel lets read the memory of another (the same user and `ptrace`
 rights, no filter of a container in the way) finds them where the other says they are; one that finds anything else has
@@ -17,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,10 +29,10 @@ from pathlib import Path
 from sennit.collective.runtime.liveness import Identity, own_identity
 from sennit.collective.runtime.shm_machine import CompiledMachine, Machine
 from sennit.collective.runtime.shm_plan import SharedCache
-from sennit.collective.runtime.shm_segment import Exchange
+from sennit.collective.runtime.shm_segment import Capacity, Exchange
 from sennit.errors import RunError
 
-__all__ = ["Facts", "Secret", "everyone", "kept_bytes", "processor_maker", "sees", "shared_cache"]
+__all__ = ["Facts", "Secret", "everyone", "kept_bytes", "processor_maker", "sees", "shared_cache", "shared_room"]
 
 _SECRET = 16  # bytes
 _NEAR = frozenset({"AuthenticAMD", "HygonGenuine"})  # who make cores in complexes, each around a cache of its own
@@ -64,6 +66,7 @@ class Facts:
     cores: tuple[int, ...]
     cache: int  # bytes that the cores share
     keeps: int  # of them, what arrays may fill so that they are best written through it
+    room: int  # bytes for arrays that the others read where they are
     secret: str
     secret_at: int
 
@@ -72,7 +75,7 @@ class Facts:
         me, cores = own_identity(), tuple(sorted(os.sched_getaffinity(0)))
         cache, told = shared_cache(), (secret.text, secret.address)
         keeps = kept_bytes(cache, processor_maker())
-        return cls(rank, size, me.host, me.pid, me.started, machine.name, cores, cache, keeps, *told)
+        return cls(rank, size, me.host, me.pid, me.started, machine.name, cores, cache, keeps, shared_room(size), *told)
 
     @property
     def identity(self) -> Identity:
@@ -108,6 +111,19 @@ def sees(machine: Machine, others: Sequence[Facts]) -> bool:
     found = ctypes.create_string_buffer(_SECRET)
     peek, place = machine.library.sennit_peek, ctypes.addressof(found)
     return all(peek(other.pid, place, other.secret_at, _SECRET) and found.raw.hex() == other.secret for other in others)
+
+
+def shared_room(ranks: int) -> int:
+    """Of one of so many ranks of a host: half of its memory is theirs, all together. Pages cost nothing until they are
+    touched; addresses do where a process may have few of them, or files be no longer.
+    """
+    least = Capacity().arena
+    if any(
+        resource.getrlimit(kind)[0] != resource.RLIM_INFINITY for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)
+    ):
+        return least
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(least, whole // (2 * ranks) // least * least)
 
 
 def shared_cache() -> int:

@@ -49,7 +49,7 @@ class ShmGroup(ShmMessages):
         self.table = default_table(self.size, self.cores, may_read and not self.cache.keeps)
         self._ready: dict[tuple[object, ...], Plan] = {}  # by what was asked for
         rest = _finish_later(weakref.ref(self))
-        self._shortcut = shortcut_of(machine, self.address, self.own_memory, self._lock, rest)
+        self._shortcut = shortcut_of(machine, self.address, self._lock, rest)
 
     def close(self) -> None:
         if self._shortcut is not None and os.getpid() == self._pid:

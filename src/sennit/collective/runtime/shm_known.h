@@ -84,7 +84,6 @@ typedef struct {
     void *group;
     Start *start, *start_briefly;
     Run *run;
-    uintptr_t own_first, own_last;
     unsigned replaced; /* places that were taken from others: whose comes next */
     Known known[SETS][WAYS];
 } Shortcut;

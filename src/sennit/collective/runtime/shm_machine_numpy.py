@@ -25,6 +25,7 @@ from sennit.collective.runtime.shm_abi import (
     FLAG_BYTES,
     HISTORY,
     LINE,
+    NOWHERE,
     REDUCTIONS,
     RING_HEAD,
     SLOTS,
@@ -70,7 +71,7 @@ class NumpyMachine:
             return Status.UNUSABLE
         call = plan.record
         call.source, call.target, call.entered, call.begun, call.left = source, target, 0, 0, 0
-        call.staged[INPUT], call.staged[OUTPUT] = staged & 1, staged >> 1
+        call.staged[INPUT], call.staged[OUTPUT] = staged & 1 and not _is_shared(group, call), staged >> 1
         group.calls += 1
         note = group.notes + group.calls % CALLS_KEPT * NOTE_BYTES
         ctypes.memmove(note + 16, call.words, NOTE_BYTES - 16)
@@ -140,6 +141,16 @@ class NumpyMachine:
             pass
         own.value = mine
         return bool(mine != start)
+
+
+def _is_shared(group: GroupRecord, call: CallRecord) -> bool:
+    source, target = call.source or 0, call.target or 0
+    part = call.elements * call.itemsize
+    here, there = call.parts[INPUT] * part, call.parts[OUTPUT] * part
+    if not call.shared or not group.base <= source <= source + here <= group.base + group.bytes:
+        return False
+    apart = source + here <= target or target + there <= source
+    return bool(apart or (call.over != NOWHERE and target - source == call.over * part))
 
 
 class _Idle:

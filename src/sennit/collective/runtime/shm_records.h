@@ -12,6 +12,7 @@ enum { INPUT, OUTPUT, FIRST_SCRATCH };
 enum { DONE, WAITING, OTHER_CALL, UNEXPECTED, UNUSABLE, UNREADABLE };
 #define STRIDE (1 << 20)
 #define LINE 64
+#define NOWHERE INT32_MIN
 #define SLOTS 4 /* tiles of a group that may be under way; a power of two */
 
 typedef struct {
@@ -120,6 +121,11 @@ typedef struct {
     /* the chunk of the input that only this rank reads, which is not staged but read where the user has it; or -1 */
     int32_t kept;
     int32_t alias; /* in place: the part of the larger buffer at which the smaller begins; else -1 */
+    /* whether peers read an input that lies in the segment where it is, and not in staging; */
+    int32_t shared;
+    /* and the part of it at which the output may begin if it lies over it: before it, if the number is negative; or
+     * NOWHERE */
+    int32_t over;
     int32_t dtype, reduction, itemsize, divide;
     int32_t large;  /* the output does not fit the cache of a core, */
     int32_t vast;   /* or those of all ranks the cache of all */

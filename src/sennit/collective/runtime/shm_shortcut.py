@@ -105,7 +105,6 @@ class Shortcut(Protocol):
 def shortcut_of(
     machine: Machine,
     group: int,
-    own_memory: tuple[int, int],
     lock: Turn,
     rest: Rest,
     *,
@@ -128,7 +127,7 @@ def shortcut_of(
         ctypes.cast(entry, ctypes.c_void_p).value
         for entry in (library.sennit_start, library.sennit_start_briefly, library.sennit_run)
     )
-    made: Shortcut = built.Shortcut(lock, calls, rest, group, starts, *own_memory, torch)
+    made: Shortcut = built.Shortcut(lock, calls, rest, group, starts, torch)
     return made
 
 
