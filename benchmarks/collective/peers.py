@@ -23,8 +23,8 @@ have them without saying so, that makes a difference of half.
 All ranks of all peers live through the whole run of a number of ranks, blocked on a socket while another peer is
 measured. Rounds interleave: in each round every peer is timed at the same size, so that a busy moment of the machine
 meets all of them, in an order that is drawn anew: who comes after another finds the shared cache full of its arrays. A
-time is that of one call in a batch of some milliseconds (`BATCH`) that all ranks begin together, after one that is not
-timed, on the slowest rank; the table shows the median of the rounds. The machine may be faster in one minute than in
+time is that of one call in a batch of some milliseconds (`BATCH`) that all ranks begin together, after a quarter as many
+that are not timed, on the slowest rank; the table shows the median of the rounds. The machine may be faster in one minute than in
 the next, so all sizes of all collectives are gone through `--sweeps` times, with new arrays each time and as many
 rounds in each; and a *gain* is a median of ratios, each of two times of one round:
 

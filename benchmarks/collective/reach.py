@@ -17,7 +17,7 @@ the ratios of two times of one round, also
     of the sum       the best of the others / (torch's own part, measured with nothing behind it, + the program in a loop of C)
 
 The sum is what a program would take that is called at no cost, if torch's code and data stayed in the caches while the
-program moves its bytes; the program behind torch.distributed is called by ctypes, some tenths of a microsecond. Where
+program moves its bytes; where ranks take turns on a core, each of them passes torch's part there; the program behind torch.distributed is called by ctypes, some tenths of a microsecond. Where
 both are below the target, it is out of reach of what we know how to write: marked **floor**. A target that is missed
 and that one of the two reaches is marked **missed**.
 """
@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,13 @@ def figures_of(report: Report) -> Found:
     return found
 
 
-def verdicts(found: Found) -> list[Verdict]:
+def turns(ranks: int, where: str) -> int:
+    """How many ranks share a core, by what a report says of the machine."""
+    cores = min(int(cores) for cores in re.findall(r"(\d+) cores?, ", where))
+    return -(-ranks // cores)
+
+
+def verdicts(found: Found, where: str) -> list[Verdict]:
     made = []
     for (ranks, name, nbytes), figures in found.items():
         won = gain(figures, "sennit")
@@ -150,7 +157,7 @@ def verdicts(found: Found) -> list[Verdict]:
                 1e6 * torch,
                 1e6 * figures["floor"].median if "floor" in figures else None,
                 gain(figures, "floor"),
-                gain(figures, "hand", torch),
+                gain(figures, "hand", torch * turns(ranks, where)),
             )
         )
     return made
@@ -190,7 +197,7 @@ def main() -> None:
     parser.add_argument("--gains", action="store_true", help="a short table of gains alone")
     options = parser.parse_args()
     report = pooled(options.peers)
-    rows = verdicts(figures_of(report))
+    rows = verdicts(figures_of(report), report.where)
     if options.gains:
         print("\n".join(short_table(rows)))
         return
