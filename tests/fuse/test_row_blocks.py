@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ from sennit.fuse.model import Channel, Grouping, KernelOrder, StepModel
 from sennit.fuse.products_torch import RowBlocks
 from sennit.fuse.profile_torch import MeasuredCost, measure_blocks
 from sennit.fuse.program_torch import StepProgram
-from sennit.fuse.row_blocks import RowProduct, blocks, ready_fractions, row_products
+from sennit.fuse.row_blocks import RowProduct, block_ends, blocks, ready_fractions, row_products
 from sennit.fuse.row_uses import row_uses
 from sennit.fuse.search_options import SearchOptions
 from sennit.ir.graph import Graph
@@ -54,7 +55,14 @@ def test_blocks_tile_the_rows_and_give_the_product(case: tuple[RowProduct, list[
     for start, block in made(left, right):
         whole[start : start + block.numel()] = block.reshape(-1)
     assert torch.equal(whole.view(product.rows, product.width), torch.mm(left, right))
-    assert max(ready_fractions(spans).values()) == 1.0
+    elements, ready = np.zeros(product.rows * product.width, bool), dict[tuple[int, int], float]()
+    for start, stop, done in block_ends(spans, product):
+        elements[start * product.width : stop * product.width] = True
+        for span in spans:
+            if span not in ready and elements[slice(*span)].all():
+                ready[span] = done
+    assert ready_fractions(spans, product) == ready
+    assert max(ready.values()) == 1.0
 
 
 def test_products_that_make_gradients_are_found(graph: Graph) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import warnings
 from datetime import timedelta
@@ -14,7 +15,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -408,6 +409,71 @@ def alone(rank: int) -> list[float]:
     return [float(value) for value in out]
 
 
+def memory_of_the_group(rank: int, hosts: list[str] | None, shares: bool) -> list[str]:
+    """Tensors that the ranks of a host share: like any others, in any call, from any of the ranks."""
+    warnings.simplefilter("ignore", FutureWarning)
+    pretend_hosts(rank, hosts)
+    group, size = sennit_group(), dist.get_world_size()
+    found, told, handler = list[str](), list[str](), logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("sennit").addHandler(handler)
+
+    def check(holds: bool, what: str) -> None:
+        found.extend([] if holds else [what])
+
+    def empty(*shape: Any, dtype: torch.dtype | None = None) -> Tensor:
+        return sennit.backend.empty(*shape, dtype=dtype, group=group)
+
+    for x, shape, dtype in (
+        (empty(3, 5), (3, 5), torch.float32),
+        (empty((4,), dtype=torch.bfloat16), (4,), torch.bfloat16),
+        (empty(2, 0, dtype=torch.bool), (2, 0), torch.bool),
+        (empty([7], dtype=torch.complex128), (7,), torch.complex128),
+    ):
+        check((tuple(x.shape), x.dtype, x.is_contiguous()) == (shape, dtype, True), f"{x.shape}, {x.dtype}")
+    n = 1 << 18
+    whole, part = empty(size * n), empty(n)
+    for turn in range(4):  # the long way, and the shorter ones
+        part.fill_(rank + turn)
+        dist.all_gather_into_tensor(whole, part, group)
+        check(whole.view(size, n).mean(1).tolist() == [r + turn for r in range(size)], "all_gather")
+        whole.fill_(rank)
+        dist.reduce_scatter_tensor(part, whole, group=group)
+        check(float(part.mean()) == size * (size - 1) / 2, "reduce_scatter")
+        out = torch.empty_like(whole)
+        dist.all_to_all_single(out, whole, group=group)
+        check(out.view(size, n).mean(1).tolist() == list(range(size)), "all_to_all")
+        whole.fill_(-1)
+        own = whole.view(size, n)[rank].fill_(rank)
+        dist.all_gather_into_tensor(whole, own, group)
+        check(whole.view(size, n).mean(1).tolist() == list(range(size)), "all_gather in place")
+        whole.fill_(rank + turn)
+        dist.all_reduce(whole, group=group)
+        check(float(whole[-1]) == size * (size - 1) / 2 + size * turn, "all_reduce")
+        whole.fill_(rank)
+        dist.broadcast(whole, turn % size, group)
+        check(float(whole[n]) == turn % size, "broadcast")
+    whole.requires_grad_()
+    (whole * 2).sum().backward()
+    check(float(whole.grad[0]) == 2, "gradients")  # type: ignore[index]
+    communicator = getattr(group._communicator, "row", group._communicator)
+    room = communicator.group._layout.capacity.arena if shares else 1 << 20
+    for _ in range(8):  # what is let go comes back
+        empty(room // 2, dtype=torch.uint8)
+    check(told == [], f"logged: {told}")
+    two = [empty(room + 1, dtype=torch.uint8) for _ in range(2)]  # more than there is: ordinary memory, never touched
+    used_up = [line for line in told if "bytes do not fit" in line and "ordinary ones from here on" in line]
+    check(len(used_up) == len(told) == shares, f"used up: {told}")
+    check(two[1].numel() == room + 1, "ordinary memory")
+    dist.barrier(group)
+    dist.destroy_process_group(group)
+    check(float(whole.detach()[n]) == 3 % size, "after the end")
+    check("closed" in raised(lambda: empty(3)), "made after the end")
+    check("ProcessGroup" in raised(lambda: sennit.backend.empty(3)), "of a group of gloo")
+    logging.getLogger("sennit").removeHandler(handler)
+    return found
+
+
 # ---- programs of others ----------------------------------------------------------------------------------------------
 
 
@@ -457,6 +523,9 @@ def train_fsdp(rank: int, group: Any, folder: str) -> dict[str, Tensor]:
     for layer in fresh:
         fully_shard(layer, mesh=mesh)
     fully_shard(fresh, mesh=mesh)
+    for module in fresh.modules():
+        if isinstance(module, FSDPModule):  # from here on in memory of the group, if it has some
+            module.set_allocate_memory_from_process_group_for_comm(True)
     state = {"model": fresh.state_dict()}
     dcp.load(state, checkpoint_id=folder, process_group=group)
     fresh.load_state_dict(state["model"])
@@ -482,6 +551,8 @@ def programs(rank: int, hosts: list[str] | None = None) -> dict[str, float]:
     """The largest difference between gloo and sennit in what DDP, FSDP2 with checkpoints, and DTensor compute."""
     pretend_hosts(rank, hosts)
     gloo, ours = dist.new_group(backend="gloo"), sennit_group()
+    if hosts is None:
+        ours._communicator.group.shared_from = 0
     found = {
         "ddp": largest_difference(train_ddp(rank, gloo), train_ddp(rank, ours)),
         "dtensor": largest_difference(redistribute(rank, gloo), redistribute(rank, ours)),

@@ -12,6 +12,7 @@ from backend_work import (
     compare_sequences,
     inference,
     large_all_reduces,
+    memory_of_the_group,
     plain_calls,
     programs,
     refusals,
@@ -110,6 +111,11 @@ def test_a_tuned_table_chooses(ranks: GlooRanks) -> None:
 
 def test_groups_of_one_rank(ranks: GlooRanks) -> None:
     assert ranks.call(alone) == [[rank + 1.0] * 2 for rank in range(SIZE)]
+
+
+@pytest.mark.parametrize(("hosts", "shares"), [(None, True), (SPLIT, True), (FOUR, False)], ids=["one", "two", "four"])
+def test_memory_of_the_group(ranks: GlooRanks, hosts: list[str] | None, shares: bool) -> None:
+    assert ranks.call(memory_of_the_group, hosts, shares) == [[]] * SIZE
 
 
 @pytest.mark.parametrize("hosts", [None, SPLIT], ids=["one", "two"])

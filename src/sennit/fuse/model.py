@@ -20,7 +20,7 @@ from sennit.fuse.kernel_cost import Estimate, KernelCost
 from sennit.fuse.known_cost import ManyKernels, Question
 from sennit.fuse.looked_up import ROWS, LookUp, parameter_of
 from sennit.fuse.operator_class import Class, classify
-from sennit.fuse.row_blocks import RowProduct, cut_spans, ready_fractions
+from sennit.fuse.row_blocks import RowProduct, are_rows, block_ends, cut_spans, ready_fractions
 from sennit.fuse.row_uses import RowUse, use_blocks
 from sennit.ir.graph import Graph, Op, OutputKind, Role
 from sennit.ir.strategy import Bucket, Group, Part, Reduce, Strategy, WaitAt
@@ -225,12 +225,17 @@ class StepModel:
         """Bytes of a bucket.
 
         `cut` are gradients that travel in pieces: of a table that is one of them, all rows travel, and all rows of a
-        head.
+        head. So they do of a head that is cut inside a row, and in a bucket that is reduced to shares.
         """
-        return sum(self._carried(part, is_rows_cut=part.path + ROWS in cut) for part in bucket.parts)
+        short = {path for path in self.head_bytes if self._leaves_out(path, bucket) and path + ROWS not in cut}
+        return sum(self._carried(part, is_short=part.path in short) for part in bucket.parts)
 
-    def _carried(self, part: Part, *, is_rows_cut: bool) -> int:
-        if part.path in self.head_bytes and not is_rows_cut:
+    def _leaves_out(self, path: str, bucket: Bucket) -> bool:
+        spans = [part.span for part in bucket.parts if part.path == path and part.span is not None]
+        return bucket.reduce is Reduce.ALL_REDUCE and are_rows(spans, self.packed[path + ROWS].width)
+
+    def _carried(self, part: Part, *, is_short: bool) -> int:
+        if is_short:
             size = self.head_bytes[part.path]
         else:
             size = self.bytes[part.path] if part.path in self.head_bytes or part.span else self.whole_bytes[part.path]
@@ -321,26 +326,30 @@ class KernelOrder:
         return Timing(tuple(lengths), tuple(times), by_priority)
 
     def _blocks_cost(self, buckets: Sequence[Bucket]) -> Iterator[tuple[float, float]]:
-        """Where a block of a product begins that is not its first, and the seconds that this costs."""
-        per_block = self.model.per_block
-        if not per_block:
-            return
-        for path, done in self._done(buckets).items():
-            seconds = per_block.get(self.model.in_rows[path].product, 0.0)
-            yield from ((self.product[path] + fraction, seconds) for fraction in done.values() if fraction < 1.0)
+        """Where a block of a product begins, and the seconds that this costs: of one that is not the first, and of all
+        of them where they are copied into their buckets.
+        """
+        per_block, copying = self.model.per_block, self.model.channel.copy_per_byte
+        for path, spans in self._cut(buckets).items():
+            rows, begun = self.model.in_rows[path], 0.0
+            copied = 0.0 if are_rows(spans, rows.width) else copying * self.model.bytes[path]
+            for _, _, done in block_ends(spans, rows):
+                cost = copied * (done - begun) + (per_block.get(rows.product, 0.0) if begun else 0.0)
+                yield self.product[path] + begun, cost
+                begun = done
         for path, blocks in use_blocks(buckets, self.model.uses, self._alone).items():
             use, start = self.model.uses[path], 0
             for block in blocks[:-1]:
                 start += block.stop - block.start
                 yield self.read_by[path] + start / use.rows, per_block.get(use.product, 0.0)
 
-    def _done(self, buckets: Sequence[Bucket]) -> dict[str, Mapping[tuple[int, int], float]]:
-        """Of gradients that are made in blocks: how much of the product is done with each span."""
-        return {path: ready_fractions(found) for path, found in cut_spans(buckets).items() if path in self.product}
+    def _cut(self, buckets: Sequence[Bucket]) -> dict[str, list[tuple[int, int]]]:
+        """The spans of gradients that are made in blocks."""
+        return {path: spans for path, spans in cut_spans(buckets).items() if path in self.product}
 
     def _ready(self, buckets: Sequence[Bucket]) -> list[float]:
         """After how many kernels each bucket is full; 3.5 where that is halfway through the fourth."""
-        done = self._done(buckets)
+        done = {path: ready_fractions(spans, self.model.in_rows[path]) for path, spans in self._cut(buckets).items()}
         return [
             max(
                 self.product[part.path] + done[part.path][part.span]

@@ -9,21 +9,23 @@ computed in blocks of rows, and a bucket leaves with its block:
 `row_products` finds the gradients of a graph that are made so: `mm`, then views that give its rows in order. Nothing
 else reads them, but for the sum with a look-up's rows in a table that is also the head (`looked_up.py`), which whoever
 takes the product makes too. `blocks` turns the spans of a strategy into rows: a span that ends inside a row gets the
-whole of it in its block. Which element of a row is summed in which order is the library's choice and might depend on
+whole of it in its block, and the span that begins there waits for that block; nor can such blocks be computed in their
+places in the buckets. Which element of a row is summed in which order is the library's choice and might depend on
 how many rows there are; whoever runs blocks compares the bits (`program_torch.py`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from sennit.fuse.looked_up import parameter_of
 from sennit.ir.graph import Graph, Op, OutputKind, Phase, Ref
 from sennit.ir.strategy import Bucket
 
-__all__ = ["RowProduct", "blocks", "cut_spans", "ready_fractions", "row_products", "turns"]
+__all__ = ["RowProduct", "are_rows", "block_ends", "blocks", "cut_spans", "ready_fractions", "row_products", "turns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +120,26 @@ def blocks(spans: Sequence[tuple[int, int]], product: RowProduct) -> tuple[tuple
     return tuple((start, stop) for start, stop in made if stop > start)
 
 
-def ready_fractions(spans: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], float]:
-    """How much of the product is done when a span of it is there."""
-    total = sum(stop - start for start, stop in spans)
-    done = 0
-    found: dict[tuple[int, int], float] = {}
-    for start, stop in spans:
-        done += stop - start
-        found[(start, stop)] = done / total
-    return found
+def are_rows(spans: Iterable[tuple[int, int]], width: int) -> bool:
+    """Whether none of them begins or ends inside a row."""
+    return not any(edge % width for span in spans for edge in span)
+
+
+def block_ends(spans: Sequence[tuple[int, int]], product: RowProduct) -> tuple[tuple[int, int, float], ...]:
+    """The blocks, each with how much of the product is done when it is."""
+    made = blocks(spans, product)
+    done = accumulate(stop - start for start, stop in made)
+    return tuple((*block, rows / product.rows) for block, rows in zip(made, done, strict=True))
+
+
+def ready_fractions(spans: Sequence[tuple[int, int]], product: RowProduct) -> Mapping[tuple[int, int], float]:
+    """How much of the product is done when a span of it is there: its own block, and the one with the row that it
+    begins in, which may come much later.
+    """
+    ends = block_ends(spans, product)
+
+    def ready(start: int, stop: int) -> float:
+        first, last = start // product.width, -(-stop // product.width)
+        return max(done for one, other, done in ends if one < last and first < other)
+
+    return {span: ready(*span) for span in spans}
