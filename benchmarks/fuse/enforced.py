@@ -9,8 +9,8 @@ in a random one that ranks can still follow; waits in the step, in the next, or 
 1. Each is simulated on this machine's measurements (`measured_model`) and run for some steps without updates. Printed:
    median and p95 of |simulated - measured| / measured, and Kendall's tau between the two, over all pairs and over those
    that were measured 2 % apart or more; and, as what the machine allows, the same between two visits: each strategy is
-   run for half of the steps, then all others are, then it is once more, with buffers of its own each time; and the
-   clock against the quieter of the two visits, since what else the machine does makes steps longer, not shorter.
+   run for a part of the steps, then all others are, then it is once more (`--visits`), with buffers of its own each time; and the
+   clock against the quietest of the visits, since what else the machine does makes steps longer, not shorter.
    How even the machine is says a product in a loop on each rank's core, with nothing beside it, before the strategies and after: its median time, and the time that one in ten exceeds, over the least.
    With `--sleep` kernels sleep for their measured time (`sleeping.py`): what is compared is the network and the order of things, on a machine that does other work too.
 2. Each trains three steps of SGD with momentum from the same start. Printed: how many end in DDP's parameters to the

@@ -14,7 +14,7 @@ from sennit.fuse.model import Channel, StepModel
 from sennit.fuse.profile_torch import MeasuredCost
 from sennit.fuse.row_blocks import row_products
 from sennit.ir.graph import Graph, OutputKind, Phase
-from sennit.ir.strategy import Bucket, Part
+from sennit.ir.strategy import Bucket, Part, Reduce
 
 
 class Words(nn.Module):
@@ -69,6 +69,8 @@ def test_a_head_does_not_carry_the_rows_that_travel_packed() -> None:
     assert model.carried(Bucket((Part("tokens.weight"),))) == table - rows
     assert model.carried(Bucket((half,))) == (table - rows) // 2
     assert model.carried(Bucket((half,)), cut={"tokens.weight", "tokens.weight" + ROWS}) == table // 2
+    assert model.carried(Bucket((Part("tokens.weight", (0, 255)),))) == 255 * 4, "cut inside a row"
+    assert model.carried(Bucket((half,), reduce=Reduce.REDUCE_SCATTER)) == table // 2
     assert model.updated(Bucket((half, Part("tokens.weight" + ROWS)))) == table // 2
 
 

@@ -125,6 +125,26 @@ def test_the_clock_counts_what_blocks_cost(graph: Graph) -> None:
     assert all(after >= before for before, after in zip(*lengths, strict=True))
 
 
+def test_the_clock_counts_what_a_cut_inside_a_row_costs(graph: Graph) -> None:
+    cost, made = MeasuredCost({op.name: 1.0 for op in graph.ops}), row_products(graph)
+    rows = made["head.weight"]
+    count = rows.rows * rows.width
+    others = Bucket(tuple(Part(output.path) for output in graph.outputs if output.path not in ("", "head.weight")))
+    model = StepModel(graph, cost, Channel(0.0, 0.0, copy_per_byte=0.5), made)
+    order = model.order(Grouping())
+    assert order is not None
+    kernels = KernelOrder(model, order, model.kernel_seconds(order, Grouping()))
+    ready, spent = [], []
+    for cut in (count // 2, count // 2 + 1):
+        halves = [Bucket((Part("head.weight", span),)) for span in ((cut, count), (0, cut))]  # the second goes first
+        timing = kernels.timing([*halves, others])
+        ready.append([bucket.ready for bucket in timing.buckets[:2]])
+        spent.append(sum(timing.kernels))
+    assert ready[0][0] < ready[0][1]
+    assert ready[1][0] == ready[1][1], "the row in which it begins is made with the first half"
+    assert spent[1] - spent[0] == pytest.approx(0.5 * model.bytes["head.weight"]), "and all of it is copied"
+
+
 def test_blocks_of_products_are_timed_on_a_models_own_values() -> None:
     config = GPTConfig(vocabulary=64, context=16, width=32, heads=4, layers=1)
     model, batch = GPT(config), random_batch(config, 4)

@@ -462,7 +462,7 @@ def memory_of_the_group(rank: int, hosts: list[str] | None, shares: bool) -> lis
         empty(room // 2, dtype=torch.uint8)
     check(told == [], f"logged: {told}")
     two = [empty(room + 1, dtype=torch.uint8) for _ in range(2)]  # more than there is: ordinary memory, never touched
-    used_up = [line for line in told if "bytes do not fit" in line and "ordinary ones from here on" in line]
+    used_up = [line for line in told if "bytes do not fit" in line and "ordinary memory" in line]
     check(len(used_up) == len(told) == shares, f"used up: {told}")
     check(two[1].numel() == room + 1, "ordinary memory")
     dist.barrier(group)

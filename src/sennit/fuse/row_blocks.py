@@ -137,6 +137,8 @@ def ready_fractions(spans: Sequence[tuple[int, int]], product: RowProduct) -> Ma
     begins in, which may come much later.
     """
     ends = block_ends(spans, product)
+    if are_rows(spans, product.width):
+        return {span: done for span, (_, _, done) in zip(spans, ends, strict=True)}
 
     def ready(start: int, stop: int) -> float:
         first, last = start // product.width, -(-stop // product.width)

@@ -197,7 +197,7 @@ class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from dep
                 found = self._communicator.allocate(nbytes)
             except RunError as error:
                 if not self._used_up:
-                    _logger.warning("%s: tensors of the backend are ordinary ones from here on", error)
+                    _logger.warning("%s: tensors that find no room lie in ordinary memory", error)
                 self._used_up = True
         return torch.empty(size, dtype=dtype, device=device) if found is None else found.view(dtype)
 

@@ -490,10 +490,10 @@ static int is_offered(const Group *group, const Call *call)
  * nothing is overwritten before it was read. */
 static int is_shared(const Group *group, const Call *call)
 {
-    int64_t offset = call->source - group->base, over = call->over * call->elements * call->itemsize;
+    int64_t offset = call->source - group->base, part = call->elements * call->itemsize;
     if (!call->shared || offset < 0 || offset + bytes_of(call, INPUT) > group->bytes)
         return 0;
-    return are_apart(call) || (call->over != NOWHERE && call->target - call->source == over);
+    return are_apart(call) || (call->over != NOWHERE && call->target - call->source == call->over * part);
 }
 
 /* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. A closed group is none. UNREADABLE:
