@@ -18,8 +18,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
-
     from sennit.collective.runtime.backend_torch import SennitGroup
     from sennit.collective.runtime.plain_calls_torch import PlainCalls
 
@@ -44,7 +42,7 @@ def calls(group: Any = None) -> PlainCalls:
     return PlainCalls(group)
 
 
-def empty(*size: Any, dtype: torch.dtype | None = None, group: Any = None) -> torch.Tensor:
+def empty(*size: Any, dtype: Any = None, group: Any = None) -> Any:
     """`torch.empty`, in memory of a group of this backend: collectives of that group read it where it is.
 
     All ranks of a host may read and write there, and so may forked children. It is a tensor like any other, in any
