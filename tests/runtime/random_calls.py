@@ -288,14 +288,15 @@ class _Maker:
 
     def exchanges(self) -> Call:
         kind, place = self.kind(), self.strides()  # gloo takes lists of equal sizes only
-        form = self.draw.choice(("even", "even in place", "splits", "list"))
+        form = self.draw.choice(("even", "even in place", "splits", "splits over it", "list"))
         width = self.draw.choice((1, 3))
         table = [[self.draw.randrange(5) for _ in range(self.size)] for _ in range(self.size)]
         rows = self.draw.randrange(5)
 
         def run(handle: Any, me: int, asynchronous: bool) -> tuple[list[Any], Any]:
-            sends = [rows] * self.size if form != "splits" else table[me]
-            gets = [rows] * self.size if form != "splits" else [table[rank][me] for rank in range(self.size)]
+            split = form.startswith("splits")
+            sends = table[me] if split else [rows] * self.size
+            gets = [table[rank][me] for rank in range(self.size)] if split else [rows] * self.size
             x = place(self.values(me, kind, sum(sends) * width).view(-1, width))
             out = place(torch.zeros(sum(gets), width, dtype=kind))
             if form == "list" and self.plain:  # gloo has this form from torch 2.13 on
@@ -305,7 +306,10 @@ class _Maker:
                 return outs, dist.all_to_all(outs, ins, handle, asynchronous)
             if form == "even in place" and not self.plain:
                 out = x = x.contiguous()
-            splits = (gets, sends) if form == "splits" else (None, None)
+            if form == "splits over it" and not self.plain:
+                room = x.new_zeros(max(len(x), len(out)), width)
+                x, out = room[: len(x)].copy_(x), room[: len(out)]
+            splits = (gets, sends) if split else (None, None)
             return [out], dist.all_to_all_single(out, x, *splits, group=handle, async_op=asynchronous)
 
         return self.call(f"all_to_all {form} of {kind}", run)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sennit.collective.runtime.failure import Cause, RuntimeFailure
-from sennit.collective.runtime.linked_torch import cut
+from sennit.collective.runtime.linked_torch import apart, cut
 from sennit.collective.runtime.shm_abi import Reduction
 from sennit.collective.runtime.shm_group import ShmGroup
 from sennit.collective.runtime.shm_messages import Buffer
@@ -107,8 +107,9 @@ class Shared:
             self._run(CollectiveName.ALL_TO_ALL, input, output, input.numel() // self.size, None, None, timeout)
             return
         # not by equality of this rank's sizes: ranks must agree on the code, and each knows only its own
+        given = apart(input, output)  # held until all of it is sent: buffers are addresses
         sends, receives = (
-            [_buffer(piece) for piece in cut(*pair)] for pair in ((input, input_sizes), (output, output_sizes))
+            [_buffer(piece) for piece in cut(*pair)] for pair in ((given, input_sizes), (output, output_sizes))
         )
         try:
             self.group.exchange(sends, receives, what="all_to_all", timeout=timeout)
