@@ -225,6 +225,25 @@ def deviation(pairs: list[tuple[float, float]]) -> tuple[float, float]:
     return statistics.median(errors), errors[int(0.95 * (len(errors) - 1))]
 
 
+def halves_of(visits: int) -> list[tuple[int, ...]]:
+    """All ways to take half of the visits; each stands for two, as what is left is the other half."""
+    return [half for half in itertools.combinations(range(visits), visits // 2) if 0 in half]
+
+
+def between_halves(found: list[dict[str, Any]], visits: int, half: tuple[int, ...]) -> tuple[float, float, float]:
+    """Median and p95 of how far the steps of these visits are from those of as many others, and Kendall's tau; each
+    strategy by the median of its steps, as against the clock.
+    """
+    other = tuple(visit for visit in range(visits) if visit not in half)[: len(half)]
+    pairs = [(of_visits(item, visits, half), of_visits(item, visits, other)) for item in found]
+    return (*deviation(pairs), agreement(pairs))
+
+
+def of_visits(item: dict[str, Any], visits: int, wanted: tuple[int, ...]) -> float:
+    count = len(item["times"]) // visits
+    return statistics.median([value for visit in wanted for value in item["times"][visit * count :][:count]])
+
+
 def report(result: dict[str, Any]) -> None:
     found: list[dict[str, Any]] = result["strategies"]
     for item in sorted(found, key=lambda item: item["measured"]):
@@ -249,11 +268,9 @@ def report(result: dict[str, Any]) -> None:
         print(
             f"  against the quieter visit: {median:.1%}, p95 {p95:.1%}, tau {agreement(quiet):.2f}, {agreement(quiet, APART):.2f} over pairs {APART:.0%} apart"
         )
-        halves = [tuple(statistics.mean(item["halves"][turn::2]) for turn in (0, 1)) for item in twice]
-        median, p95 = deviation(halves)
-        print(
-            f"  one half of the {visits} visits against the other: {median:.1%} apart, p95 {p95:.1%}, tau {agreement(halves):.2f}"
-        )
+        halves = [between_halves(twice, visits, half) for half in halves_of(visits)]
+        median, p95, tau = (statistics.mean(column) for column in zip(*halves, strict=True))
+        print(f"  one half of the {visits} visits against the other: {median:.1%} apart, p95 {p95:.1%}, tau {tau:.2f}")
     if tried := [item["equal"] for item in found if item["equal"] is not None]:
         print(f"  equal to DDP after three steps: {sum(tried)} of {len(tried)} (target all)")
     sys.stdout.flush()

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from ddp_cases_for_tests import State, batches, same, snapshot, spread
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sennit.errors import RunError
 from sennit.fuse.data_parallel_torch import DataParallel
+from sennit.fuse.moments_torch import of_all_ranks
 from sennit.ir.strategy import Reduce, WaitAt
 
 Habit = Callable[[Any, torch.optim.Optimizer, int], None]
@@ -398,3 +400,9 @@ def beside(rank: int) -> tuple[int, list[str], bool, str]:
     copies = [copy.deepcopy(model), torch.load(file, weights_only=False)]
     equal = all(same([snapshot(model)], [snapshot(one)]) == [] for one in copies)
     return len(calls), [str(one.message) for one in heard], equal, said
+
+
+def together(rank: int, own: list[list[float]]) -> list[float]:
+    """The seconds of steps that took so long on each rank."""
+    assert dist.group.WORLD is not None
+    return of_all_ranks(own[rank], dist.group.WORLD, torch.device("cpu"))

@@ -3,8 +3,10 @@ change."""
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +124,24 @@ def test_hooks_schedulers_and_copies(ranks: GlooRanks) -> None:
         assert warned == []
         assert equal
         assert said == "the gradient of 'first.weight' is read after it is gone"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_step_of_all_ranks_is_from_when_all_have_ended_the_one_before_until_all_have_ended_it(
+    ranks: GlooRanks, seed: int
+) -> None:
+    from habits_for_tests import together
+
+    draw = random.Random(seed)
+    own = [[draw.uniform(0.1, 2.0) for _ in range(7)] for _ in range(2)]
+    ends = [max(sum(of_rank[: step + 1]) for of_rank in own) for step in range(7)]
+    for found in ranks.call(together, own):
+        assert found == pytest.approx([end - before for before, end in pairwise([0.0, *ends])])
+        assert sum(found) == pytest.approx(max(map(sum, own)))
+
+
+def test_ranks_that_are_ahead_in_turns_take_no_longer_together(ranks: GlooRanks) -> None:
+    from habits_for_tests import together
+
+    for found in ranks.call(together, [[1.0, 2.0, 1.0, 2.0], [2.0, 1.0, 2.0, 1.0]]):
+        assert found == [2.0, 1.0, 2.0, 1.0]  # 6 seconds; the greater of each step would be 8

@@ -2,6 +2,14 @@
 
 On a CPU a moment is read off the wall clock. A GPU works behind the host: there a moment is an event in its stream, and
 noting one does not make the host wait, so that steps overlap as they do in training.
+
+**Of several ranks**, with e[r][i] the end of step i on rank r, counted from a barrier, step i takes
+
+    max_r e[r][i] - max_r e[r][i - 1]
+
+from when all have ended the one before until all have ended it. The greatest of the ranks' own steps,
+max_r (e[r][i] - e[r][i - 1]), is more than that where ranks do not end a step together: one is ahead now and then, and
+the other catches up.
 """
 
 from __future__ import annotations
@@ -11,8 +19,9 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-__all__ = ["Moments", "wall"]
+__all__ = ["Moments", "of_all_ranks", "wall"]
 
 
 class Moments:
@@ -36,6 +45,14 @@ class Moments:
             self._noted[-1].synchronize()
             return [1e-3 * start.elapsed_time(stop) for start, stop in pairwise(self._noted)]
         return [stop - start for start, stop in pairwise(self._noted)]
+
+
+def of_all_ranks(seconds: list[float], group: dist.ProcessGroup, device: torch.device) -> list[float]:
+    """The seconds of each step from those of this rank's own, the first of them since a barrier: see above."""
+    ends = torch.tensor(seconds, dtype=torch.float64).cumsum(0).to(device)
+    dist.all_reduce(ends, dist.ReduceOp.MAX, group=group)
+    found: list[float] = ends.diff(prepend=ends.new_zeros(1)).tolist()
+    return found
 
 
 def wall(device: torch.device) -> float:

@@ -3,7 +3,7 @@
     1. measure every operator of the step and the step without communication, the group's collectives alone and beside computing, and the optimizer's update
     2. where kernels are compiled: time groups compiled and as they are, and keep what is faster (`compiled_groups_torch.py`); the best strategies without groups are tried beside those with them
     3. search by the clock, with several bucket sizes: some of the strategies that come out wait across steps, some do not
-    4. run them for some steps each, in turns; after every turn the slower half goes, and those that are left are visited more often; what is slower, the steps of the slowest rank and the clock say together (`trial_choice.py`)
+    4. run them for some steps each, in turns; after every turn the slower half goes, and those that are left are visited more often; what is slower, the steps of all ranks (`moments_torch.py`) and the clock say together (`trial_choice.py`)
     5. run the winner with the network's threads before the model's and without; what is faster stays
 
 The clock knows what it was told. What it was not told decides between strategies that it puts close together: how the
@@ -11,8 +11,8 @@ threads of the network share a core with the model's, what else runs on the mach
 A trial computes and communicates and updates nothing: parameters, buffers, gradients and the generator's state are as
 before when it ends.
 
-The first rank searches; all ranks try the same strategies and agree on the winner, since their times are compared as
-the slowest rank's.
+The first rank searches; all ranks try the same strategies and agree on the winner, since the times that they compare
+are the same on all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sennit.fuse.bucket_search import Buckets, judged, refined, solved
 from sennit.fuse.buckets import by_size
 from sennit.fuse.compiled_groups_torch import compiled_groups
 from sennit.fuse.model import Channel, Grouping, KernelOrder, StepModel
-from sennit.fuse.moments_torch import Moments, wall
+from sennit.fuse.moments_torch import Moments, of_all_ranks, wall
 from sennit.fuse.network_threads import network_first, ordinary
 from sennit.fuse.profile_torch import measure_blocks, measure_channel, measure_operators
 from sennit.fuse.row_blocks import row_products
@@ -263,13 +263,14 @@ def is_preference_worth(owner: DataParallel, inputs: Mapping[str, Tensor], tunin
 
 
 def timed_steps(owner: DataParallel, inputs: Mapping[str, Tensor], count: int) -> list[float]:
-    """Seconds of steady steps without updates, the slowest rank's.
+    """Seconds of steady steps without updates, of all ranks (`moments_torch.py`).
 
-    The first two are not: nothing is waited for in the first, and the channel has less to carry before the second than
-    before those that follow.
+    The first two are not counted: nothing is waited for in the first, and the channel has less to carry before the
+    second than before those that follow.
     """
     dist.barrier(owner.group)
     moments = Moments(owner.device)
+    moments.note()
     for _ in range(_FILLING + count):
         values = owner.run_forward(inputs)
         drop_gradients(owner)  # no optimizer takes those that have just arrived
@@ -277,10 +278,7 @@ def timed_steps(owner: DataParallel, inputs: Mapping[str, Tensor], count: int) -
         moments.note()
     owner.flush()
     drop_gradients(owner)
-    seconds = torch.tensor(moments.seconds()[_FILLING - 1 :], dtype=torch.float64, device=owner.device)
-    dist.all_reduce(seconds, dist.ReduceOp.MAX, group=owner.group)
-    found: list[float] = seconds.tolist()
-    return found
+    return of_all_ranks(moments.seconds(), owner.group, owner.device)[_FILLING:]
 
 
 def drop_gradients(owner: DataParallel) -> None:
