@@ -103,7 +103,7 @@ def test_direct_calls() -> None:
     by_slices = loaded("broadcast slices", 4, 0, root=1)
     assert [by_slices.inputs(size) is Inputs.DIRECT for size in (64 * KIB, 128 * KIB, 8 * MIB)] == [False, True, True]
     scatter = loaded("reduce_scatter", 4, 0)
-    assert [scatter.inputs(size) is Inputs.DIRECT for size in (32 * KIB, 64 * KIB, 64 * MIB)] == [False, True, True]
+    assert [scatter.inputs(size) is Inputs.DIRECT for size in (256 * KIB, 512 * KIB, 64 * MIB)] == [False, True, True]
     for name, root in (
         ("all_gather", None),
         ("broadcast", 0),

@@ -55,7 +55,8 @@ included (`shm_variants.py --shared --written`).
 stays in the core's own cache, and adds them up from there. Staged, every line crosses from the cache of one core to
 that of another twice: when it is written where a peer has read before, and when the peer reads it. With 8 ranks on 16
 x86_64 cores a reduce_scatter of 16 MiB took 1.7 to 1.8 ms in place of 2.5, and 2.6 in place of 4.5 where two ranks
-shared a real core; one of 512 KiB 62 us in place of 56, and 93 in place of 120 (`shm_variants.py --sums`). An
+shared a real core. Below `_SUMMED_FROM` it is staged: one of 512 KiB took 53 us in place of 63, and with inputs that
+are written before each call 84 to 126 in place of 134 to 150 (`shm_variants.py --sums --written`). An
 all_reduce by slices may go so too, its sums in scratch, in tiles of `_SUMS` bytes of them, and is staged: in place it
 took 4.5 ms in place of 3.9 at 16 MiB, most likely since what a rank overwrites a peer has just read.
 """
@@ -128,8 +129,10 @@ _DIRECT_FROM = {
     CollectiveName.ALL_TO_ALL: 32 << 10,
     CollectiveName.SCATTER: 32 << 10,
     CollectiveName.BROADCAST: 32 << 10,  # by slices
-    CollectiveName.REDUCE_SCATTER: 64 << 10,
 }
+# Of sums, bytes of a rank's input. A smaller one that was just written is in its core's own cache, to be staged from
+# there; in the memory of its process its lines would come one by one from that cache.
+_SUMMED_FROM = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +240,12 @@ class LoadedCode:
         collective, code = self.code.collective, self.code
         if not isinstance(collective, CollectiveSpec) or self.in_place:
             return Inputs.STAGED
-        pays_from = _DIRECT_FROM.get(collective.name, part_bytes + 1) * code.chunks if least is None else least
+        if least is not None:
+            pays_from = least
+        elif collective.name is CollectiveName.REDUCE_SCATTER:
+            pays_from = _SUMMED_FROM // code.ranks
+        else:
+            pays_from = _DIRECT_FROM.get(collective.name, part_bytes + 1) * code.chunks
         if part_bytes < pays_from or not self.direct.may:  # the cheap question first
             return Inputs.STAGED
         piece = self.piece(Capacity().slot if slot_bytes is None else slot_bytes)
