@@ -71,9 +71,9 @@ def test_where_an_output_may_lie(rank: int) -> None:
 
 
 def test_it_is_read_there_where_that_pays() -> None:
-    table, cache = default_table(4, 4), SharedCache(32 * MIB)
+    table, near, far = default_table(4, 4), SharedCache(32 * MIB, 24 * MIB), SharedCache(32 * MIB)
 
-    def shared(name: CollectiveName, part: int) -> bool:
+    def shared(name: CollectiveName, part: int, cache: SharedCache = near) -> bool:
         loaded = LoadedCode.load(table.code(name, part), 0, 0)
         assert loaded.code.parts(0, INPUT)
         assert loaded.code.parts(0, OUTPUT)
@@ -81,5 +81,7 @@ def test_it_is_read_there_where_that_pays() -> None:
 
     for name in (CollectiveName.ALL_GATHER, CollectiveName.REDUCE_SCATTER, CollectiveName.ALL_TO_ALL):
         assert [shared(name, size * KIB) for size in (64, 127, 128)] == [False, False, True], "four parts of an array"
+        assert shared(name, 128 * KIB, far)
     # of an all-reduce the sums are written over what was just read
     assert [shared(CollectiveName.ALL_REDUCE, size * MIB) for size in (1, 8, 9)] == [False, False, True]
+    assert not shared(CollectiveName.ALL_REDUCE, 9 * MIB, far)

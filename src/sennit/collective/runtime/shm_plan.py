@@ -47,16 +47,17 @@ what everyone did, and if all have offered, all is read, and all ranks know that
 read must be taken from its cache again when it is written, in staging or here: so that pays less than a copy costs, and
 not at all for small arrays, of which staging stays in the cache and ranks need not wait for each other at the end. An
 all_reduce in place writes to what was read a moment before, and an array that is broadcast is copied once for all; of
-these, only what the cache does not hold is left where it is. With inputs that are written before each call an
-all_to_all of 4 MiB by 8 ranks takes 1.6 ms in place of 2.3, by 4 ranks 0.55 in place of 0.64, filling its input
-included (`shm_variants.py --shared --written`).
+these, only what the cache does not hold is left where it is, and of all_reduces nothing where that cache is far: 8 ranks
+on 16 such cores took 6.6 ms for 16 MiB, and 5.2 staged, written before each call. With inputs that are written before
+each call an all_to_all of 4 MiB by 8 ranks on 2 near ones takes 1.6 ms in place of 2.3, by 4 ranks 0.55 in place of
+0.64, filling its input included (`shm_variants.py --shared --written`).
 
 **Sums.** A reduction whose operands are inputs of peers reads `piece` bytes of each at a time into a workspace, which
 stays in the core's own cache, and adds them up from there. Staged, every line crosses from the cache of one core to
 that of another twice: when it is written where a peer has read before, and when the peer reads it. With 8 ranks on 16
 x86_64 cores a reduce_scatter of 16 MiB took 1.7 to 1.8 ms in place of 2.5, and 2.6 in place of 4.5 where two ranks
-shared a real core. Below `_SUMMED_FROM` it is staged: one of 512 KiB took 53 us in place of 63, and with inputs that
-are written before each call 84 to 126 in place of 134 to 150 (`shm_variants.py --sums --written`). An
+shared a real core. Below `_SUMMED_FROM` it is staged: one of 512 KiB took 64 us in place of 72, and with inputs that
+are written before each call 131 in place of 164 to 170 (`shm_variants.py --sums --written`). An
 all_reduce by slices may go so too, its sums in scratch, in tiles of `_SUMS` bytes of them, and is staged: in place it
 took 4.5 ms in place of 3.9 at 16 MiB, most likely since what a rank overwrites a peer has just read.
 """
@@ -274,7 +275,7 @@ class LoadedCode:
         if least is None:
             least = _SHARED_ONE_FROM if self.is_one_array else _SHARED_FROM
             inputs = sum(self.code.parts(rank, INPUT) for rank in range(self.code.ranks))
-            if self.code.scratch and part_bytes * inputs <= cache.bytes:
+            if self.code.scratch and (not cache.keeps or part_bytes * inputs <= cache.bytes):
                 return False
         return part_bytes * max(self.code.parts(self.rank, buffer) for buffer in (INPUT, OUTPUT)) >= least
 
