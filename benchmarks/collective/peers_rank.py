@@ -19,10 +19,13 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Client
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
 Floats = NDArray[np.float32]
 _ONE_TENSOR_EACH = (
