@@ -9,8 +9,9 @@ in a random one that ranks can still follow; waits in the step, in the next, or 
 1. Each is simulated on this machine's measurements (`measured_model`) and run for some steps without updates. Printed:
    median and p95 of |simulated - measured| / measured, and Kendall's tau between the two, over all pairs and over those
    that were measured 2 % apart or more; and, as what the machine allows, the same between two visits: each strategy is
-   run for a part of the steps, then all others are, then it is once more (`--visits`), with buffers of its own each time; and the
-   clock against the quietest of the visits, since what else the machine does makes steps longer, not shorter.
+   run for a part of the steps, then all others are, then it is once more (`--visits`), with buffers of its own each time; what
+   a clock without error would reach, by drawing visits and their steps anew; and the clock against the quietest of the
+   visits, since what else the machine does makes steps longer, not shorter.
    How even the machine is says a product in a loop on each rank's core, with nothing beside it, before the strategies and after: its median time, and the time that one in ten exceeds, over the least.
    With `--sleep` kernels sleep for their measured time (`sleeping.py`): what is compared is the network and the order of things, on a machine that does other work too.
 2. Each trains three steps of SGD with momentum from the same start. Printed: how many end in DDP's parameters to the
@@ -239,6 +240,21 @@ def between_halves(found: list[dict[str, Any]], visits: int, half: tuple[int, ..
     return (*deviation(pairs), agreement(pairs))
 
 
+def without_error(found: list[dict[str, Any]], visits: int, draws: int = 100) -> float:
+    """Kendall's tau of a clock that knows the median of each strategy, against as many steps again: visits, and steps of
+    each, drawn anew out of those that were made. The medians are a little further apart than they are without noise, so
+    a clock cannot be expected to reach more.
+    """
+    draw = random.Random(0)
+
+    def again(item: dict[str, Any]) -> float:
+        count = len(item["times"]) // visits
+        drawn = [draw.randrange(visits) * count for _ in range(visits)]
+        return statistics.median(item["times"][first + draw.randrange(count)] for first in drawn for _ in range(count))
+
+    return statistics.mean(agreement([(item["measured"], again(item)) for item in found]) for _ in range(draws))
+
+
 def of_visits(item: dict[str, Any], visits: int, wanted: tuple[int, ...]) -> float:
     count = len(item["times"]) // visits
     return statistics.median([value for visit in wanted for value in item["times"][visit * count :][:count]])
@@ -271,6 +287,7 @@ def report(result: dict[str, Any]) -> None:
         halves = [between_halves(twice, visits, half) for half in halves_of(visits)]
         median, p95, tau = (statistics.mean(column) for column in zip(*halves, strict=True))
         print(f"  one half of the {visits} visits against the other: {median:.1%} apart, p95 {p95:.1%}, tau {tau:.2f}")
+        print(f"  a clock that knew each median, against steps drawn anew: tau {without_error(twice, visits):.2f}")
     if tried := [item["equal"] for item in found if item["equal"] is not None]:
         print(f"  equal to DDP after three steps: {sum(tried)} of {len(tried)} (target all)")
     sys.stdout.flush()
