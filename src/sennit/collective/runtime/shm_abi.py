@@ -156,6 +156,7 @@ class GroupRecord(Structure):
         ("left", c_uint64),
         ("left_by", POINTER(c_uint64)),
         ("exits", ExitRecord * SLOTS),
+        ("core", c_int32),
     ]
 
 

@@ -413,6 +413,45 @@ static int all_done(const Call *call, const int32_t *at, int put_off)
     return 1;
 }
 
+static uint64_t begun_by(const Group *group, int rank)
+{
+    ptrdiff_t away = (ptrdiff_t)(rank - group->rank) * STATUS_BYTES;
+    return atomic_load_explicit((_Atomic uint64_t *)((char *)group->calls_begun + away), memory_order_relaxed);
+}
+
+static int is_near(const Group *group, int rank)
+{
+    return atomic_load_explicit(&group->doorbells[rank].core, memory_order_relaxed) == group->core;
+}
+
+/* Whether a block waits for a rank of this core, before it next signals itself. */
+static int awaits_near(const Group *group, const Call *call, const Tile *tile, const int32_t *at, int block)
+{
+    const Instruction *step = call->code + at[block], *end = call->code + call->blocks[2 * block + 1];
+    for (; step < end && step->op != SIGNAL; step++)
+        if (step->op == WAIT && is_near(group, step->peer) && !flag_is_up(group, step, call->flag_base, tile->epoch))
+            return 1;
+    return 0;
+}
+
+/* Of a rank that takes turns: whether giving its core away brings nothing, since those who want it wait for ranks of
+ * other cores as it does: they have begun this call, and what it awaits in the tiles under way comes from elsewhere. */
+static int all_await_others(const Group *group, const Call *call, int put_off)
+{
+    for (int rank = 0; rank < group->ranks; rank++)
+        if (rank != group->rank && is_near(group, rank) && begun_by(group, rank) < group->calls)
+            return 0;
+    for (int64_t number = call->left; number < call->begun; number++) {
+        const Tile *tile = &call->tiles[number % SLOTS];
+        const int32_t *at = steps_of(call, number);
+        int gate = put_off && call->code[at[0]].op == WAIT; /* its waits hold up nothing */
+        for (int block = gate; block < call->block_count; block++)
+            if (awaits_near(group, call, tile, at, block))
+                return 0;
+    }
+    return call->left < call->begun;
+}
+
 /* Goes on with a call: enters tiles as long as there are slots, so that peers need not wait for them (one at a time, if
  * that is to stage its input), runs those under way, the oldest first, and leaves them in order. WAITING after so many
  * rounds in which nothing moved, all together. */
@@ -455,6 +494,8 @@ static int go_on(Group *group, Call *call, int rounds)
         }
         if (moved)
             went_on(group, &idle);
+        else if (!group->spin_limit && all_await_others(group, call, put_off) && spin_for_others(&idle))
+            continue;
         else if (rounds-- <= 0 || !idle_once(group, &idle)) {
             awake(group, &idle);
             return WAITING;
@@ -496,6 +537,16 @@ static int is_shared(const Group *group, const Call *call)
     return are_apart(call) || (call->over != NOWHERE && call->target - call->source == call->over * part);
 }
 
+/* Where this rank runs, for those who take turns with it. */
+static void say_core(Group *group)
+{
+    int core = sched_getcpu();
+    if (core == group->core)
+        return; /* the line stays with those who look at it */
+    group->core = core;
+    atomic_store_explicit(&group->doorbells[group->rank].core, core, memory_order_relaxed);
+}
+
 /* Begins a call: of `staged`, bit 0 stands for the input, bit 1 for the output. A closed group is none. UNREADABLE:
  * nothing was begun; the input is to be copied before. */
 static int begin(Group *group, Call *call, char *source, char *target, int32_t staged)
@@ -514,6 +565,8 @@ static int begin(Group *group, Call *call, char *source, char *target, int32_t s
     note->number = group->calls;
     note->call = call->call;
     group->history = (group->history ^ call->call) * HISTORY;
+    if (!group->spin_limit)
+        say_core(group);
     memcpy(note->words, call->words, sizeof note->words);
     atomic_store_explicit(group->calls_begun, group->calls, memory_order_release);
     return DONE;

@@ -40,7 +40,9 @@ typedef struct {
 
 typedef struct {
     _Atomic uint32_t bell, sleepers; /* of a rank */
-    char rest[LINE - 8];
+    /* that it was on when it began its last call, of one that takes turns with others; else 0 */
+    _Atomic int32_t core;
+    char rest[LINE - 12];
 } Doorbell;
 
 typedef struct {
@@ -60,6 +62,7 @@ enum { IN_RING_SCRATCH = 1, IN_RING_INPUT = 2 };
 enum { STAGED, DIRECT, EITHER };
 
 #define NOTES 64
+#define STATUS_BYTES 4096
 #define HISTORY UINT64_C(0x9e3779b97f4a7c15) /* odd, so that nothing is forgotten */
 
 typedef struct {
@@ -77,7 +80,7 @@ typedef struct {
     const int32_t *pids; /* by rank: the processes, for direct calls */
     char *workspace;     /* private, begun with a page: what of other processes is reduced passes through it */
     CallNote *notes;     /* the last calls of this rank, in the segment: for messages when ranks differ */
-    _Atomic uint64_t *calls_begun; /* of this rank, in the segment */
+    _Atomic uint64_t *calls_begun; /* of this rank, in the segment; those of others are STATUS_BYTES apart */
     const volatile char *owned;    /* not 0 in the process that made the group; a page that a fork wipes */
     const volatile char *broken;   /* not 0 when a rank has declared a failure */
     int64_t bytes;                 /* of the segment */
@@ -97,6 +100,7 @@ typedef struct {
     uint64_t left;        /* the last tile that this rank has left */
     uint64_t *left_by;    /* by rank: one that it has left, and all before it, as far as its flags have told */
     Exit exits[SLOTS];
+    int32_t core; /* this rank's */
 } Group;
 
 typedef struct {

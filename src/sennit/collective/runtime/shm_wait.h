@@ -43,10 +43,14 @@ static void relax(void)
  * are apart. */
 #define LEAST_SPIN 64
 
+/* Nanoseconds that a rank which takes turns spins for ranks of other cores, when none on its own has anything to do. To
+ * give the core away and have it back takes as long, and brings nothing: the others wait too. */
+#define AFAR_SPIN 2000
+
 typedef struct {
     int rounds, asleep, crowded; /* the last: others wanted the core meanwhile */
     uint32_t bell;
-    int64_t since;
+    int64_t since, spun; /* the last: since when it spins for ranks of other cores */
     long switches; /* of this thread, at `since` */
 } Idle;
 
@@ -68,6 +72,20 @@ static void awake(Group *group, Idle *idle)
     if (idle->asleep)
         atomic_fetch_sub(&group->doorbells[group->rank].sleepers, 1);
     idle->asleep = 0;
+}
+
+/* Called in place of `idle_once` when nobody on this core has anything to do. False when it is time to yield. */
+static int spin_for_others(Idle *idle)
+{
+    int64_t now = nanoseconds();
+    if (!idle->spun)
+        idle->spun = now;
+    if (now - idle->spun >= AFAR_SPIN) {
+        idle->spun = 0;
+        return 0;
+    }
+    relax();
+    return 1;
 }
 
 /* Called when nothing can go on, again and again. False when patience is over. */
