@@ -51,7 +51,7 @@ typedef struct {
     int rounds, asleep, crowded; /* the last: others wanted the core meanwhile */
     uint32_t bell;
     int64_t since, spun; /* the last: since when it spins for ranks of other cores */
-    long switches; /* of this thread, at `since` */
+    long switches;       /* of this thread, at `since` */
 } Idle;
 
 /* How often another thread has had this one's core in its place. */
