@@ -9,8 +9,9 @@ another core:
 Counting is not enough: of three ranks on one core and one rank on fifteen there are more cores than ranks, and three of
 them take turns. Nor is the own set alone: a rank that is bound to one core of sixteen may have it to itself.
 
-Ranks that take turns yield. On a virtual machine it takes long to wake one that sleeps, so none does before the others
-of its core may have had their turns (`Waiting`).
+Ranks that take turns yield, unless all on their core wait for ranks of others (`all_await_others` in `shm_core.c`). On
+a virtual machine it takes long to wake one that sleeps, so none does before the others of its core may have had their
+turns (`Waiting`).
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ static int idle_once(Group *group, Idle *idle)
     }
     idle->rounds++;
     int64_t now = nanoseconds();
-    /* a rank without a core of its own never spins, and need not ask the kernel what its yields let others do: a sixth
-     * of a small call */
+    /* a rank without a core of its own does not spin here, and need not ask the kernel what its yields let others do: a
+     * sixth of a small call */
     int learns = group->spin_limit > 0;
     if (!idle->since)
         idle->since = now, idle->switches = learns ? switches() : 0;
