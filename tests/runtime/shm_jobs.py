@@ -371,6 +371,24 @@ def threads_and_groups(rank: int, size: int, exchange: Exchange) -> None:
         raise faults[0]
 
 
+def takes_turns(rank: int, size: int, exchange: Exchange, places: list[int]) -> None:
+    """Bound to one of two cores that all share; it is late now and then, and moves to the other core now and then."""
+    allowed_before, late = os.sched_getaffinity(0), np.random.default_rng(rank)
+    cores = sorted(allowed_before)[:2]
+    os.sched_setaffinity(0, {cores[places[rank]]})
+    try:
+        with ShmGroup.create(rank, size, exchange, timeout=30, capacity=SMALL) as group:
+            for seed, n in enumerate([1, 7, 64, 1003, 5000] * 4):
+                check_moves(group, n, DType.F32, seed)
+                if late.random() < 0.3:
+                    time.sleep(late.choice([1e-5, 1e-4, 3e-3]))
+                check_reductions(group, n, DType.I32, Reduction.SUM, seed)
+                if late.random() < 0.2:
+                    os.sched_setaffinity(0, {cores[late.integers(2)]})
+    finally:
+        os.sched_setaffinity(0, allowed_before)
+
+
 def cycles(rank: int, size: int, exchange: Exchange, count: int) -> tuple[int, int, list[str]]:
     """Start and stop groups; the descriptors before and after, and names left."""
 

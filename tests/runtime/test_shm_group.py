@@ -4,6 +4,8 @@ machines.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import shm_jobs
 from shm_ranks import Ranks, good
@@ -63,6 +65,13 @@ def test_ranks_that_read_each_others_memory(ranks: Ranks, size: int, cache: int)
     assert len(set(may)) == 1, "ranks differ in whether they may"
     if not may[0]:
         pytest.skip("this kernel does not let processes read each other's memory")
+
+
+@compiled_core
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+@pytest.mark.parametrize("places", [[0, 0, 1, 1], [0, 1, 0, 1, 0], [0, 0, 0, 1], [0, 0]])
+def test_ranks_that_take_turns_on_cores(ranks: Ranks, places: list[int]) -> None:
+    good(ranks.run(len(places), shm_jobs.takes_turns, places))
 
 
 def test_the_bits_do_not_depend_on_algorithm_or_size(ranks: Ranks) -> None:

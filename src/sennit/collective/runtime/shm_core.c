@@ -413,12 +413,14 @@ static int all_done(const Call *call, const int32_t *at, int put_off)
     return 1;
 }
 
+/* Calls of this group. */
 static uint64_t begun_by(const Group *group, int rank)
 {
     ptrdiff_t away = (ptrdiff_t)(rank - group->rank) * STATUS_BYTES;
     return atomic_load_explicit((_Atomic uint64_t *)((char *)group->calls_begun + away), memory_order_relaxed);
 }
 
+/* Whether a rank began its last call on this core. */
 static int is_near(const Group *group, int rank)
 {
     return atomic_load_explicit(&group->doorbells[rank].core, memory_order_relaxed) == group->core;
