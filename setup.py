@@ -15,9 +15,11 @@ setup(
             "sennit.collective.runtime._shm_core",
             [f"{FOLDER}/shm_core.c"],
             depends=[
-                f"{FOLDER}/shm_{part}.h" for part in ("copy", "messages", "pages", "pull", "records", "reduce", "wait")
+                f"{FOLDER}/shm_{part}.h"
+                for part in ("copy", "messages", "pages", "pull", "records", "reduce", "strips", "wait")
             ],
-            extra_compile_args=["-O3", "-std=gnu11", "-fwrapv", "-fno-math-errno", "-fno-trapping-math"],
+            extra_compile_args=["-O3", "-std=gnu11", "-fwrapv", "-fno-math-errno", "-fno-trapping-math", "-pthread"],
+            extra_link_args=["-pthread"],
             optional=True,
             py_limited_api=True,
         ),

@@ -1,7 +1,7 @@
 """The constants of `shm_plan.py`, measured: the same collective staged or direct, its output past the cache or through
 it, with smaller or larger tiles.
 
-    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7] [--only-chosen | --sums] [--switches] [--pages huge] [--shared] [--written] [--rings 0 8192 ...]
+    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7] [--only-chosen | --sums] [--switches] [--pages huge] [--shared] [--written] [--rings 0 8192 ...] [--threads 1 2 4]
 
 | variant | is |
 |---|---|
@@ -10,6 +10,7 @@ it, with smaller or larger tiles.
 | past, cached | of `staged`: outputs are written past the cache, or through it |
 | direct N, past | of sums: read in the memory of the other process N KiB of each rank at a time, and tiles of so many sums; outputs past the cache |
 | shared | as chosen, with `--shared`: the input lies in memory of the group, `ShmGroup.allocate`, and is read there |
+| 2 chosen, 2 staged | in as many strips, each moved by another thread of the rank, with `--threads` |
 | whole | of a broadcast: the root's array staged by the root alone, where the plan has slices |
 | tile N | of `staged`, as chosen, with at most N KiB of a slot |
 | ring N | staged, in a group of its own, whose tiles go round in N KiB; `slots`: in slots; `past`: outputs are written past the cache |
@@ -84,6 +85,7 @@ def variants(
     only_chosen: bool,
     direct: int | None = None,
     sums: bool = False,
+    threads: list[int] | None = None,
 ) -> dict[str, Plan]:
     def made(direct_from: int | None, **constants: object) -> Plan:
         group.direct_from = direct_from
@@ -98,6 +100,8 @@ def variants(
     found = {"chosen": made(direct)}
     if direct is not None:
         return found
+    if threads:
+        return found | in_strips(group, name, made, threads)
     if name == "broadcast":
         chosen, group.table = group.table, default_table(group.size, group.cores)
         found["whole"] = made(None)
@@ -110,8 +114,7 @@ def variants(
         found["direct"] = made(0)
     if name in (*MOVES, "all_reduce"):
         for label, past in (("past", 1), ("cached", 0)):
-            found[label] = plan = made(NEVER)
-            plan.record.large = plan.record.vast = past
+            found[label] = with_outputs(made(NEVER), past)
     for kibibytes in TILES:
         used = kibibytes << 10
         found[f"tile {kibibytes}"] = made(
@@ -122,14 +125,38 @@ def variants(
     return found
 
 
+def with_outputs(plan: Plan, past: int) -> Plan:
+    """Its output past the cache, or through it."""
+    for strip in plan.strips:
+        strip.large = strip.vast = past
+    return plan
+
+
+def in_strips(group: ShmGroup, name: str, made: Callable[..., Plan], threads: list[int]) -> dict[str, Plan]:
+    found: dict[str, Plan] = {}
+    most = group.threads
+    for count in threads:
+        group.threads, group.strip_bytes = min(count, most), 1
+        found[f"{count} chosen"] = made(None)
+        for label, ahead in (("staged", 0), ("ahead", 1)):
+            found[f"{count} {label}"] = plan = made(NEVER)
+            plan.record.ahead = ahead
+        if name in MOVES:
+            for label, past in (("past", 1), ("cached", 0)):
+                found[f"{count} {label}"] = with_outputs(made(NEVER), past)
+        if name in ("all_to_all", "all_gather", "reduce_scatter") and group.may_read:
+            found[f"{count} direct"] = made(0)
+    group.threads, group.strip_bytes = most, None
+    return found
+
+
 def ways_of_sums(name: str, made: Callable[..., Plan]) -> dict[str, Plan]:
     found = {"staged": made(NEVER)}
     for kibibytes in (64, 128):
-        found[f"direct {kibibytes}"] = plan = made(0, _PIECE=kibibytes << 10, _PIECES=1 << 20, _SUMS=kibibytes << 10)
-        plan.record.large = plan.record.vast = 0
+        plan = made(0, _PIECE=kibibytes << 10, _PIECES=1 << 20, _SUMS=kibibytes << 10)
+        found[f"direct {kibibytes}"] = with_outputs(plan, 0)
     if name != "reduce_scatter":
-        found["past"] = plan = made(0)
-        plan.record.large = plan.record.vast = 1
+        found["past"] = with_outputs(made(0), 1)
     return found
 
 
@@ -143,8 +170,7 @@ def in_rings(groups: dict[str, ShmGroup], name: str, source: np.ndarray, target:
     for label, group in groups.items():
         for past in (0, 1) if name in MOVES else (0,):
             group.direct_from = NEVER
-            plan = variants(group, name, source, target, True, NEVER)["chosen"]
-            plan.record.large = plan.record.vast = past
+            plan = with_outputs(variants(group, name, source, target, True, NEVER)["chosen"], past)
             found[f"{label} past" if past else label] = group, plan
     return found
 
@@ -185,6 +211,7 @@ def rank_main(
     rings: list[int],
     shared: bool,
     written: bool,
+    threads: list[int],
 ) -> None:
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // size)
@@ -199,7 +226,9 @@ def rank_main(
     with ExitStack() as stack:
 
         def made(capacity: Capacity | None = None) -> ShmGroup:
-            return stack.enter_context(ShmGroup.create(rank, size, exchange, timeout=60, capacity=capacity))
+            most = max(threads, default=None)
+            created = ShmGroup.create(rank, size, exchange, timeout=60, capacity=capacity, threads=most)
+            return stack.enter_context(created)
 
         group = made()
         groups = {f"ring {n}" if n else "slots": made(Capacity(wide=n << 10)) for n in rings}
@@ -217,7 +246,7 @@ def rank_main(
                 if groups:
                     plans = in_rings(groups, name, source, target)
                 else:
-                    found = variants(group, name, source, target, only_chosen, sums=sums and name in SUMS)
+                    found = variants(group, name, source, target, only_chosen, None, sums and name in SUMS, threads)
                     plans = {label: (group, plan) for label, plan in found.items()}
                 places = dict.fromkeys(plans, (source, target))
                 if shared:
@@ -294,6 +323,7 @@ def main() -> int:
     parser.add_argument("--shared", action="store_true", help="arrays in memory of the group too")
     parser.add_argument("--written", action="store_true", help="each rank writes its input before each call")
     parser.add_argument("--rings", type=int, nargs="+", default=[], help="KiB of staging")
+    parser.add_argument("--threads", type=int, nargs="+", default=[], help="of each rank")
     parser.add_argument(
         "--offset", type=int, default=16, help="bytes from the beginning of a line to that of an array; numpy's have 16"
     )
@@ -306,7 +336,7 @@ def main() -> int:
         options.sums,
         options.switches,
     )
-    words += options.offset, options.pages, options.rings, options.shared, options.written
+    words += options.offset, options.pages, options.rings, options.shared, options.written, options.threads
     return run_ranks(rank_main, options.ranks, words)
 
 

@@ -54,7 +54,8 @@ def empty(*size: Any, dtype: Any = None, group: Any = None) -> Any:
 
 
 def _create(options: Any, backend_options: Any) -> SennitGroup:
-    from sennit.collective.runtime.group_torch import create_group
+    from sennit.collective.runtime.group_torch import HostSettings, create_group
     from sennit.environment import current_environment
 
-    return create_group(options, backend_options, current_environment().interface)
+    said = current_environment()
+    return create_group(options, backend_options, HostSettings(said.interface, said.threads, said.local_ranks))

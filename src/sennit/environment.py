@@ -6,6 +6,10 @@
                       (default: $XDG_CACHE_HOME/sennit, else ~/.cache/sennit)
     SENNIT_INTERFACE  the network interface by which the backend reaches other hosts, such as eth0
                       (default: the one that leads to the host of the rendezvous)
+    SENNIT_THREADS    threads of a rank that move the bytes of a large collective between the ranks of a host
+                      (default: its share of the cores, 4 at most)
+
+Of other programs it reads LOCAL_WORLD_SIZE, by which torchrun says how many processes it has started on this host.
 
 `read_environment` is a pure function of a mapping. The edges of the program (the command line, the pipeline) call
 `current_environment` once and pass the values on; a pass never looks at the environment. A name with the prefix that is
@@ -27,7 +31,8 @@ __all__ = ["Environment", "current_environment", "read_environment"]
 
 _PREFIX = "SENNIT_"
 _DEBUG, _LOG, _CACHE_DIR, _INTERFACE = "SENNIT_DEBUG", "SENNIT_LOG", "SENNIT_CACHE_DIR", "SENNIT_INTERFACE"
-_KNOWN = (_DEBUG, _LOG, _CACHE_DIR, _INTERFACE)
+_THREADS, _LOCAL_RANKS = "SENNIT_THREADS", "LOCAL_WORLD_SIZE"
+_KNOWN = (_DEBUG, _LOG, _CACHE_DIR, _INTERFACE, _THREADS)
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 _LEVELS = {
@@ -47,6 +52,8 @@ class Environment:
     log_level: int
     cache_dir: Path
     interface: str | None = None
+    threads: int | None = None
+    local_ranks: int | None = None
 
 
 def current_environment() -> Environment:
@@ -63,6 +70,8 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
         log_level=_read_level(variables, _LOG),
         cache_dir=_read_cache_dir(variables),
         interface=variables.get(_INTERFACE, "").strip() or None,
+        threads=_read_count(variables, _THREADS),
+        local_ranks=_read_local_ranks(variables),
     )
 
 
@@ -88,6 +97,20 @@ def _read_level(variables: Mapping[str, str], name: str) -> int:
     if text not in _LEVELS:
         raise _unreadable(name, variables[name], f"use one of {', '.join(_LEVELS)}", tuple(_LEVELS))
     return _LEVELS[text]
+
+
+def _read_count(variables: Mapping[str, str], name: str) -> int | None:
+    text = variables.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise _unreadable(name, variables[name], "use a whole number, 1 or more")
+    return int(text)
+
+
+def _read_local_ranks(variables: Mapping[str, str]) -> int | None:
+    text = variables.get(_LOCAL_RANKS, "").strip()
+    return int(text) if text.isdecimal() and int(text) else None  # another program's variable: not ours to judge
 
 
 def _read_cache_dir(variables: Mapping[str, str]) -> Path:

@@ -10,7 +10,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import torch.distributed as dist
 
 from sennit.collective.runtime.backend_torch import SennitGroup
 from sennit.collective.runtime.communicator_torch import Communicator, Solo
@@ -21,15 +25,36 @@ from sennit.collective.runtime.p2p_links import Links
 from sennit.collective.runtime.private_torch import stay_unrecorded
 from sennit.collective.runtime.rendezvous_torch import Rendezvous, group_by_host, host_identity, own_address
 from sennit.collective.runtime.shared_torch import Shared
+from sennit.collective.runtime.shm_segment import Exchange
 from sennit.collective.selection import SelectionTable
 from sennit.errors import CollectiveError
 
-__all__ = ["create_group"]
+__all__ = ["HostSettings", "create_group"]
 
 _COLLECTIVE = 1  # the kind of messages of collectives over all members
 
 
-def create_group(options: Any, table: SelectionTable | None = None, interface: str | None = None) -> SennitGroup:
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """Of this process: `interface` leads to other hosts; `threads` are those of `ShmEndpoint.create`; `local_ranks` is
+    how many processes the launcher has started on this host, where it says so.
+    """
+
+    interface: str | None = None
+    threads: int | None = None
+    local_ranks: int | None = None
+
+    @property
+    def sharers(self) -> int | None:
+        """Processes that share the cores of this host: those of the default group, if nobody says how many are here."""
+        if self.local_ranks is not None:
+            return self.local_ranks
+        return int(dist.get_world_size()) if dist.is_initialized() else None
+
+
+def create_group(
+    options: Any, table: SelectionTable | None = None, settings: HostSettings | None = None
+) -> SennitGroup:
     """`options` is what c10d passes to a creator: store, rank, size, timeout, name.
 
     `table` is a tuned table for a group on one host.
@@ -44,7 +69,7 @@ def create_group(options: Any, table: SelectionTable | None = None, interface: s
         return SennitGroup(store, Solo(), None, (0,), name=name, timeout=timeout)
     meet = Rendezvous(store, rank, size, timeout)
     try:
-        return _join(options, meet, table, interface, name)
+        return _join(options, meet, table, settings or HostSettings(), name)
     except OSError as error:
         told = explained(error, f"rank {rank} cannot set up the group", f"a sennit group of {size} ranks")
         meet.give_up(told)
@@ -55,14 +80,14 @@ def create_group(options: Any, table: SelectionTable | None = None, interface: s
 
 
 def _join(
-    options: Any, meet: Rendezvous, table: SelectionTable | None, interface: str | None, name: str
+    options: Any, meet: Rendezvous, table: SelectionTable | None, settings: HostSettings, name: str
 ) -> SennitGroup:
     timeout = meet.timeout
-    address = own_address(meet.store, interface)
+    address = own_address(meet.store, settings.interface)
     links = Links(meet.rank, meet, host=host_identity(), address=address, timeout=timeout)
     communicator: Communicator | None = None
     try:
-        communicator = _communicator(links, meet, table, timeout)
+        communicator = _communicator(links, meet, table, settings)
         members = tuple(options.global_ranks_in_group) or tuple(range(meet.size))
         group = SennitGroup(meet.store, communicator, links, members, name=name, timeout=timeout)
         meet(b"")  # from here on it breaks, and whoever is in it is told
@@ -74,10 +99,10 @@ def _join(
         raise
 
 
-def _communicator(links: Links, meet: Rendezvous, table: SelectionTable | None, timeout: float) -> Communicator:
+def _communicator(links: Links, meet: Rendezvous, table: SelectionTable | None, settings: HostSettings) -> Communicator:
     hosts = group_by_host([address.host for address in links.addresses])
     if len(hosts) == 1:
-        shared = Shared.create(links.rank, range(links.size), meet, timeout=timeout)
+        shared = _shared(links.rank, range(links.size), meet, meet.timeout, settings)
         if table is not None:
             shared.group.use(table)
         return shared
@@ -91,9 +116,14 @@ def _communicator(links: Links, meet: Rendezvous, table: SelectionTable | None, 
 
     if len(mine) == 1:
         return Hosts(links, hosts, Solo())
-    row = Shared.create(mine.index(links.rank), mine, meet_on_host, timeout=timeout)
+    row = _shared(mine.index(links.rank), mine, meet_on_host, meet.timeout, settings)
     row.group.sleep_soon()
     return Hosts(links, hosts, row)
+
+
+def _shared(rank: int, names: Sequence[int], exchange: Exchange, timeout: float, settings: HostSettings) -> Shared:
+    threads, sharers = settings.threads, settings.sharers
+    return Shared.create(rank, names, exchange, timeout=timeout, threads=threads, sharers=sharers)
 
 
 def _check_table(table: SelectionTable, size: int) -> None:

@@ -69,9 +69,18 @@ class Shared:
 
     @classmethod
     def create(
-        cls, rank: int, names: Sequence[int], exchange: Callable[[bytes], list[bytes]], *, timeout: float
+        cls,
+        rank: int,
+        names: Sequence[int],
+        exchange: Callable[[bytes], list[bytes]],
+        *,
+        timeout: float,
+        threads: int | None = None,
+        sharers: int | None = None,
     ) -> Shared:
-        return cls(TensorGroup.create(rank, len(names), exchange, timeout=timeout), names)
+        """`threads` and `sharers` are those of `ShmEndpoint.create`."""
+        group = TensorGroup.create(rank, len(names), exchange, timeout=timeout, threads=threads, sharers=sharers)
+        return cls(group, names)
 
     def all_reduce(self, tensor: Tensor, reduction: str, timeout: float) -> None:
         self._run(CollectiveName.ALL_REDUCE, tensor, tensor, tensor.numel(), reduction, None, timeout)

@@ -7,7 +7,7 @@ Python: ctypes calls it, so other threads run meanwhile.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_int32, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_char, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from enum import Enum, IntEnum
 from pathlib import Path
 
@@ -29,6 +29,7 @@ __all__ = [
     "Reduction",
     "Ringed",
     "Status",
+    "StripRecord",
     "TileRecord",
     "TransferRecord",
     "WatchRecord",
@@ -157,6 +158,7 @@ class GroupRecord(Structure):
         ("left_by", POINTER(c_uint64)),
         ("exits", ExitRecord * SLOTS),
         ("core", c_int32),
+        ("strips", c_void_p),
     ]
 
 
@@ -212,10 +214,31 @@ class CallRecord(Structure):
         ("staged", c_int32 * 2),
         ("call", c_uint64),
         ("words", c_void_p),
+        ("first", c_int64),
+        ("stop", c_int64),
         ("entered", c_int64),
         ("begun", c_int64),
         ("left", c_int64),
         ("tiles", TileRecord * SLOTS),
+        ("strips", c_int32),
+        ("rouses", c_int32),
+        ("others", c_void_p),
+    ]
+
+
+class StripRecord(Structure):
+    _fields_ = [
+        ("state", c_uint32),
+        ("bell", c_uint32),
+        ("sleepers", c_uint32),
+        ("ends", c_uint32),
+        ("group", c_void_p),
+        ("call", c_void_p),
+        ("status", c_int32),
+        ("started", c_int32),
+        ("thread", c_uint64),
+        ("ended", c_int64),
+        ("rest", c_char * (2 * LINE - 56)),
     ]
 
 
@@ -247,6 +270,10 @@ def load_core() -> ctypes.CDLL | None:
     library.sennit_run.argtypes = [c_void_p, c_void_p]
     library.sennit_start.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int32]
     library.sennit_start_briefly.argtypes = library.sennit_start.argtypes
+    library.sennit_help.argtypes = [c_void_p, c_int32]
+    library.sennit_help.restype = None
+    library.sennit_dismiss.argtypes = [c_void_p, c_int32]
+    library.sennit_dismiss.restype = None
     library.sennit_huge.argtypes = [c_int32, c_void_p, c_int64]
     library.sennit_peek.argtypes = [c_int32, c_void_p, c_void_p, c_int64]
     library.sennit_exchange.argtypes = [c_void_p, c_int32, c_void_p, c_int32]

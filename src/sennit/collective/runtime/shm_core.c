@@ -45,6 +45,7 @@
 #include "shm_pull.h"
 #include "shm_records.h"
 #include "shm_reduce.h"
+#include "shm_strips.h"
 #include "shm_wait.h"
 
 /* ---- the interpreter --------------------------------------------------------------------------------------------- */
@@ -164,11 +165,11 @@ static int move_data(Group *group, const Call *call, Tile *tile, const Instructi
         return 1; /* the user's input is the user's output: it is there */
     Piece piece = piece_of(group, call, tile, step);
     int pulled = step->op == GET && is_pulled(group, call, tile, step->peer, step->source_buffer);
-    /* what is not staged lies there as a whole: all of a part with the first tile, in one go */
+    /* what is not staged lies there as a whole: all of a part, as far as the strip goes, with the first tile */
     if (call->apart && (pulled || step->op == COPY)) {
-        if (tile->first)
+        if (tile->first != call->first)
             return 1;
-        piece.bytes = (size_t)(call->elements * call->itemsize);
+        piece.bytes = (size_t)((call->stop - call->first) * call->itemsize);
     }
     if (pulled && call->bounced && step->target_buffer == OUTPUT)
         return pull_past_cache(group, step->peer, piece, tile->scratch, call->bounced);
@@ -303,7 +304,7 @@ static int64_t next_place(Group *group, const Call *call)
  * on. */
 static void enter_tile(Group *group, Call *call, Tile *tile)
 {
-    int64_t left = call->elements - call->entered, item = call->itemsize,
+    int64_t left = call->stop - call->entered, item = call->itemsize,
             grain = (int64_t)call->chunks * call->alignment;
     tile->first = call->entered;
     tile->reduced = 0;
@@ -454,6 +455,22 @@ static int all_await_others(const Group *group, const Call *call, int put_off)
     return call->left < call->begun;
 }
 
+/* Into the next tile, if there is one and its slot is free; of those under way, at most so many with it. */
+static int enter_next(Group *group, Call *call, int most)
+{
+    if ((call->begun && call->entered >= call->stop) || call->begun - call->left >= most || !slot_is_free(group))
+        return 0;
+    enter_tile(group, call, &call->tiles[call->begun % SLOTS]);
+    begin_tile(call, steps_of(call, call->begun));
+    call->begun++;
+    return 1;
+}
+
+static int is_over(const Call *call)
+{
+    return call->begun && call->left == call->begun && call->entered >= call->stop;
+}
+
 /* Goes on with a call: enters tiles as long as there are slots, so that peers need not wait for them (one at a time, if
  * that is to stage its input), runs those under way, the oldest first, and leaves them in order. WAITING after so many
  * rounds in which nothing moved, all together. */
@@ -463,13 +480,9 @@ static int go_on(Group *group, Call *call, int rounds)
     int put_off =
         call->only_read && (call->staged[INPUT] || !call->touched[INPUT] || call->early) && !call->touched[OUTPUT];
     int offers = call->direct == EITHER && !call->staged[INPUT];
-    while (!call->begun || call->left < call->begun || call->entered < call->elements) {
+    while (!is_over(call)) {
         int moved = 0, most = offers && !call->left ? 1 : SLOTS; /* who offers its input sees first whether all do */
-        while ((!call->begun || call->entered < call->elements) && call->begun - call->left < most &&
-               slot_is_free(group)) {
-            enter_tile(group, call, &call->tiles[call->begun % SLOTS]);
-            begin_tile(call, steps_of(call, call->begun));
-            call->begun++;
+        while (enter_next(group, call, most)) {
             moved = 1;
             if (call->staged[INPUT])
                 break; /* that was work: what is under way comes first; else peers only wait for the signal */
@@ -489,7 +502,7 @@ static int go_on(Group *group, Call *call, int rounds)
         while (call->left < call->begun && all_done(call, steps_of(call, call->left), put_off)) {
             Tile *tile = &call->tiles[call->left % SLOTS];
             if (!call->left && all_offered(group, call, tile))
-                call->entered = call->elements;
+                call->entered = call->stop;
             leave_tile(group, call, tile, steps_of(call, call->left));
             call->left++;
             moved = 1;
@@ -507,7 +520,10 @@ static int go_on(Group *group, Call *call, int rounds)
     return DONE;
 }
 
-int sennit_run(Group *group, Call *call) { return go_on(group, call, INT_MAX); }
+int sennit_run(Group *group, Call *call)
+{
+    return call->strips > 1 ? go_on_in_strips(group, call) : go_on(group, call, INT_MAX);
+}
 
 static int64_t bytes_of(const Call *call, int buffer) { return call->parts[buffer] * call->elements * call->itemsize; }
 
@@ -562,7 +578,8 @@ static int begin(Group *group, Call *call, char *source, char *target, int32_t s
     call->staged[OUTPUT] = staged >> 1;
     if (call->direct == DIRECT && call->touched[INPUT] && !is_readable(group, source, bytes_of(call, INPUT)))
         return UNREADABLE;
-    call->entered = call->begun = call->left = 0;
+    call->entered = call->first;
+    call->begun = call->left = 0;
     CallNote *note = &group->notes[++group->calls % NOTES];
     note->number = group->calls;
     note->call = call->call;
@@ -571,13 +588,14 @@ static int begin(Group *group, Call *call, char *source, char *target, int32_t s
         say_core(group);
     memcpy(note->words, call->words, sizeof note->words);
     atomic_store_explicit(group->calls_begun, group->calls, memory_order_release);
+    begin_strips(group, call);
     return DONE;
 }
 
 int sennit_start(Group *group, Call *call, char *source, char *target, int32_t staged)
 {
     int status = begin(group, call, source, target, staged);
-    return status ? status : go_on(group, call, INT_MAX);
+    return status ? status : sennit_run(group, call);
 }
 
 /* For who may not wait for long: WAITING where `sennit_start` would wait for more than some microseconds, or at all
@@ -586,5 +604,7 @@ int sennit_start_briefly(Group *group, Call *call, char *source, char *target, i
 {
     int spin = group ? atomic_load_explicit(&group->spin, memory_order_relaxed) : 0;
     int status = begin(group, call, source, target, staged);
+    if (!status && call->strips > 1)
+        return WAITING;
     return status ? status : go_on(group, call, spin < LEAST_SPIN ? spin : LEAST_SPIN);
 }

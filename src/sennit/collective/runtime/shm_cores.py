@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-__all__ = ["Waiting", "has_own_core"]
+__all__ = ["Waiting", "has_own_core", "neighbours"]
 
 _SPINS = 2_000  # rounds, some 50 microseconds
 _YIELDS = 100  # a few rounds of the ranks that share a core
@@ -54,12 +54,12 @@ class Waiting:
 
 def has_own_core(rank: int, cores: Sequence[Set[int]]) -> bool:
     """`cores`: by rank, those that it may run on."""
-    together = _neighbours(rank, cores)
+    together = neighbours(rank, cores)
     taken: dict[int, int] = {}  # by core: who runs there
     return all(_settle(member, cores, taken, set()) for member in together)
 
 
-def _neighbours(rank: int, cores: Sequence[Set[int]]) -> set[int]:
+def neighbours(rank: int, cores: Sequence[Set[int]]) -> set[int]:
     """The ranks that share cores with this one, directly or through others; and itself."""
     found, reached = {rank}, set(cores[rank])
     while fresh := {other for other, own in enumerate(cores) if other not in found and own & reached}:

@@ -37,12 +37,13 @@ from sennit.collective.runtime.liveness import Identity, Liveness
 from sennit.collective.runtime.shm_abi import SLOTS, CallRecord, GroupRecord, Inputs, PlaceRecord, Reduction, Status
 from sennit.collective.runtime.shm_arena import Arena
 from sennit.collective.runtime.shm_cores import Waiting
-from sennit.collective.runtime.shm_facts import Facts, Secret, everyone, sees
-from sennit.collective.runtime.shm_machine import Machine, choose_machine
+from sennit.collective.runtime.shm_facts import Facts, Secret, everyone, sees, threads_of
+from sennit.collective.runtime.shm_machine import CompiledMachine, Machine, choose_machine
 from sennit.collective.runtime.shm_pages import PageMap, huge_pages
 from sennit.collective.runtime.shm_plan import LoadedCode, Plan, SharedCache, make_plan
 from sennit.collective.runtime.shm_segment import BROKEN, CALLS_KEPT, Capacity, Exchange, Layout, Segment, open_segment
 from sennit.collective.runtime.shm_shortcut import new_turn
+from sennit.collective.runtime.shm_strips import Strips, strips_for
 from sennit.collective.runtime.shm_workspace import Workspace
 from sennit.errors import CollectiveError, RunError
 from sennit.ir.dtype import DType
@@ -69,6 +70,8 @@ class ShmEndpoint:
         cache: SharedCache | None = None,
     ) -> None:
         layout = segment.layout
+        self.threads = 1 if segment.scarce else layout.strips  # that large calls may be cut for; fewer are allowed too
+        self.strip_bytes: int | None = None  # of a strip at least, to overrule `strips_for`; the same on all ranks
         self.may_read = may_read  # whether ranks may read each other's memory
         self.direct_from: int | None = None  # bytes of a part, to overrule `LoadedCode.inputs`; the same on all ranks
         self.ring_from: int | None = None  # bytes of a tile, to overrule `ringed`; the same
@@ -92,11 +95,13 @@ class ShmEndpoint:
         self._plans: dict[tuple[str, int, DType, Reduction | None], Plan] = {}
         self._flags_used = 0
         self._compared = [0] * self.size  # by rank: the last of its calls that were compared with this rank's
-        self._has_ring = False
-        self._workspace = Workspace()
+        self._has_ring = set[int]()  # strips
+        self._workspaces = [Workspace() for _ in range(layout.strips)]
         self._pages = PageMap()
         weakref.finalize(self, self._pages.close)
         self._broken: RuntimeFailure | None = None
+        self._kept: list[object] = []  # that records point into
+        self._strips: Strips | None = None
         self._record = self._make_record(segment, Waiting.of(self.rank, cores))
         self.address = ctypes.addressof(self._record)
 
@@ -110,21 +115,28 @@ class ShmEndpoint:
         timeout: float,
         capacity: Capacity | None = None,
         compiled: bool = True,
+        threads: int | None = None,
+        sharers: int | None = None,
     ) -> Self:
         """All ranks call it.
 
         `exchange` gathers small bytes of all ranks, in their order. `compiled=False`: the interpreter in Python.
+        `threads`: that move the bytes of a large call, in each rank; a rank's share of the cores, unless it is given.
+        `sharers`: the processes on this host that want their share too, if the group has not all of them.
         """
+        if threads is not None and threads < 1:
+            raise RunError(f"{threads} threads for collectives", where=f"rank {rank}", fix="use one or more")
         if not 0 <= rank < size:
             raise RunError(f"rank {rank} of {size}", fix="use ranks 0 to size - 1")
         if not hasattr(os, "memfd_create"):
             raise RunError("shared-memory groups need Linux", fix="use the gloo backend on other systems")
         machine = choose_machine(compiled)
         secret = Secret()
-        ranks = everyone(Facts.own(rank, size, machine, secret), exchange)
+        ranks = everyone(Facts.own(rank, size, machine, secret, threads, sharers), exchange)
         if len({facts.machine for facts in ranks}) > 1:
             machine = choose_machine(False)  # the two speak the same protocol, but only one of them can fence memory
-        layout = Layout(size, capacity or Capacity(arena=min(facts.room for facts in ranks)))
+        capacity = capacity or Capacity(arena=min(facts.room for facts in ranks))
+        layout = Layout(size, capacity, threads_of(ranks))
         segment = open_segment(rank, layout, exchange)
         cores = [set(facts.cores) for facts in ranks]
         sees_all = sees(machine, [facts for facts in ranks if facts.rank != rank])
@@ -138,26 +150,44 @@ class ShmEndpoint:
 
     def _make_record(self, segment: Segment, waiting: Waiting) -> GroupRecord:
         layout, base = segment.layout, segment.address
-        self._peers = (PlaceRecord * (SLOTS * 2 * layout.ranks))()
+        pids = (ctypes.c_int32 * layout.ranks)(*(identity.pid for identity in self._identities))
+        self._kept.append(pids)
         record = GroupRecord()
-        record.base = base
-        record.doorbells, record.flags = base + layout.doorbells, base + layout.flags
-        record.staging, record.rings = base + layout.staging, base + layout.rings
-        self._pids = (ctypes.c_int32 * layout.ranks)(*(identity.pid for identity in self._identities))
-        record.peers, record.pids = self._peers, self._pids
-        self._left_by = (ctypes.c_uint64 * layout.ranks)()
-        record.left_by = self._left_by
+        record.base, record.rings = base, base + layout.rings
+        record.pids = pids
         record.notes, record.calls_begun = segment.own_notes, segment.own_calls_begun
         record.owned, record.broken = ctypes.addressof(ctypes.c_char.from_buffer(self._owned)), base + BROKEN
         record.bytes = layout.size
         record.flags_per_rank, record.staging_step = layout.capacity.flags, layout.staging_step
         record.slot_bytes, record.ring_bytes = layout.capacity.slot, layout.capacity.ring
-        record.staging_at = SLOTS * layout.capacity.slot
         record.rank, record.ranks = self.rank, self.size
         record.pagemap, record.huge = self._pages.descriptor, huge_pages()
         record.spin = record.spin_limit = waiting.spins
         record.yields, record.patience, record.linger = waiting.yields, _PATIENCE, waiting.linger
+        return self._placed(record, segment, 0)
+
+    def _placed(self, record: GroupRecord, segment: Segment, strip: int) -> GroupRecord:
+        """With what a strip shares with the strips of the same number, and with no other."""
+        layout, base = segment.layout, segment.address
+        peers, left_by = (PlaceRecord * (SLOTS * 2 * layout.ranks))(), (ctypes.c_uint64 * layout.ranks)()
+        self._kept += [peers, left_by]
+        record.doorbells, record.flags = base + layout.doorbells(strip), base + layout.flags(strip)
+        record.staging, record.staging_at = base + layout.staging(strip), SLOTS * layout.capacity.slot
+        record.peers, record.left_by = peers, left_by
         return record
+
+    def _make_strips(self) -> Strips:
+        assert isinstance(self.machine, CompiledMachine)
+        segment = self._usable()
+        groups: list[GroupRecord] = []
+        for strip in range(1, segment.layout.strips):
+            record = GroupRecord.from_buffer_copy(self._record)
+            record.epoch = record.calls = record.history = record.left = record.strips = 0
+            record.exits, record.workspace = type(record.exits)(), None
+            groups.append(self._placed(record, segment, strip))
+        strips = Strips(self.machine.library, groups)
+        self._record.strips = strips.address
+        return strips
 
     # ---- collectives -------------------------------------------------------------------------------------------------
 
@@ -255,9 +285,9 @@ class ShmEndpoint:
                 self._plans.clear()
             loaded = self.load(code)
             slot, part = self._layout.capacity.slot, elements * dtype.itemsize
-            inputs = Inputs.STAGED
+            inputs, strips = Inputs.STAGED, strips_for(loaded.widest * part, self.threads, self.strip_bytes)
             if self.may_read:
-                inputs = loaded.inputs(part, self.cache, self.direct_from, slot, self.cores)
+                inputs = loaded.inputs(part, self.cache, self.direct_from, slot, self.cores, strips)
             plan = make_plan(
                 loaded,
                 elements,
@@ -270,12 +300,16 @@ class ShmEndpoint:
                 cores=self.cores,
                 ring_from=self.ring_from,
                 shared_from=self.shared_from,
+                strips=strips,
             )
-            if plan.record.ringed and not self._has_ring:
-                self._usable().fill_ring()
-                self._has_ring = True
-            if plan.record.piece:
-                self._record.workspace = self._workspace.at_least(loaded.workspace)
+            if len(plan.strips) > 1 and self._strips is None:
+                self._strips = self._make_strips()
+            for strip, group in enumerate(self._groups[: len(plan.strips)]):
+                if plan.record.ringed and strip not in self._has_ring:
+                    self._usable().fill_ring(strip)
+                    self._has_ring.add(strip)
+                if plan.record.piece:
+                    group.workspace = self._workspaces[strip].at_least(loaded.workspace)
             if title is None:
                 self._plans[code.fingerprint, elements, dtype, reduction] = plan
             return plan
@@ -326,20 +360,31 @@ class ShmEndpoint:
 
     def _awaited(self, plan: Plan) -> tuple[int, ...]:
         """The ranks whose signals the blocks of this rank stand at, in the oldest tile that is under way."""
-        record = plan.record
-        if record.begun == record.left:
-            return (int(self._record.waiting_for),)
-        found: set[int] = set()
+        found = set[int]()
+        for group, strip in zip(self._groups, plan.strips, strict=False):
+            if not strip.begun or strip.left < strip.begun or strip.entered < strip.stop:
+                found |= self._awaited_in(plan, group, strip)
+        return tuple(sorted(found - {self.rank}))
+
+    def _awaited_in(self, plan: Plan, group: GroupRecord, strip: CallRecord) -> set[int]:
+        if strip.begun == strip.left:
+            return {int(group.waiting_for)}
+        found = set[int]()
         rows = plan.loaded.code.instructions
-        for block in range(record.block_count):
-            at = record.at[record.left % SLOTS * record.block_count + block]
-            end = record.blocks[2 * block + 1]
+        for block in range(strip.block_count):
+            at = strip.at[strip.left % SLOTS * strip.block_count + block]
+            end = strip.blocks[2 * block + 1]
             if at < end:
                 step = Instruction(Op(rows[at][0]), *rows[at][1:].tolist())
-                if record.direct:  # it reads what other processes have, if they live
+                if strip.direct:  # it reads what other processes have, if they live
                     found |= {place.rank for place in pulled_places(plan.loaded.code, self.rank, step)}
                 found |= {step.peer} if step.op is Op.WAIT else set()
-        return tuple(sorted(found - {self.rank}))
+        return found
+
+    @property
+    def _groups(self) -> tuple[GroupRecord, ...]:
+        """By strip."""
+        return (self._record, *(() if self._strips is None else self._strips.groups))
 
     def _check_calls(self, segment: Segment, plan: Plan) -> None:
         """Has a peer made another call where this rank makes this one?"""
@@ -480,9 +525,9 @@ class ShmEndpoint:
     def _moves_after_all(self, plan: Plan | None) -> bool:
         if plan is None:
             return False
-        before = _progress(plan.record)
+        before = _progress(plan)
         status = self.machine.run(self._record, self.address, plan)
-        return status == Status.DONE or before != _progress(plan.record)
+        return status == Status.DONE or before != _progress(plan)
 
     def _failure(self, cause: Cause, ranks: tuple[int, ...], did: str, what: str) -> RuntimeFailure:
         names = ", ".join(map(str, ranks))
@@ -535,6 +580,8 @@ class ShmEndpoint:
             segment.leave()
             self._liveness.close()
             self._pages.close()
+            if self._strips is not None:
+                self._strips.close()
 
     def __enter__(self) -> Self:
         return self
@@ -543,8 +590,9 @@ class ShmEndpoint:
         self.close()
 
 
-def _progress(record: CallRecord) -> tuple[int, int, list[int]]:
-    return record.begun, record.left, record.at[: SLOTS * record.block_count]
+def _progress(plan: Plan) -> list[tuple[int, int, list[int]]]:
+    """By strip."""
+    return [(strip.begun, strip.left, strip.at[: SLOTS * strip.block_count]) for strip in plan.strips]
 
 
 def _overlap(source: int, target: int, sizes: tuple[int, int]) -> bool:

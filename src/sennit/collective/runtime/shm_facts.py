@@ -2,6 +2,7 @@
 
     Facts        of a rank: who it is, which process, which machine runs its calls, its cores and their cache, and a secret in its memory
     everyone     the facts of all ranks, checked: they are the ranks of one group, on one host
+    threads_of   how many threads each rank has for its calls
     sees         whether this rank may read the memory of others: it finds their secrets there
     shared_cache bytes of the cache that the cores share
     processor_maker who made the cores
@@ -30,9 +31,20 @@ from sennit.collective.runtime.liveness import Identity, own_identity
 from sennit.collective.runtime.shm_machine import CompiledMachine, Machine
 from sennit.collective.runtime.shm_plan import SharedCache
 from sennit.collective.runtime.shm_segment import Capacity, Exchange
+from sennit.collective.runtime.shm_strips import cpu_quota, threads_for
 from sennit.errors import RunError
 
-__all__ = ["Facts", "Secret", "everyone", "kept_bytes", "processor_maker", "sees", "shared_cache", "shared_room"]
+__all__ = [
+    "Facts",
+    "Secret",
+    "everyone",
+    "kept_bytes",
+    "processor_maker",
+    "sees",
+    "shared_cache",
+    "shared_room",
+    "threads_of",
+]
 
 _SECRET = 16  # bytes
 _NEAR = frozenset({"AuthenticAMD", "HygonGenuine"})  # who make cores in complexes, each around a cache of its own
@@ -67,15 +79,42 @@ class Facts:
     cache: int  # bytes that the cores share
     keeps: int  # of them, what arrays may fill so that they are best written through it
     room: int  # bytes for arrays that the others read where they are
+    threads: int | None  # for its calls, if it was told; else its share of the cores, within
+    quota: float | None  # the cores that the system lets its container use at a time
+    sharers: int  # processes that it shares the host with
     secret: str
     secret_at: int
 
     @classmethod
-    def own(cls, rank: int, size: int, machine: Machine, secret: Secret) -> Facts:
+    def own(
+        cls,
+        rank: int,
+        size: int,
+        machine: Machine,
+        secret: Secret,
+        threads: int | None = None,
+        sharers: int | None = None,
+    ) -> Facts:
         me, cores = own_identity(), tuple(sorted(os.sched_getaffinity(0)))
-        cache, told = shared_cache(), (secret.text, secret.address)
+        cache = shared_cache()
         keeps = kept_bytes(cache, processor_maker())
-        return cls(rank, size, me.host, me.pid, me.started, machine.name, cores, cache, keeps, shared_room(size), *told)
+        return cls(
+            rank=rank,
+            size=size,
+            host=me.host,
+            pid=me.pid,
+            started=me.started,
+            machine=machine.name,
+            cores=cores,
+            cache=cache,
+            keeps=keeps,
+            room=shared_room(size),
+            threads=threads,
+            quota=cpu_quota(),
+            sharers=max(size, sharers or 1),
+            secret=secret.text,
+            secret_at=secret.address,
+        )
 
     @property
     def identity(self) -> Identity:
@@ -102,6 +141,18 @@ def everyone(own: Facts, exchange: Exchange) -> list[Facts]:
             fix="make a group of the ranks of each host",
         )
     return found
+
+
+def threads_of(ranks: Sequence[Facts]) -> int:
+    """Threads of each rank: one where calls are interpreted in Python."""
+    if any(facts.machine != ranks[0].machine or facts.machine != "compiled" for facts in ranks):
+        return 1
+    told = [facts.threads for facts in ranks if facts.threads is not None]
+    quotas = [facts.quota for facts in ranks if facts.quota is not None]
+    if told:
+        return min(told)
+    sharers = max(facts.sharers for facts in ranks)
+    return threads_for([set(facts.cores) for facts in ranks], min(quotas, default=None), sharers)
 
 
 def sees(machine: Machine, others: Sequence[Facts]) -> bool:

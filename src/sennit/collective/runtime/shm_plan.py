@@ -88,6 +88,7 @@ from sennit.collective.runtime.shm_abi import (
     Ringed,
 )
 from sennit.collective.runtime.shm_segment import Capacity, describe_call
+from sennit.collective.runtime.shm_strips import ROUSE_FROM, strip_ranges
 from sennit.errors import CollectiveError
 from sennit.ir.collective import CollectiveName, CollectiveSpec
 from sennit.ir.dtype import DType
@@ -134,6 +135,9 @@ _DIRECT_FROM = {
 # Of sums, bytes of a rank's input. A smaller one that was just written is in its core's own cache, to be staged from
 # there; in the memory of its process its lines would come one by one from that cache.
 _SUMMED_FROM = 2 << 20
+# The same where strips share the work: of what a strip reads at a time, and of sums, bytes of a rank's input. Threads of
+# one process wait for each other when the kernel looks at its pages, and each strip asks it as often as an uncut call.
+_STRIP_DIRECT_FROM, _SUMMED_IN_STRIPS_FROM = 256 << 10, 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +236,7 @@ class LoadedCode:
         least: int | None = None,
         slot_bytes: int | None = None,
         cores: int | None = None,
+        strips: int = 1,
     ) -> Inputs:
         """Where peers should read the inputs.
 
@@ -244,9 +249,11 @@ class LoadedCode:
         if least is not None:
             pays_from = least
         elif collective.name is CollectiveName.REDUCE_SCATTER:
-            pays_from = _SUMMED_FROM // code.ranks
+            pays_from = (_SUMMED_FROM if strips == 1 else _SUMMED_IN_STRIPS_FROM) // code.ranks
         else:
             pays_from = _DIRECT_FROM.get(collective.name, part_bytes + 1) * code.chunks
+            if strips > 1:
+                pays_from = max(pays_from, strips * _STRIP_DIRECT_FROM)
         if part_bytes < pays_from or not self.direct.may:  # the cheap question first
             return Inputs.STAGED
         piece = self.piece(Capacity().slot if slot_bytes is None else slot_bytes)
@@ -309,6 +316,11 @@ class LoadedCode:
         code = self.code
         widths = [[code.parts(rank, buffer) for buffer in (INPUT, OUTPUT)] for rank in range(code.ranks)]
         return sum(max(pair) if self.is_one_array else sum(pair) for pair in widths)
+
+    @property
+    def widest(self) -> int:
+        """Parts of the input or the output of any rank, at most."""
+        return max(self.code.parts(rank, buffer) for rank in range(self.code.ranks) for buffer in (INPUT, OUTPUT))
 
     def used_at_all(self, buffer: int) -> bool:
         return self.used[buffer] or self.touched[buffer]
@@ -393,6 +405,7 @@ class Plan:
     loaded: LoadedCode
     record: CallRecord
     address: int  # of the record
+    strips: tuple[CallRecord, ...]  # the first is the record
     identity: int
     words: bytes
     sizes: tuple[int, int]  # bytes of input and output
@@ -420,22 +433,24 @@ def make_plan(
     cores: int | None = None,
     ring_from: int | None = None,
     shared_from: int | None = None,
+    strips: int = 1,
 ) -> Plan:
     """`title` is what messages call it: the name of the collective, unless it is given.
 
-    `inputs`: the same on all ranks. `cores`: as `tile` has them.
+    `inputs`: the same on all ranks, as `strips`. `cores`: as `tile` has them.
     """
     code, rank = loaded.code, loaded.rank
     if reduction in (Reduction.BAND, Reduction.BOR, Reduction.BXOR) and dtype.is_float:
         raise CollectiveError(f"{reduction.value} of {dtype.value}", fix="bitwise reductions are for integers and bool")
     if reduction is Reduction.AVG and dtype is DType.BOOL:
         raise CollectiveError("the average of bool", fix="use sum, max or min")
-    at = np.zeros((SLOTS, max(1, len(loaded.blocks))), dtype=np.int32)
+    ranges = strip_ranges(elements, strips, LINE // dtype.itemsize)
+    at = np.zeros((len(ranges), SLOTS, max(1, len(loaded.blocks))), dtype=np.int32)
     record = CallRecord()
     record.code, record.operands = code.instructions.ctypes.data, code.operands.ctypes.data
     record.blocks = loaded.blocks.ctypes.data_as(type(record.blocks))
     record.scratch = loaded.scratch.ctypes.data_as(type(record.scratch))
-    record.at = at.ctypes.data_as(type(record.at))
+    record.at = at[0].ctypes.data_as(type(record.at))
     record.flag_base, record.block_count, record.scratch_count = loaded.flag_base, len(loaded.blocks), len(code.scratch)
     record.chunks, record.alignment = code.chunks, LINE // dtype.itemsize
     for buffer in (INPUT, OUTPUT):
@@ -451,7 +466,8 @@ def make_plan(
     record.direct, direct = inputs, inputs is Inputs.DIRECT
     record.elements = elements
     near = cache.keeps > 0
-    record.tile = loaded.tile(elements, dtype.itemsize, slot_bytes, direct, cores, near)
+    longest = max(stop - first for first, stop in ranges)
+    record.tile = loaded.tile(longest, dtype.itemsize, slot_bytes, direct, cores, near)
     record.in_turns = isinstance(code.collective, CollectiveSpec) and code.collective.name in _IN_TURNS
     record.ringed, record.place = loaded.ringed(record.tile, dtype.itemsize, direct, ring_from, near)
     if title is None:
@@ -466,8 +482,9 @@ def make_plan(
     note = np.frombuffer(words.ljust(112, b"\0"), dtype=np.uint8)
     record.words = note.ctypes.data
     kept = part * loaded.array_parts <= cache.keeps_of(loaded.is_one_array, loaded.takes_turns(cores))
-    record.large = not kept and sizes[OUTPUT] >= (_LARGE_PARTS if code.parts(rank, OUTPUT) > 1 else _LARGE)
-    under_way = SLOTS * int(record.tile) * dtype.itemsize * code.parts(rank, OUTPUT)
+    of_a_core = sizes[OUTPUT] // strips
+    record.large = not kept and of_a_core >= (_LARGE_PARTS if code.parts(rank, OUTPUT) > 1 else _LARGE)
+    under_way = SLOTS * strips * int(record.tile) * dtype.itemsize * code.parts(rank, OUTPUT)
     record.vast = cache.is_passed(sizes[OUTPUT] * code.ranks, under_way * code.ranks)
     if direct and not cache.keeps and not code.scratch and sum(sizes) * code.ranks > cache.bytes // 2:
         record.bounced = min(_BOUNCE, slot_bytes - _PAGE)
@@ -477,10 +494,34 @@ def make_plan(
     record.over = NOWHERE if not record.shared or (over := loaded.overlaid) is None else over
     if record.shared or inputs is not Inputs.STAGED:
         record.early = loaded.direct.read_by_the_end
+    others = _other_strips(record, at[1:])
+    for strip, (first, stop) in zip((record, *others), ranges, strict=True):
+        strip.first, strip.stop = first, stop
+    record.strips, record.others = strips, ctypes.addressof(others)
+    record.rouses = loaded.widest * part >= ROUSE_FROM
     touched = bool(record.touched[INPUT]), bool(record.touched[OUTPUT])
     plain = loaded.used[OUTPUT] and not touched[OUTPUT] and (touched[INPUT] or not loaded.used[INPUT])
     staged = int(touched[INPUT] and not direct) if plain and not loaded.in_place else None
     one_array = not direct or loaded.overlaid == 0
     return Plan(
-        loaded, record, ctypes.addressof(record), identity, words, sizes, part, touched, staged, one_array, (at, note)
+        loaded,
+        record,
+        ctypes.addressof(record),
+        (record, *others),
+        identity,
+        words,
+        sizes,
+        part,
+        touched,
+        staged,
+        one_array,
+        (at, note, others),
     )
+
+
+def _other_strips(record: CallRecord, at: NDArray[np.int32]) -> ctypes.Array[CallRecord]:
+    """The record of a call, for each strip after the first."""
+    others = (CallRecord * len(at))(*[record] * len(at))
+    for strip, own in zip(others, at, strict=True):
+        strip.at = own.ctypes.data_as(type(strip.at))
+    return others

@@ -101,6 +101,7 @@ typedef struct {
     uint64_t *left_by;    /* by rank: one that it has left, and all before it, as far as its flags have told */
     Exit exits[SLOTS];
     int32_t core; /* this rank's */
+    struct Strip *strips; /* those after the first, by their number less one */
 } Group;
 
 typedef struct {
@@ -111,7 +112,7 @@ typedef struct {
     int64_t reduced; /* bytes of a reduction that is tried again that have their result */
 } Tile;
 
-typedef struct {
+typedef struct Call {
     const Instruction *code;
     const Operand *operands;
     const int32_t *blocks;  /* of this rank: first and last instruction of each */
@@ -149,9 +150,24 @@ typedef struct {
     int32_t staged[2];            /* whether input and output are copied through staging */
     uint64_t call;                /* what is called, as a number, */
     const char *words;            /* and in 112 bytes of words */
-    int64_t entered, begun, left; /* elements of all tiles entered; tiles entered, and left */
+    int64_t first, stop;          /* the elements of each part that this strip has */
+    int64_t entered, begun, left; /* where the next tile begins; tiles entered, and left */
     Tile tiles[SLOTS];
+    int32_t strips; /* that the call is cut into; */
+    int32_t rouses; /* whether helpers that sleep are woken for them */
+    struct Call *others; /* and those after the first */
 } Call;
+
+/* A range of the elements of a call, and the thread that helps with it: see shm_strips.h. */
+typedef struct Strip {
+    _Atomic uint32_t state, bell, sleepers, ends; /* the last: the helper is to end */
+    Group *group;                                 /* that this strip runs in */
+    Call *call;
+    int32_t status, started; /* of the call; whether there is a helper */
+    uint64_t thread;
+    int64_t ended; /* nanoseconds: when the last call was over */
+    char rest[2 * LINE - 56];
+} Strip;
 
 typedef struct {
     char *data;

@@ -1,7 +1,9 @@
 """The segment that the ranks of a host share: how it is laid out, made and found, and what ranks tell each other in it
 besides data.
 
-    token | status of each rank | calls of each rank | doorbells | flags | rings | staging | arenas
+    token | status of each rank | calls of each rank | doorbells | flags | rings | staging | other strips | arenas
+
+A strip after the first (`shm_strips.py`) has doorbells, flags and staging of its own.
 
 It is a memfd: memory without a name, which goes when the last process that maps it goes, however it ends. Other ranks
 open it through `/proc` of rank 0. Where that is not allowed, a file in `/dev/shm` serves that is unlinked as soon as
@@ -10,7 +12,8 @@ all have opened it.
 Pages cost nothing until they are touched, so capacities are generous. A page that cannot be had when it is touched
 would kill the process (SIGBUS). Of a memfd there is always one, or the kernel ends a process that it names; but not of
 a file, when `/dev/shm` is full, nor where the kernel promises no more memory than there is (strict overcommit). There
-the memory is *reserved*: all before the arenas when the segment is made, and arrays in the arenas by `reserve`.
+the memory is *reserved*: all before the other strips, which are not used then, when the segment is made, and arrays in
+the arenas by `reserve`.
 
 Each word has one writer, or all write the same, so no locks are needed.
 """
@@ -84,6 +87,7 @@ class Layout:
 
     ranks: int
     capacity: Capacity
+    strips: int = 1
 
     def status(self, rank: int) -> int:
         return _PAGE + rank * _STATUS_BYTES
@@ -91,20 +95,22 @@ class Layout:
     def call(self, rank: int, number: int) -> int:
         return self.status(self.ranks) + (rank * CALLS_KEPT + number % CALLS_KEPT) * _NOTE.size
 
-    @property
-    def doorbells(self) -> int:
-        return _pages(self.call(self.ranks, 0))
+    def doorbells(self, strip: int = 0) -> int:
+        return self._strip(strip) if strip else _pages(self.call(self.ranks, 0))
 
-    @property
-    def flags(self) -> int:
-        return _pages(self.doorbells + self.ranks * LINE)
+    def flags(self, strip: int = 0) -> int:
+        return _pages(self.doorbells(strip) + self.ranks * LINE)
+
+    def _flags_end(self, strip: int = 0) -> int:
+        return _pages(self.flags(strip) + SLOTS * self.ranks * self.capacity.flags * FLAG_BYTES)
 
     @property
     def rings(self) -> int:
-        return _pages(self.flags + SLOTS * self.ranks * self.capacity.flags * FLAG_BYTES)
+        return self._flags_end()
 
-    @property
-    def staging(self) -> int:
+    def staging(self, strip: int = 0) -> int:
+        if strip:
+            return self._flags_end(strip)
         return _pages(self.rings + 2 * self.ranks**2 * (RING_HEAD + self.capacity.ring))
 
     @property
@@ -112,8 +118,19 @@ class Layout:
         """Slots, then the ring, which has more than SLOTS + 1 times the longest place: see `shm_core.c`."""
         return SLOTS * self.capacity.slot + _pages(max(self.capacity.wide, (SLOTS + 2) * self.capacity.slot))
 
+    def _strip(self, strip: int) -> int:
+        """Where what only a later strip has begins."""
+        fixed = self.staging() + self.ranks * self.staging_step
+        waits = _pages(self.ranks * LINE) + _pages(SLOTS * self.ranks * self.capacity.flags * FLAG_BYTES)
+        return _pages(fixed) + (strip - 1) * (waits + _pages(self.ranks * self.staging_step))
+
+    @property
+    def reserved(self) -> int:
+        """What a group cannot do without."""
+        return self._strip(1)
+
     def arena(self, rank: int) -> int:
-        return self.staging + self.ranks * self.staging_step + rank * self.capacity.arena
+        return self._strip(self.strips) + rank * self.capacity.arena
 
     @property
     def size(self) -> int:
@@ -134,16 +151,14 @@ class Segment:
         self.layout, self.rank, self.scarce = layout, rank, scarce
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
-    def fill_ring(self) -> None:
+    def fill_ring(self, strip: int = 0) -> None:
         """Have the pages of this rank's ring of staging, so that no call waits for them; calls that need them do, where
         the kernel does not know the advice (5.14 does).
         """
-        first = self.layout.staging + self.rank * self.layout.staging_step + SLOTS * self.layout.capacity.slot
-        start = first // _PAGE * _PAGE
+        own = self.layout.staging(strip) + self.rank * self.layout.staging_step
+        start = (own + SLOTS * self.layout.capacity.slot) // _PAGE * _PAGE
         with suppress(OSError):
-            self.memory.madvise(
-                _POPULATE_WRITE, start, self.layout.staging + (self.rank + 1) * self.layout.staging_step - start
-            )
+            self.memory.madvise(_POPULATE_WRITE, start, own + self.layout.staging_step - start)
 
     def reserve(self, at: int, size: int) -> None:
         """Have the pages of a part of an arena, where they may be missing."""
@@ -266,7 +281,7 @@ class _Nameless:
                 path = self.make()
                 os.ftruncate(self.descriptor, self.layout.size)
                 if self.scarce:
-                    os.posix_fallocate(self.descriptor, 0, self.layout.arena(0))
+                    os.posix_fallocate(self.descriptor, 0, self.layout.reserved)
                 os.pwrite(self.descriptor, token.encode(), 0)
                 self.said = path, token, ""
             except OSError as error:
@@ -299,7 +314,7 @@ class _Nameless:
 
     def fault(self, error: OSError) -> str:
         reason = os.strerror(error.errno or 0)
-        needed = self.layout.arena(0) if error.errno == errno.ENOSPC else self.layout.size
+        needed = self.layout.reserved if error.errno == errno.ENOSPC else self.layout.size
         remedy = remedy_for(error.errno) or _OTHERWISE
         return f"{needed} bytes of {self.place}: {reason}{limit_behind(error.errno)}\n{remedy}"
 
