@@ -81,7 +81,8 @@ class Torch:
         import torch.distributed as dist
 
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        torch.set_num_threads(max(1, min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // size)))
+        if backend == "gloo":  # the others have one thread, as torchrun sets it
+            torch.set_num_threads(max(1, min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // size)))
         alone, plain, inside = (backend == kind for kind in ("torch", "calls", "inside"))
         backend = backend if backend == "gloo" else "sennit"
         if backend == "sennit":

@@ -1,7 +1,7 @@
 """The constants of `shm_plan.py`, measured: the same collective staged or direct, its output past the cache or through
 it, with smaller or larger tiles.
 
-    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7] [--only-chosen | --sums] [--switches] [--pages huge] [--shared] [--written] [--rings 0 8192 ...] [--threads 1 2 4]
+    python benchmarks/collective/shm_variants.py [--ranks 8] [--sizes 512K 4M 16M] [--collectives all_gather ...] [--rounds 7] [--only-chosen | --sums] [--switches] [--pages huge] [--shared] [--written] [--rings 0 8192 ...] [--threads 1 2 4] [--apart 1000]
 
 | variant | is |
 |---|---|
@@ -136,11 +136,10 @@ def in_strips(group: ShmGroup, name: str, made: Callable[..., Plan], threads: li
     found: dict[str, Plan] = {}
     most = group.threads
     for count in threads:
-        group.threads, group.strip_bytes = min(count, most), 1
+        group.threads, group.strip_bytes = min(count, most), None
         found[f"{count} chosen"] = made(None)
-        for label, ahead in (("staged", 0), ("ahead", 1)):
-            found[f"{count} {label}"] = plan = made(NEVER)
-            plan.record.ahead = ahead
+        group.strip_bytes = 1
+        found[f"{count} staged"] = made(NEVER)
         if name in MOVES:
             for label, past in (("past", 1), ("cached", 0)):
                 found[f"{count} {label}"] = with_outputs(made(NEVER), past)
@@ -212,6 +211,7 @@ def rank_main(
     shared: bool,
     written: bool,
     threads: list[int],
+    apart: float,
 ) -> None:
     cores = sorted(os.sched_getaffinity(0))
     share = max(1, len(cores) // size)
@@ -264,15 +264,21 @@ def rank_main(
                         given, taken = places[label]
                         at = 0 if name == "reduce" and rank else taken.ctypes.data
                         words = where.address, plan.address, given.ctypes.data, at, staged_bits(plan)
+                        between = 0.0
                         for turn in range(often + 1):
                             if turn == 1:  # the first one fills the caches
                                 group.barrier()
                                 begin = time.perf_counter()
+                            if apart:
+                                ended = time.perf_counter()
+                                while time.perf_counter() - ended < apart * 1e-6:
+                                    pass
+                                between += time.perf_counter() - ended if turn else 0.0
                             if written:
                                 given.fill(turn)
                             if status := start(*words):
                                 where.finish_plan(plan, status)
-                        times[label].append((time.perf_counter() - begin) / often * 1e6)
+                        times[label].append((time.perf_counter() - begin - between) / often * 1e6)
                 made = rounds * (often + 1) * len(plans)
                 gave = [(after - sooner) / made for after, sooner in zip(counted(), before, strict=True)]
                 mine = [statistics.median(times[label]) for label in plans] + gave
@@ -324,6 +330,7 @@ def main() -> int:
     parser.add_argument("--written", action="store_true", help="each rank writes its input before each call")
     parser.add_argument("--rings", type=int, nargs="+", default=[], help="KiB of staging")
     parser.add_argument("--threads", type=int, nargs="+", default=[], help="of each rank")
+    parser.add_argument("--apart", type=float, default=0.0, help="microseconds that ranks compute between two calls")
     parser.add_argument(
         "--offset", type=int, default=16, help="bytes from the beginning of a line to that of an array; numpy's have 16"
     )
@@ -337,6 +344,7 @@ def main() -> int:
         options.switches,
     )
     words += options.offset, options.pages, options.rings, options.shared, options.written, options.threads
+    words += (options.apart,)
     return run_ranks(rank_main, options.ranks, words)
 
 

@@ -45,11 +45,11 @@ class HostSettings:
     local_ranks: int | None = None
 
     @property
-    def sharers(self) -> int | None:
+    def sharers(self) -> int:
         """Processes that share the cores of this host: those of the default group, if nobody says how many are here."""
         if self.local_ranks is not None:
             return self.local_ranks
-        return int(dist.get_world_size()) if dist.is_initialized() else None
+        return int(dist.get_world_size()) if dist.is_initialized() else 1
 
 
 def create_group(

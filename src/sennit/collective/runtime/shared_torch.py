@@ -76,10 +76,13 @@ class Shared:
         *,
         timeout: float,
         threads: int | None = None,
-        sharers: int | None = None,
+        sharers: int = 1,
     ) -> Shared:
         """`threads` and `sharers` are those of `ShmEndpoint.create`."""
-        group = TensorGroup.create(rank, len(names), exchange, timeout=timeout, threads=threads, sharers=sharers)
+        busy = torch.get_num_threads()
+        group = TensorGroup.create(
+            rank, len(names), exchange, timeout=timeout, threads=threads, sharers=sharers, busy=busy
+        )
         return cls(group, names)
 
     def all_reduce(self, tensor: Tensor, reduction: str, timeout: float) -> None:

@@ -46,6 +46,7 @@ from sennit.collective.runtime.shm_shortcut import new_turn
 from sennit.collective.runtime.shm_strips import Strips, strips_for
 from sennit.collective.runtime.shm_workspace import Workspace
 from sennit.errors import CollectiveError, RunError
+from sennit.ir.collective import CollectiveName, CollectiveSpec
 from sennit.ir.dtype import DType
 from sennit.ir.layout import Reduction as LayoutReduction
 
@@ -116,13 +117,15 @@ class ShmEndpoint:
         capacity: Capacity | None = None,
         compiled: bool = True,
         threads: int | None = None,
-        sharers: int | None = None,
+        sharers: int = 1,
+        busy: int = 1,
     ) -> Self:
         """All ranks call it.
 
         `exchange` gathers small bytes of all ranks, in their order. `compiled=False`: the interpreter in Python.
         `threads`: that move the bytes of a large call, in each rank; a rank's share of the cores, unless it is given.
-        `sharers`: the processes on this host that want their share too, if the group has not all of them.
+        `sharers`: the processes on this host that want their share too, if the group has not all of them. `busy`: threads
+        that a rank computes with at the same time.
         """
         if threads is not None and threads < 1:
             raise RunError(f"{threads} threads for collectives", where=f"rank {rank}", fix="use one or more")
@@ -132,7 +135,8 @@ class ShmEndpoint:
             raise RunError("shared-memory groups need Linux", fix="use the gloo backend on other systems")
         machine = choose_machine(compiled)
         secret = Secret()
-        ranks = everyone(Facts.own(rank, size, machine, secret, threads, sharers), exchange)
+        own = Facts.own(rank, size, machine, secret, threads=threads, sharers=sharers, busy=busy)
+        ranks = everyone(own, exchange)
         if len({facts.machine for facts in ranks}) > 1:
             machine = choose_machine(False)  # the two speak the same protocol, but only one of them can fence memory
         capacity = capacity or Capacity(arena=min(facts.room for facts in ranks))
@@ -285,7 +289,7 @@ class ShmEndpoint:
                 self._plans.clear()
             loaded = self.load(code)
             slot, part = self._layout.capacity.slot, elements * dtype.itemsize
-            inputs, strips = Inputs.STAGED, strips_for(loaded.widest * part, self.threads, self.strip_bytes)
+            inputs, strips = Inputs.STAGED, self._strips_for(loaded, part)
             if self.may_read:
                 inputs = loaded.inputs(part, self.cache, self.direct_from, slot, self.cores, strips)
             plan = make_plan(
@@ -313,6 +317,12 @@ class ShmEndpoint:
             if title is None:
                 self._plans[code.fingerprint, elements, dtype, reduction] = plan
             return plan
+
+    def _strips_for(self, loaded: LoadedCode, part_bytes: int) -> int:
+        collective = loaded.code.collective
+        exchanged = isinstance(collective, CollectiveSpec) and collective.name is CollectiveName.ALL_TO_ALL
+        whole = loaded.widest * part_bytes
+        return strips_for(whole, self.threads, exchanged=exchanged, least=self.strip_bytes)
 
     def _start_with_copy(self, plan: Plan) -> tuple[int, object]:
         record = plan.record

@@ -81,7 +81,8 @@ class Facts:
     room: int  # bytes for arrays that the others read where they are
     threads: int | None  # for its calls, if it was told; else its share of the cores, within
     quota: float | None  # the cores that the system lets its container use at a time
-    sharers: int  # processes that it shares the host with
+    sharers: int  # processes that share the host with it
+    busy: int  # threads that it computes with
     secret: str
     secret_at: int
 
@@ -92,8 +93,10 @@ class Facts:
         size: int,
         machine: Machine,
         secret: Secret,
+        *,
         threads: int | None = None,
-        sharers: int | None = None,
+        sharers: int = 1,
+        busy: int = 1,
     ) -> Facts:
         me, cores = own_identity(), tuple(sorted(os.sched_getaffinity(0)))
         cache = shared_cache()
@@ -111,7 +114,8 @@ class Facts:
             room=shared_room(size),
             threads=threads,
             quota=cpu_quota(),
-            sharers=max(size, sharers or 1),
+            sharers=max(size, sharers),
+            busy=busy,
             secret=secret.text,
             secret_at=secret.address,
         )
@@ -151,8 +155,12 @@ def threads_of(ranks: Sequence[Facts]) -> int:
     quotas = [facts.quota for facts in ranks if facts.quota is not None]
     if told:
         return min(told)
-    sharers = max(facts.sharers for facts in ranks)
-    return threads_for([set(facts.cores) for facts in ranks], min(quotas, default=None), sharers)
+    return threads_for(
+        [set(facts.cores) for facts in ranks],
+        quota=min(quotas, default=None),
+        sharers=max(facts.sharers for facts in ranks),
+        busy=max(facts.busy for facts in ranks),
+    )
 
 
 def sees(machine: Machine, others: Sequence[Facts]) -> bool:

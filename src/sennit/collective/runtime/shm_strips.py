@@ -10,8 +10,10 @@
 lies in the caches of others, a small part of what they can send; so S cores take little more than one S-th of the time
 as long as they are real ones. A strip costs its own waits, a microsecond or two, so each has `_LEAST` bytes at least.
 
-**Whose cores.** A rank has its share of the cores that it and those which share them may run on. Threads of the program
-that want a core get it: a helper that waits for one is not waited for, unless it has begun.
+**Whose cores.** A rank has its share of the cores that it and those which share them may run on, less those that it
+computes with: DDP with 4 ranks of 4 threads on 16 cores took 31 ms a step in place of 25 when helpers ran there too, and
+FSDP2 56 to 80 in place of 36; with one thread 29 in place of 36 (`ddp_steps.py`). Other threads that want a core get it:
+a helper that waits for one is not waited for, unless it has begun.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from sennit.collective.runtime.shm_cores import neighbours
 __all__ = ["ROUSE_FROM", "Strips", "cpu_quota", "strip_ranges", "strips_for", "threads_for"]
 
 _MOST = 4
-_LEAST = 128 << 10  # bytes of a strip: of the input of a rank, or of its output if that is larger
+# Bytes of a strip: of the input of a rank, or of its output if that is larger. An all-to-all is one copy where it is not
+# cut, and none of it is read twice: with 8 ranks on 16 cores two strips took as long for 1 MiB (`shm_variants.py`).
+_LEAST, _LEAST_EXCHANGED = 128 << 10, 1 << 20
 ROUSE_FROM = 2 << 20  # bytes of a call for which helpers that sleep are woken
 
 
@@ -40,26 +44,33 @@ def strip_ranges(elements: int, strips: int, alignment: int) -> tuple[tuple[int,
     return tuple(zip(cuts, [*cuts[1:], elements], strict=True))
 
 
-def strips_for(array_bytes: int, threads: int, least: int | None = None) -> int:
-    """Of a call whose largest array has so many bytes. `least` stands in for the bytes of a strip."""
-    return max(1, min(threads, array_bytes // (_LEAST if least is None else max(1, least))))
+def strips_for(array_bytes: int, threads: int, *, exchanged: bool, least: int | None = None) -> int:
+    """Of a call whose largest array has so many bytes. `exchanged`: of an all-to-all. `least` stands in for the bytes of
+    a strip.
+    """
+    if least is None:
+        least = _LEAST_EXCHANGED if exchanged else _LEAST
+    return max(1, min(threads, array_bytes // max(1, least)))
 
 
-def threads_for(cores: Sequence[Set[int]], quota: float | None = None, sharers: int = 1) -> int:
+def threads_for(
+    cores: Sequence[Set[int]], quota: float | None = None, sharers: int = 1, busy: int = 1, most: int = _MOST
+) -> int:
     """Of each rank: what the rank with the fewest has. `cores`: by rank, those that it may run on.
 
     `sharers`: processes of this host, in the group or not. Those which are not are taken to share the cores if all that
-    are do; ranks that are bound to shares have theirs to themselves.
+    are do; ranks that are bound to shares have theirs to themselves. `busy`: threads that a rank computes with.
     """
-    sharers, fewest = max(sharers, len(cores)), _MOST
+    sharers = max(sharers, len(cores))
+    shares: list[int] = []
     for rank, own in enumerate(cores):
         together = neighbours(rank, cores)
         all_cores = len(set[int]().union(*(cores[member] for member in together)))
         claims = sharers if len(together) == len(cores) else len(together)
-        fewest = min(fewest, len(own), all_cores // claims)
+        shares.append(min(len(own), all_cores // claims))
     if quota is not None:
-        fewest = min(fewest, int(quota / sharers))
-    return max(1, fewest)
+        shares.append(int(quota / sharers))
+    return max(1, min(most, min(shares) - (busy - 1)))
 
 
 def cpu_quota(mounts: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
