@@ -8,7 +8,7 @@ import signal
 import threading
 
 import numpy as np
-from shm_jobs import draw, same
+from shm_jobs import cut_up, draw, same
 from shm_ranks import Exchange
 
 from sennit.collective.runtime.reduce_numpy import held_dtype
@@ -25,9 +25,11 @@ NEAR = SharedCache(32 * MIB, keeps=24 * MIB)
 SMALL = Capacity(slot=1 << 16, wide=0, flags=1024, ring=1 << 12, arena=4 * MIB)  # so that calls have many tiles
 
 
-def choosing(rank: int, size: int, exchange: Exchange, offers: bool, capacity: Capacity = SMALL) -> ShmGroup:
+def choosing(
+    rank: int, size: int, exchange: Exchange, offers: bool, capacity: Capacity = SMALL, threads: int = 1
+) -> ShmGroup:
     """A group in which this rank takes its large arrays to lie in huge pages, or not to, whatever the kernel gives."""
-    group = ShmGroup.create(rank, size, exchange, timeout=60, capacity=capacity)
+    group = cut_up(rank, size, exchange, threads, capacity=capacity)
     group.cache = NEAR
     group._record.pagemap, group._record.huge = -1, offers
     return group
@@ -63,8 +65,10 @@ def check(group: ShmGroup, n: int, dtype: DType, seed: int, offers: bool) -> Non
     group.forget_plans()
 
 
-def exchanges(rank: int, size: int, exchange: Exchange, offering: list[int], cases: list[tuple[int, str]]) -> bool:
-    with choosing(rank, size, exchange, rank in offering) as group:
+def exchanges(
+    rank: int, size: int, exchange: Exchange, offering: list[int], cases: list[tuple[int, str]], threads: int = 1
+) -> bool:
+    with choosing(rank, size, exchange, rank in offering, threads=threads) as group:
         if not group.may_read:
             return False
         for seed, (n, dtype) in enumerate(cases):

@@ -10,7 +10,7 @@ import threading
 from itertools import product
 
 import numpy as np
-from shm_jobs import allowed, draw, same, total
+from shm_jobs import allowed, cut_up, draw, same, total
 from shm_ranks import Exchange
 
 from sennit.collective.language import Builder, trace
@@ -44,9 +44,11 @@ SLICES = ("all_reduce slices", "reduce slices", "reduce_scatter")
 WHOLE = ("all_reduce direct", "reduce direct", "reduce_scatter")
 
 
-def forced(rank: int, size: int, exchange: Exchange, names: tuple[str, ...], capacity: Capacity = SMALL) -> ShmGroup:
+def forced(
+    rank: int, size: int, exchange: Exchange, names: tuple[str, ...], capacity: Capacity = SMALL, threads: int = 1
+) -> ShmGroup:
     """A group in which all of these read the memory of others."""
-    group = ShmGroup.create(rank, size, exchange, timeout=60, capacity=capacity)
+    group = cut_up(rank, size, exchange, threads, capacity=capacity)
     group.direct_from = 0
     group.table = table(size, names)
     return group
@@ -90,10 +92,12 @@ def check_all(group: ShmGroup, n: int, dtype: DType, reduction: Reduction, seed:
         same(mine[first : first + n], total(dtype, reduction, parts), (what, first))
 
 
-def every_type(rank: int, size: int, exchange: Exchange, counts: list[int], names: tuple[str, ...]) -> int | None:
+def every_type(
+    rank: int, size: int, exchange: Exchange, counts: list[int], names: tuple[str, ...], threads: int = 1
+) -> int | None:
     """The number of cases; None where the kernel does not let ranks read each other's memory."""
     checked = 0
-    with forced(rank, size, exchange, names) as group:
+    with forced(rank, size, exchange, names, threads=threads) as group:
         if not group.may_read:
             return None
         for n, dtype, reduction in product(counts, DType, Reduction):
@@ -183,10 +187,10 @@ def codes_of_several_chunks(rank: int, size: int, exchange: Exchange) -> bool:
     return True
 
 
-def changed_at_once(rank: int, size: int, exchange: Exchange, turns: int) -> bool:
+def changed_at_once(rank: int, size: int, exchange: Exchange, turns: int, threads: int = 1) -> bool:
     """Each rank overwrites its arrays as soon as a call returns: by then all peers have read them."""
     n = 30_001
-    with forced(rank, size, exchange, SLICES) as group:
+    with forced(rank, size, exchange, SLICES, threads=threads) as group:
         if not group.may_read:
             return False
         mine, long, out = np.empty(n, np.int32), np.empty(n * size, np.int32), np.empty(n, np.int32)

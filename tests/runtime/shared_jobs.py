@@ -7,7 +7,7 @@ import signal
 import threading
 
 import numpy as np
-from shm_jobs import check_moves, check_reductions, draw, same, total
+from shm_jobs import check_moves, check_reductions, cut_up, draw, same, total
 from shm_ranks import Exchange
 
 from sennit.collective.runtime.reduce_numpy import held_dtype
@@ -92,11 +92,17 @@ def check_over(group: ShmGroup, places: Places, n: int, dtype: DType, seed: int)
 
 
 def collectives(
-    rank: int, size: int, exchange: Exchange, inside: list[int], cases: list[tuple[int, str]], compiled: bool
+    rank: int,
+    size: int,
+    exchange: Exchange,
+    inside: list[int],
+    cases: list[tuple[int, str]],
+    compiled: bool,
+    threads: int = 1,
 ) -> int:
     """Returns how many of the plans have peers read what lies in the segment."""
     shared = 0
-    with ShmGroup.create(rank, size, exchange, timeout=60, capacity=SMALL, compiled=compiled) as group:
+    with cut_up(rank, size, exchange, threads, compiled, SMALL) as group:
         group.shared_from = 0
         places = Places(group, rank in inside)
         for seed, (n, name) in enumerate(cases):
@@ -109,12 +115,12 @@ def collectives(
     return shared
 
 
-def one_after_another(rank: int, size: int, exchange: Exchange, turns: int) -> None:
+def one_after_another(rank: int, size: int, exchange: Exchange, turns: int, threads: int = 1) -> None:
     """Who has the input in memory of the group changes from call to call, ranks come late, and overwrite their arrays
     as soon as a call returns; small calls between them are staged.
     """
     n = 5003
-    with ShmGroup.create(rank, size, exchange, timeout=60, capacity=SMALL) as group:
+    with cut_up(rank, size, exchange, threads, capacity=SMALL) as group:
         group.shared_from = 4 * n
         arrays = [np.empty(n * size, np.int32), group.allocate(4 * n * size).view(np.int32)]
         sums, long = np.empty(n, np.int32), np.empty(n * size, np.int32)

@@ -125,10 +125,27 @@ def check_moves(group: ShmGroup, n: int, dtype: DType, seed: int) -> None:
     same(one, wide[root][rank * n : (rank + 1) * n], what)
 
 
-def matrix(rank: int, size: int, exchange: Exchange, compiled: bool, sizes: list[int], dtypes: list[str]) -> int:
+def cut_up(
+    rank: int, size: int, exchange: Exchange, threads: int, compiled: bool = True, capacity: Capacity = SMALL
+) -> ShmGroup:
+    """A group that cuts all calls into so many strips, however small they are."""
+    group = ShmGroup.create(rank, size, exchange, timeout=60, capacity=capacity, compiled=compiled, threads=threads)
+    group.strip_bytes = 1
+    return group
+
+
+def matrix(
+    rank: int,
+    size: int,
+    exchange: Exchange,
+    compiled: bool,
+    sizes: list[int],
+    dtypes: list[str],
+    threads: int = 1,
+) -> int:
     """Every collective, reduction and type given, at every size given."""
     checked = 0
-    with ShmGroup.create(rank, size, exchange, timeout=60, capacity=SMALL, compiled=compiled) as group:
+    with cut_up(rank, size, exchange, threads, compiled) as group:
         for n, dtype in product(sizes, map(DType, dtypes)):
             for reduction in Reduction:
                 if allowed(dtype, reduction):
@@ -182,12 +199,12 @@ def library_codes(rank: int, size: int, exchange: Exchange, compiled: bool) -> i
     return checked
 
 
-def direct(rank: int, size: int, exchange: Exchange, counts: list[int], cache: int) -> bool:
+def direct(rank: int, size: int, exchange: Exchange, counts: list[int], cache: int, threads: int = 1) -> bool:
     """Calls in which ranks read each other's own memory, mixed with others.
 
     False where the kernel does not let them. With a small cache what they read goes through staging.
     """
-    with ShmGroup.create(rank, size, exchange, timeout=60, capacity=SMALL) as group:
+    with cut_up(rank, size, exchange, threads) as group:
         if not group.may_read:
             return False
         group.direct_from, group.cache = 256, SharedCache(cache)
@@ -229,6 +246,7 @@ def random_calls(
     direct_from: int | None,
     ring_from: int | None,
     compiled: bool,
+    threads: int = 1,
 ) -> int:
     """Any collective after any other, with any sizes, with pauses of some ranks between them: no call may see what
     another left.
@@ -241,7 +259,7 @@ def random_calls(
         encode_schedule(compile_algorithm(made[1])),
         encode_schedule(compile_algorithm(made[2])),
     ]
-    with ShmGroup.create(rank, size, exchange, timeout=60, capacity=SMALL, compiled=compiled) as group:
+    with cut_up(rank, size, exchange, threads, compiled) as group:
         group.direct_from, group.ring_from = direct_from, ring_from
         for number in range(count):
             n, kind = int(choice.choice([1, 30, 700, 5000])), int(choice.integers(0, 4))
@@ -306,9 +324,9 @@ def bits(rank: int, size: int, exchange: Exchange) -> tuple[bytes, ...]:
     return tuple(found)
 
 
-def overlaps(rank: int, size: int, exchange: Exchange, compiled: bool) -> None:
+def overlaps(rank: int, size: int, exchange: Exchange, compiled: bool, threads: int = 1) -> None:
     """Output over input: at the same place, moved by one, and inside; of one tile and of many."""
-    with ShmGroup.create(rank, size, exchange, timeout=60, capacity=SMALL, compiled=compiled) as group:
+    with cut_up(rank, size, exchange, threads, compiled) as group:
         for n in (50, 6000):
             inputs = draw(n, size, n, DType.I32)
             wanted = total(DType.I32, Reduction.SUM, inputs)
