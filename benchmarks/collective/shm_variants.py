@@ -10,7 +10,7 @@ it, with smaller or larger tiles.
 | past, cached | of `staged`: outputs are written past the cache, or through it |
 | direct N, past | of sums: read in the memory of the other process N KiB of each rank at a time, and tiles of so many sums; outputs past the cache |
 | shared | as chosen, with `--shared`: the input lies in memory of the group, `ShmGroup.allocate`, and is read there |
-| 2 chosen, 2 staged | in as many strips, each moved by another thread of the rank, with `--threads` |
+| 2 chosen, 2 staged | as chosen with so many threads a rank, and staged in as many strips, with `--threads` |
 | whole | of a broadcast: the root's array staged by the root alone, where the plan has slices |
 | tile N | of `staged`, as chosen, with at most N KiB of a slot |
 | ring N | staged, in a group of its own, whose tiles go round in N KiB; `slots`: in slots; `past`: outputs are written past the cache |
@@ -101,7 +101,7 @@ def variants(
     if direct is not None:
         return found
     if threads:
-        return found | in_strips(group, name, made, threads)
+        return found | in_strips(group, name, made, threads, only_chosen)
     if name == "broadcast":
         chosen, group.table = group.table, default_table(group.size, group.cores)
         found["whole"] = made(None)
@@ -132,12 +132,16 @@ def with_outputs(plan: Plan, past: int) -> Plan:
     return plan
 
 
-def in_strips(group: ShmGroup, name: str, made: Callable[..., Plan], threads: list[int]) -> dict[str, Plan]:
+def in_strips(
+    group: ShmGroup, name: str, made: Callable[..., Plan], threads: list[int], only_chosen: bool
+) -> dict[str, Plan]:
     found: dict[str, Plan] = {}
     most = group.threads
     for count in threads:
         group.threads, group.strip_bytes = min(count, most), None
         found[f"{count} chosen"] = made(None)
+        if only_chosen:
+            continue
         group.strip_bytes = 1
         found[f"{count} staged"] = made(NEVER)
         if name in MOVES:

@@ -30,6 +30,7 @@ __all__ = [
     "Ringed",
     "Status",
     "StripRecord",
+    "StripsRecord",
     "TileRecord",
     "TransferRecord",
     "WatchRecord",
@@ -158,7 +159,7 @@ class GroupRecord(Structure):
         ("left_by", POINTER(c_uint64)),
         ("exits", ExitRecord * SLOTS),
         ("core", c_int32),
-        ("strips", c_void_p),
+        ("others", c_void_p),
     ]
 
 
@@ -171,6 +172,16 @@ class TileRecord(Structure):
         ("mine", PlaceRecord * 2),
         ("scratch", c_void_p),
         ("reduced", c_int64),
+    ]
+
+
+class TrialsRecord(Structure):
+    _fields_ = [
+        ("took", c_int64 * 2),
+        ("made", c_int32),
+        ("due", c_int32),
+        ("gap", c_int32),
+        ("way", c_int32),
     ]
 
 
@@ -223,6 +234,7 @@ class CallRecord(Structure):
         ("strips", c_int32),
         ("rouses", c_int32),
         ("others", c_void_p),
+        ("trials", TrialsRecord),
     ]
 
 
@@ -237,9 +249,12 @@ class StripRecord(Structure):
         ("status", c_int32),
         ("started", c_int32),
         ("thread", c_uint64),
-        ("ended", c_int64),
-        ("rest", c_char * (2 * LINE - 56)),
+        ("rest", c_char * (2 * LINE - 48)),
     ]
+
+
+class StripsRecord(Structure):
+    _fields_ = [("strips", POINTER(StripRecord)), ("ended", c_int64)]
 
 
 class TransferRecord(Structure):

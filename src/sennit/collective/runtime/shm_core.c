@@ -304,8 +304,7 @@ static int64_t next_place(Group *group, const Call *call)
  * on. */
 static void enter_tile(Group *group, Call *call, Tile *tile)
 {
-    int64_t left = call->stop - call->entered, item = call->itemsize,
-            grain = (int64_t)call->chunks * call->alignment;
+    int64_t left = call->stop - call->entered, item = call->itemsize, grain = (int64_t)call->chunks * call->alignment;
     tile->first = call->entered;
     tile->reduced = 0;
     tile->size = left < call->tile ? left : call->tile;
@@ -466,10 +465,7 @@ static int enter_next(Group *group, Call *call, int most)
     return 1;
 }
 
-static int is_over(const Call *call)
-{
-    return call->begun && call->left == call->begun && call->entered >= call->stop;
-}
+static int is_over(const Call *call) { return call->begun && call->left == call->begun && call->entered >= call->stop; }
 
 /* Goes on with a call: enters tiles as long as there are slots, so that peers need not wait for them (one at a time, if
  * that is to stage its input), runs those under way, the oldest first, and leaves them in order. WAITING after so many
@@ -587,6 +583,8 @@ static int begin(Group *group, Call *call, char *source, char *target, int32_t s
     if (!group->spin_limit)
         say_core(group);
     memcpy(note->words, call->words, sizeof note->words);
+    if (call->strips > 1) /* before it says that it has begun this call */
+        atomic_store_explicit(begun_at(group, group->rank), nanoseconds(), memory_order_relaxed);
     atomic_store_explicit(group->calls_begun, group->calls, memory_order_release);
     begin_strips(group, call);
     return DONE;

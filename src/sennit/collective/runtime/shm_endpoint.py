@@ -186,11 +186,11 @@ class ShmEndpoint:
         groups: list[GroupRecord] = []
         for strip in range(1, segment.layout.strips):
             record = GroupRecord.from_buffer_copy(self._record)
-            record.epoch = record.calls = record.history = record.left = record.strips = 0
+            record.epoch = record.calls = record.history = record.left = record.others = 0
             record.exits, record.workspace = type(record.exits)(), None
             groups.append(self._placed(record, segment, strip))
         strips = Strips(self.machine.library, groups)
-        self._record.strips = strips.address
+        self._record.others = strips.address
         return strips
 
     # ---- collectives -------------------------------------------------------------------------------------------------

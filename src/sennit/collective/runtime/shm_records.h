@@ -101,7 +101,7 @@ typedef struct {
     uint64_t *left_by;    /* by rank: one that it has left, and all before it, as far as its flags have told */
     Exit exits[SLOTS];
     int32_t core; /* this rank's */
-    struct Strip *strips; /* those after the first, by their number less one */
+    struct Strips *others;
 } Group;
 
 typedef struct {
@@ -111,6 +111,15 @@ typedef struct {
     char *scratch;
     int64_t reduced; /* bytes of a reduction that is tried again that have their result */
 } Tile;
+
+enum { ALONE, HELPED, WAYS_TO_RUN };
+
+/* What is known of a call that was made before: whether helpers make it faster. See shm_strips.h. */
+typedef struct {
+    int64_t took[WAYS_TO_RUN]; /* nanoseconds, or 0 */
+    int32_t made, due, gap; /* calls; the one that is made the other way next; and how many lie between two of them */
+    int32_t way;            /* of the call under way */
+} Trials;
 
 typedef struct Call {
     const Instruction *code;
@@ -153,9 +162,10 @@ typedef struct Call {
     int64_t first, stop;          /* the elements of each part that this strip has */
     int64_t entered, begun, left; /* where the next tile begins; tiles entered, and left */
     Tile tiles[SLOTS];
-    int32_t strips; /* that the call is cut into; */
-    int32_t rouses; /* whether helpers that sleep are woken for them */
-    struct Call *others; /* and those after the first */
+    int32_t strips;      /* that the call is cut into; */
+    int32_t rouses;      /* whether helpers that sleep are woken for them; */
+    struct Call *others; /* those after the first */
+    Trials trials;
 } Call;
 
 /* A range of the elements of a call, and the thread that helps with it: see shm_strips.h. */
@@ -165,9 +175,14 @@ typedef struct Strip {
     Call *call;
     int32_t status, started; /* of the call; whether there is a helper */
     uint64_t thread;
-    int64_t ended; /* nanoseconds: when the last call was over */
-    char rest[2 * LINE - 56];
+    char rest[2 * LINE - 48];
 } Strip;
+
+/* Of a rank: the strips after the first. */
+typedef struct Strips {
+    Strip *strips;
+    int64_t ended; /* nanoseconds: when the last call was over */
+} Strips;
 
 typedef struct {
     char *data;

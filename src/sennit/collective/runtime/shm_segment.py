@@ -52,7 +52,8 @@ __all__ = [
 Exchange = Callable[[bytes], list[bytes]]  # an all-gather of small bytes, at set-up only
 
 _PAGE = 4096
-_STATUS_BYTES = _PAGE  # state, failure, calls begun, then the failure as JSON; the core knows it too
+# state, failure, calls begun, when the last one in strips was, then the failure as JSON; the core knows it too
+_STATUS_BYTES = _PAGE
 _NOTE = struct.Struct("<QQ112s")  # number, what it is as a number, what it is in words
 NOTE_BYTES = _NOTE.size
 CALLS_KEPT = 64  # the core knows it too

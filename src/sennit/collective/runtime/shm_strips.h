@@ -16,6 +16,13 @@
  *
  * A helper that has nothing to do looks for AWAKE nanoseconds, giving its core to whoever wants it, and sleeps. It is
  * woken for calls that take much longer than waking (`rouses`), and for shorter ones if they follow each other closely.
+ *
+ * **Whether they help.** Mostly they do. But a core that seemed free may be wanted: by threads of the program, by other
+ * programs, or by the host of a virtual machine, which may run two of its cores in turns for milliseconds after one was
+ * woken. Then the caller, its helpers or its peers lose their cores in the middle of a call. So each call is timed, from
+ * when the last rank began it, with helpers and now and then without, all ranks at the same calls; the way that took
+ * less time on the average of the last ones is taken, and the other one tried again, less and less often as long as it
+ * does not win.
  */
 
 #ifndef SENNIT_SHM_STRIPS_H
@@ -27,14 +34,30 @@
 #include "shm_records.h"
 #include "shm_wait.h"
 
-enum { FREE, POSTED, TAKEN };
+enum { FREE, POSTED, TAKEN, MINE }; /* TAKEN: by whoever runs it; MINE: it is the caller's, who runs it later */
 
 /* Nanoseconds that a helper looks for more before it sleeps, and that lie between calls of which the next is soon. */
 #define AWAKE 50000
 #define LOOKS 256 /* of a caller that waits for a helper, before it yields; as many yields follow before it sleeps */
 
+/* Calls of which the ways are laid down; between two that are made the other way, at first and at most; of a mean, the
+ * part of a new time in it; a time that is longer than so many means counts as so many. */
+#define FIRST_TRIALS 5
+#define FIRST_GAP 16
+#define LAST_GAP 1024
+#define RECENT 4
+#define OUTLIER 8
+
 static int go_on(Group *group, Call *call, int rounds);
 static int is_over(const Call *call);
+static uint64_t begun_by(const Group *group, int rank);
+
+/* In the segment, beside how many calls a rank has begun: when it began its last call in strips, in nanoseconds. */
+static _Atomic int64_t *begun_at(const Group *group, int rank)
+{
+    ptrdiff_t away = (ptrdiff_t)(rank - group->rank) * STATUS_BYTES;
+    return (_Atomic int64_t *)((char *)group->calls_begun + away) + 1;
+}
 
 static int take(Strip *strip)
 {
@@ -68,6 +91,7 @@ static void *help(void *given)
 {
     Strip *strip = given;
     int64_t since = nanoseconds();
+    pthread_setname_np(pthread_self(), "sennit-strip");
     for (;;) {
         uint32_t bell = atomic_load(&strip->bell);
         if (atomic_load(&strip->ends))
@@ -89,27 +113,56 @@ static void *help(void *given)
     }
 }
 
-/* Whether the next call is likely to come soon after this one, as it did after the one before. */
-static int is_frequent(const Strip *strip) { return nanoseconds() - strip->ended < AWAKE; }
-
-static void post_strips(Group *group, Call *call)
+/* The way that a call is made: the first is cold and says nothing, two are the first alone, and two with helpers. */
+static void choose_way(Trials *trials)
 {
-    int rouse = call->rouses || is_frequent(&group->strips[0]);
+    int better = trials->took[ALONE] && trials->took[HELPED] > trials->took[ALONE] ? ALONE : HELPED;
+    trials->made++;
+    if (trials->made > FIRST_TRIALS)
+        trials->way = trials->made >= trials->due ? 1 - better : better;
+    else
+        trials->way = trials->made == 2 || trials->made == 3 ? ALONE : HELPED, trials->gap = FIRST_GAP,
+        trials->due = FIRST_TRIALS + FIRST_GAP;
+}
+
+static void learn_of_call(Trials *trials, int64_t time)
+{
+    int64_t *mean = &trials->took[trials->way];
+    if (trials->made == 1 || time <= 0)
+        return;
+    if (trials->made <= FIRST_TRIALS) {
+        *mean = *mean && *mean < time ? *mean : time;
+        return;
+    }
+    int won = trials->took[HELPED] > trials->took[ALONE];
+    time = time < OUTLIER * *mean ? time : OUTLIER * *mean;
+    *mean += (time - *mean) / RECENT;
+    if (trials->made >= trials->due) {
+        int wins = trials->took[HELPED] > trials->took[ALONE];
+        trials->gap = wins != won ? FIRST_GAP : trials->gap < LAST_GAP ? 2 * trials->gap : LAST_GAP;
+        trials->due = trials->made + trials->gap;
+    }
+}
+
+static void post_strips(Strips *others, Call *call, int64_t now)
+{
+    int helped = call->trials.way == HELPED, rouse = call->rouses || now - others->ended < AWAKE;
     for (int k = 0; k < call->strips - 1; k++) {
-        Strip *strip = &group->strips[k];
+        Strip *strip = &others->strips[k];
         strip->status = DONE;
         strip->call = &call->others[k];
         if (is_over(strip->call))
             continue;
-        atomic_store(&strip->state, POSTED);
-        ring(strip, rouse);
+        atomic_store(&strip->state, helped ? POSTED : MINE);
+        if (helped)
+            ring(strip, rouse);
     }
 }
 
 /* What became of a strip: by this thread, where no helper has taken it. */
 static int end_strip(Strip *strip)
 {
-    if (take(strip)) {
+    if (atomic_load(&strip->state) == MINE || take(strip)) {
         run_strip(strip);
         return strip->status;
     }
@@ -127,26 +180,43 @@ static int end_strip(Strip *strip)
     return strip->status;
 }
 
+/* When the last of the ranks did so that have begun this call, and none after it. */
+static int64_t all_begun_at(const Group *group)
+{
+    int64_t last = atomic_load_explicit(begun_at(group, group->rank), memory_order_relaxed);
+    for (int rank = 0; rank < group->ranks; rank++) {
+        int64_t at = atomic_load_explicit(begun_at(group, rank), memory_order_acquire);
+        if (at > last && begun_by(group, rank) == group->calls)
+            last = at;
+    }
+    return last;
+}
+
 /* Goes on with all strips of a call. What is worst of them is what it returns. */
 static int go_on_in_strips(Group *group, Call *call)
 {
-    post_strips(group, call);
+    Strips *others = group->others;
+    post_strips(others, call, nanoseconds());
     int status = go_on(group, call, INT_MAX);
     for (int k = 0; k < call->strips - 1; k++) {
-        Strip *strip = &group->strips[k];
-        int found = end_strip(strip);
+        int found = end_strip(&others->strips[k]);
         if (found > status)
-            status = found, group->waiting_for = strip->group->waiting_for;
+            status = found, group->waiting_for = others->strips[k].group->waiting_for;
     }
-    group->strips[0].ended = nanoseconds();
+    others->ended = nanoseconds();
+    if (status == DONE)
+        learn_of_call(&call->trials, others->ended - all_begun_at(group));
     return status;
 }
 
 /* The strips of a call that the first one has begun. */
 static void begin_strips(const Group *group, Call *call)
 {
+    if (call->strips <= 1)
+        return;
+    choose_way(&call->trials);
     for (int k = 0; k < call->strips - 1; k++) {
-        Group *own = group->strips[k].group;
+        Group *own = group->others->strips[k].group;
         Call *strip = &call->others[k];
         own->calls = group->calls, own->history = group->history;
         strip->source = call->source, strip->target = call->target, strip->apart = call->apart;

@@ -25,7 +25,7 @@ from collections.abc import Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
-from sennit.collective.runtime.shm_abi import GroupRecord, StripRecord
+from sennit.collective.runtime.shm_abi import GroupRecord, StripRecord, StripsRecord
 from sennit.collective.runtime.shm_cores import neighbours
 
 __all__ = ["ROUSE_FROM", "Strips", "cpu_quota", "strip_ranges", "strips_for", "threads_for"]
@@ -98,22 +98,23 @@ def cpu_quota(mounts: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/sel
 class Strips:
     """`groups` are those of the strips after the first; they are kept as long as this."""
 
-    __slots__ = ("__weakref__", "_records", "_stop", "groups")
+    __slots__ = ("__weakref__", "_record", "_stop", "groups")
 
     def __init__(self, core: ctypes.CDLL, groups: Sequence[GroupRecord]) -> None:
         self.groups = tuple(groups)
-        self._records = (StripRecord * len(self.groups))()
-        for record, group in zip(self._records, self.groups, strict=True):
+        records = (StripRecord * len(self.groups))()
+        for record, group in zip(records, self.groups, strict=True):
             record.group = ctypes.addressof(group)
-        core.sennit_help(self.address, len(self.groups))
-        self._stop = weakref.finalize(self, _dismiss, core, self._records, self.groups, os.getpid())
+        self._record = StripsRecord(strips=records)
+        core.sennit_help(ctypes.addressof(records), len(self.groups))
+        self._stop = weakref.finalize(self, _dismiss, core, records, self.groups, os.getpid())
 
     @property
     def address(self) -> int:
-        return ctypes.addressof(self._records)
+        return ctypes.addressof(self._record)
 
     def close(self) -> None:
-        """End the threads; no call may be under way, nor come after."""
+        """End the threads; no call may be under way."""
         self._stop()
 
 
