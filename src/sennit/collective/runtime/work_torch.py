@@ -42,6 +42,7 @@ class SennitWork(WorkBase):
     ) -> None:
         super().__init__()
         self.tickets, self.outputs, self.queue = tickets, outputs, queue  # of calls: where they wait for their turn
+        self.limit = timeout
         self.deadline = None if timeout is None else time.monotonic() + timeout
         self.future: torch.futures.Future[list[Tensor]] | None = None
 
@@ -59,13 +60,14 @@ class SennitWork(WorkBase):
 
         Without a timeout the one that it was made with counts, from the call on.
         """
-        deadline = self.deadline
+        deadline, limit = self.deadline, self.limit
         if timeout is not None and timeout > timedelta(0):
-            deadline = time.monotonic() + timeout.total_seconds()
+            limit = timeout.total_seconds()
+            deadline = time.monotonic() + limit
         if self.queue is not None and deadline is None:
             self.queue.help(self.tickets)
         for ticket in self.tickets:
-            ticket.wait(None if deadline is None else deadline - time.monotonic())
+            ticket.wait(None if deadline is None else deadline - time.monotonic(), limit)
         return True
 
     def synchronize(self) -> None:
