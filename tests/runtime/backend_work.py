@@ -408,6 +408,58 @@ def sparse_sums(rank: int, hosts: list[str] | None) -> list[str]:
     return wrong
 
 
+def joined(rank: int) -> list[str]:
+    """DDP with fewer inputs on rank 0: there C++ waits for a work that nobody in Python holds any more."""
+    pretend_hosts(rank, None)
+    group = sennit_group()
+    torch.manual_seed(0)
+    net = DistributedDataParallel(nn.Linear(5, 5, bias=False), process_group=group)
+    wrong: list[str] = []
+    with net.join(divide_by_initial_world_size=False):
+        for step in range(3 if rank == 0 else 5):
+            net.zero_grad()
+            net(torch.full((1, 5), 50.0)).sum().backward()
+            gradient = net.module.weight.grad
+            if gradient is None or not torch.allclose(gradient, torch.full((5, 5), 50.0)):
+                wrong.append(f"step {step}: {gradient}")
+    dist.destroy_process_group(group)
+    return wrong
+
+
+def compiled(rank: int) -> list[str]:
+    """Collectives of compiled programs, called by Python and by C++ (the buffers of DDP), break its graph and run."""
+    pretend_hosts(rank, None)
+    group = sennit_group()
+    size = dist.get_world_size()
+    calls = sennit.backend.calls(group)
+
+    def program(x: Tensor) -> Tensor:
+        y = x * 2
+        dist.broadcast(y, 1, group)
+        work = dist.all_reduce(y, group=group, async_op=True)
+        work.wait()
+        parts = [torch.empty_like(y) for _ in range(size)]
+        dist.all_gather(parts, y, group)
+        calls.all_reduce(y)
+        dist.barrier(group)
+        return y + parts[0]
+
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what the compiler cannot trace in torch's own part
+        faster = torch.compile(program, backend="eager")
+        model = torch.compile(DistributedDataParallel(module, process_group=group), backend="eager")
+        wrong = []
+        for _ in range(4):
+            got = faster(torch.full((3,), rank + 1.0))
+            model(torch.ones(4, 4)).sum().backward()
+            if not torch.equal(got, torch.full((3,), 4.0 * size * size + 4.0 * size)):
+                wrong.append(f"{got}")
+    torch.compiler.reset()
+    dist.destroy_process_group(group)
+    return wrong
+
+
 def refusals(rank: int) -> list[str]:
     """What the backend says of calls that it cannot serve. The group is good after each."""
     group = sennit_group()

@@ -10,7 +10,9 @@ from backend_work import (
     arguments,
     callback_waits,
     compare_sequences,
+    compiled,
     inference,
+    joined,
     large_all_reduces,
     memory_of_the_group,
     plain_calls,
@@ -108,6 +110,14 @@ def test_arguments_that_cannot_be_meant_leave_the_group_good(ranks: GlooRanks) -
 
 def test_a_callback_may_wait_for_the_call_that_it_makes(ranks: GlooRanks) -> None:
     assert ranks.call(callback_waits) == [[]] * SIZE
+
+
+def test_ddp_with_uneven_inputs(ranks: GlooRanks) -> None:
+    assert ranks.call(joined) == [[]] * SIZE
+
+
+def test_compiled_programs_call_collectives(ranks: GlooRanks) -> None:
+    assert ranks.call(compiled) == [[]] * SIZE
 
 
 def test_a_tuned_table_chooses(ranks: GlooRanks) -> None:

@@ -27,7 +27,7 @@ from sennit.collective.runtime.calls_torch import CallingGroup
 from sennit.collective.runtime.linked_torch import bytes_of
 from sennit.collective.runtime.p2p_links import Label, Links
 from sennit.collective.runtime.p2p_ticket import Ticket
-from sennit.collective.runtime.private_torch import reduction_of
+from sennit.collective.runtime.private_torch import reduction_of, untraced
 from sennit.collective.runtime.shm_shortcut import FROM_ROOT, PLAIN, ROWS, SUMS
 from sennit.collective.runtime.sparse_torch import all_reduce_sparse, check_sparse, is_sparse
 from sennit.collective.runtime.tensors_torch import (
@@ -62,6 +62,7 @@ _MADE_IN_C = {
 }
 
 
+@untraced
 class SennitGroup(CallingGroup):
     """Methods bear the names that c10d calls them by.
 
