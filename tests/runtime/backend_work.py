@@ -355,12 +355,119 @@ def callback_waits(rank: int) -> list[str]:
     return [each for each in said if each]
 
 
+def sparse_sums(rank: int, hosts: list[str] | None) -> list[str]:
+    """All-reduces of sparse tensors against those of dense ones: other entries on each rank, some of them none, twice the
+    same, of odd sizes; other types and reductions; in inference mode or not; DDP of an embedding.
+    """
+    pretend_hosts(rank, hosts)
+    group = sennit_group()
+    size = dist.get_world_size()
+    wrong: list[str] = []
+    chosen = torch.Generator().manual_seed(rank)
+    sum_, average, factor = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist._make_nccl_premul_sum(0.5)
+    cases: list[tuple[torch.dtype, Any, tuple[int, ...], int, int]] = [
+        (torch.float32, sum_, (7,), 1, 3 * rank),
+        (torch.float32, average, (5, 3), 1, 2 + rank),
+        (torch.float64, factor, (4, 5, 3), 2, 5),
+        (torch.bfloat16, sum_, (3, 1), 2, 4),
+        (torch.int64, average, (6, 2), 1, 9),
+        (torch.float16, sum_, (6,), 1, rank % 2),
+        (torch.uint8, sum_, (3, 0), 1, 2),
+        (torch.float32, sum_, (4, 4), 2, 0),
+    ]
+    for number, (kind, operation, shape, dims, count) in enumerate(cases):
+        places = torch.stack([torch.randint(length, (count,), generator=chosen) for length in shape[:dims]])
+        entries = torch.randint(1, 5, (count, *shape[dims:]), generator=chosen).to(kind)
+        with torch.inference_mode(number % 2 == 1):
+            x = torch.sparse_coo_tensor(places, entries, shape, check_invariants=True)
+            dense = x.to_dense()
+        work = dist.all_reduce(x, operation, group, async_op=number > 3)
+        if work is not None and work.get_future().wait()[0] is not x:
+            wrong.append(f"case {number}: its future has another tensor")
+        dist.all_reduce(dense, operation, group)
+        if not x.is_coalesced() or x.is_inference() != (number % 2 == 1) or not torch.equal(x.to_dense(), dense):
+            wrong.append(f"case {number}: {x} is not {dense}")
+    torch.manual_seed(0)
+    table = nn.Embedding(11, 4, sparse=True)
+    model = DistributedDataParallel(table, process_group=group)
+    seen = torch.tensor([[rank, 5], [10, rank]])
+    for _ in range(3):
+        model(seen).sum().backward()
+    wanted = torch.zeros(11, 4)
+    for other in range(size):
+        wanted.index_add_(0, torch.tensor([other, 5, 10, other]), torch.full((4, 4), 3.0 / size))
+    torch.optim.SparseAdam(model.parameters()).step()  # it writes to what the gradient holds
+    gradient = table.weight.grad
+    if gradient is None or not torch.allclose(gradient.to_dense(), wanted):
+        wrong.append(f"DDP: {gradient} is not {wanted}")
+    other = torch.eye(3 + (rank == 1)).to_sparse()
+    said = raised(lambda: dist.all_reduce(other, group=group))
+    if "shapes [3, 3]" not in said:
+        wrong.append(f"of other shapes on rank 1: {said}")
+    dist.destroy_process_group(group)
+    return wrong
+
+
+def joined(rank: int) -> list[str]:
+    """DDP with fewer inputs on rank 0: there C++ waits for a work that nobody in Python holds any more."""
+    pretend_hosts(rank, None)
+    group = sennit_group()
+    torch.manual_seed(0)
+    net = DistributedDataParallel(nn.Linear(5, 5, bias=False), process_group=group)
+    wrong: list[str] = []
+    with net.join(divide_by_initial_world_size=False):
+        for step in range(3 if rank == 0 else 5):
+            net.zero_grad()
+            net(torch.full((1, 5), 50.0)).sum().backward()
+            gradient = net.module.weight.grad
+            if gradient is None or not torch.allclose(gradient, torch.full((5, 5), 50.0)):
+                wrong.append(f"step {step}: {gradient}")
+    dist.destroy_process_group(group)
+    return wrong
+
+
+def compiled(rank: int) -> list[str]:
+    """Collectives of compiled programs, called by Python and by C++ (the buffers of DDP), break its graph and run."""
+    pretend_hosts(rank, None)
+    group = sennit_group()
+    size = dist.get_world_size()
+    calls = sennit.backend.calls(group)
+
+    def program(x: Tensor) -> Tensor:
+        y = x * 2
+        dist.broadcast(y, 1, group)
+        work = dist.all_reduce(y, group=group, async_op=True)
+        work.wait()
+        parts = [torch.empty_like(y) for _ in range(size)]
+        dist.all_gather(parts, y, group)
+        calls.all_reduce(y)
+        dist.barrier(group)
+        return y + parts[0]
+
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what the compiler cannot trace in torch's own part
+        faster = torch.compile(program, backend="eager")
+        model = torch.compile(DistributedDataParallel(module, process_group=group), backend="eager")
+        wrong = []
+        for _ in range(4):
+            got = faster(torch.full((3,), rank + 1.0))
+            model(torch.ones(4, 4)).sum().backward()
+            if not torch.equal(got, torch.full((3,), 4.0 * size * size + 4.0 * size)):
+                wrong.append(f"{got}")
+    torch.compiler.reset()
+    dist.destroy_process_group(group)
+    return wrong
+
+
 def refusals(rank: int) -> list[str]:
     """What the backend says of calls that it cannot serve. The group is good after each."""
     group = sennit_group()
     size = dist.get_world_size()
     said = [
-        raised(lambda: dist.all_reduce(torch.eye(2).to_sparse(), group=group)),
+        raised(lambda: dist.broadcast(torch.eye(2).to_sparse(), 0, group)),
+        raised(lambda: dist.all_reduce(torch.eye(2).to_sparse(), dist.ReduceOp.MAX, group)),
+        raised(lambda: dist.all_reduce(torch.eye(2).to_sparse_csr(), group=group)),
         raised(lambda: dist.all_reduce(torch.empty(2, device="meta"), group=group)),
         raised(lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.BAND, group)),
         raised(lambda: group.allreduce([torch.ones(2, dtype=torch.uint16)], dist.AllreduceOptions())),

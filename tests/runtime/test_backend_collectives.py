@@ -10,13 +10,16 @@ from backend_work import (
     arguments,
     callback_waits,
     compare_sequences,
+    compiled,
     inference,
+    joined,
     large_all_reduces,
     memory_of_the_group,
     plain_calls,
     programs,
     refusals,
     short_ways,
+    sparse_sums,
     special_forms,
     tuned,
 )
@@ -67,10 +70,17 @@ def test_calls_without_torch_are_the_same_calls(ranks: GlooRanks) -> None:
     assert ranks.call(plain_calls) == [[]] * SIZE
 
 
+@pytest.mark.parametrize("hosts", [None, SPLIT, FOUR], ids=["one", "two", "four"])
+def test_sums_of_sparse_tensors(ranks: GlooRanks, hosts: list[str] | None) -> None:
+    assert ranks.call(sparse_sums, hosts) == [[]] * SIZE
+
+
 def test_what_cannot_be_served_is_refused_and_the_group_stays_good(ranks: GlooRanks) -> None:
     for said in ranks.call(refusals):
-        sparse, device, bits, kind, parts, rows, total, closed = said
-        assert "to_dense" in sparse
+        sparse, largest, compressed, device, bits, kind, parts, rows, total, closed = said
+        for layout in (sparse, compressed):
+            assert "to_dense" in layout
+        assert "MAX of a sparse tensor" in largest
         assert "on meta" in device
         assert "BAND of torch.float32" in bits
         assert "SUM of torch.uint16" in kind
@@ -100,6 +110,14 @@ def test_arguments_that_cannot_be_meant_leave_the_group_good(ranks: GlooRanks) -
 
 def test_a_callback_may_wait_for_the_call_that_it_makes(ranks: GlooRanks) -> None:
     assert ranks.call(callback_waits) == [[]] * SIZE
+
+
+def test_ddp_with_uneven_inputs(ranks: GlooRanks) -> None:
+    assert ranks.call(joined) == [[]] * SIZE
+
+
+def test_compiled_programs_call_collectives(ranks: GlooRanks) -> None:
+    assert ranks.call(compiled) == [[]] * SIZE
 
 
 def test_a_tuned_table_chooses(ranks: GlooRanks) -> None:

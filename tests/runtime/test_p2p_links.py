@@ -132,6 +132,8 @@ def test_a_message_of_another_size_is_named() -> None:
 def test_a_late_rank_is_named() -> None:
     with linked(2) as (a, _), pytest.raises(PeerError, match="nothing came from rank 1"):
         a.receive(1, WORD, view(bytearray(1))).wait(0.05)
+    with linked(2) as (a, _), pytest.raises(PeerError, match=r"did not end within 7 s"):
+        a.receive(1, WORD, view(bytearray(1))).wait(-0.1, 7.0)  # of the 7 s that it had, nothing is left
 
 
 def test_a_rank_that_leaves_is_named_even_if_it_never_sent() -> None:

@@ -27,8 +27,9 @@ from sennit.collective.runtime.calls_torch import CallingGroup
 from sennit.collective.runtime.linked_torch import bytes_of
 from sennit.collective.runtime.p2p_links import Label, Links
 from sennit.collective.runtime.p2p_ticket import Ticket
-from sennit.collective.runtime.private_torch import reduction_of
+from sennit.collective.runtime.private_torch import reduction_of, untraced
 from sennit.collective.runtime.shm_shortcut import FROM_ROOT, PLAIN, ROWS, SUMS
+from sennit.collective.runtime.sparse_torch import all_reduce_sparse, check_sparse, is_sparse
 from sennit.collective.runtime.tensors_torch import (
     Flat,
     average,
@@ -61,6 +62,7 @@ _MADE_IN_C = {
 }
 
 
+@untraced
 class SennitGroup(CallingGroup):
     """Methods bear the names that c10d calls them by.
 
@@ -84,6 +86,8 @@ class SennitGroup(CallingGroup):
     def allreduce(self, tensors: Any, opts: Any = None) -> SennitWork:
         if self._express is not None and self._express.all_reduce(tensors, opts):
             return self._nothing_left
+        if isinstance(tensors, list) and is_sparse(tensors[0]):
+            return self._all_reduce_sparse(tensors, opts)
         (tensor,) = listed = _listed(tensors)
         name, factor = reduction_of(opts)
         check_reducible(tensor, name, factor)
@@ -385,6 +389,13 @@ class SennitGroup(CallingGroup):
         self._communicator.all_reduce(flat.tensor, plain_reduction(name), timeout)
         if name == "avg":
             average(flat.tensor, self._size)
+
+    def _all_reduce_sparse(self, tensors: list[Tensor], opts: Any) -> SennitWork:
+        (tensor,) = tensors
+        name, factor = reduction_of(opts)
+        check_sparse(tensor, name, factor)
+        timeout = self._limit(opts)
+        return self._call(lambda: all_reduce_sparse(self._communicator, tensor, name, factor, timeout), [tensor], opts)
 
     def _reduce_scatter(self, part: Flat, whole: Flat, name: str, timeout: float) -> None:
         self._communicator.reduce_scatter(part.tensor, whole.tensor, plain_reduction(name), timeout)

@@ -24,7 +24,7 @@ from sennit.collective.runtime.communicator_torch import Communicator
 from sennit.collective.runtime.express_torch import Express
 from sennit.collective.runtime.p2p_links import Links
 from sennit.collective.runtime.p2p_ticket import Ticket
-from sennit.collective.runtime.private_torch import GroupBase, Store, is_asynchronous, time_limit
+from sennit.collective.runtime.private_torch import GroupBase, Store, is_asynchronous, time_limit, untraced
 from sennit.collective.runtime.shared_torch import Shared
 from sennit.collective.runtime.shm_plan import Plan
 from sennit.collective.runtime.shm_shortcut import Shortcut
@@ -37,6 +37,7 @@ __all__ = ["CallingGroup"]
 _logger = logging.getLogger(__name__)
 
 
+@untraced
 class CallingGroup(GroupBase):  # type: ignore[misc]  # what it derives from depends on the torch
     """One rank's end of a group. `members` are the ranks of the world, by rank of the group."""
 

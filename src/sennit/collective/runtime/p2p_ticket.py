@@ -50,13 +50,16 @@ class Ticket:
                 return
             callback()
 
-    def wait(self, timeout: float | None) -> None:
-        """Wait for the end, and raise its error. None: as long as it takes."""
+    def wait(self, timeout: float | None, limit: float | None = None) -> None:
+        """Wait for the end, and raise its error. None: as long as it takes.
+
+        `limit` is the time that it had in all, for the message, where `timeout` is what is left of it.
+        """
         if not self._gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             late = f" from rank{'s' * (len(self.peers) > 1)} {', '.join(map(str, self.peers))}" if self.peers else ""
             raise PeerError(
-                f"{self.what} did not end within {timeout:.1f} s: nothing came{late}",
-                fix="look whether that rank failed, or calls something else; or give the group a longer timeout",
+                f"{self.what} did not end within {timeout if limit is None else limit:g} s: nothing came{late}",
+                fix="look whether that rank failed, or calls something else; or give a longer timeout to init_process_group or new_group",
             )
         self._gate.release()
         if self.error is not None:
@@ -67,4 +70,4 @@ def wait_for(tickets: Iterable[Ticket], timeout: float) -> None:
     """Wait for all, for so long in all; raise the first error."""
     deadline = time.monotonic() + timeout
     for ticket in tickets:
-        ticket.wait(deadline - time.monotonic())
+        ticket.wait(deadline - time.monotonic(), timeout)

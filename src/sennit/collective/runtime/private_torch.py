@@ -14,6 +14,7 @@ what `group_torch.py` returns.
 | `options_examples` | where in memory such options keep what they are asked for: `shm_options.h` |
 | `gather_single`, `scatter_single` | collectives that have another name from 2.13 on, where the old one warns at each call |
 | `store_host` | where the rendezvous is |
+| `untraced` | torch.compile would trace the methods of a group and a work, and fail at what it finds there |
 | `stay_unrecorded` | torch 2.15 records the calls of every group, and fails on one that has no backend in C++ |
 """
 
@@ -23,7 +24,8 @@ from collections.abc import Iterator
 from datetime import timedelta
 from itertools import product
 from random import Random
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -37,6 +39,7 @@ from torch._C._distributed_c10d import (
     TCPStore,
 )
 from torch._C._distributed_c10d import Work as WorkBase
+from torch._C._dynamo import eval_frame
 
 __all__ = [
     "AVERAGE",
@@ -52,7 +55,10 @@ __all__ = [
     "stay_unrecorded",
     "store_host",
     "time_limit",
+    "untraced",
 ]
+
+_Class = TypeVar("_Class", bound=type)
 
 GroupBase: Any = dist.ProcessGroup
 AVERAGE: Any = dist.ReduceOp.AVG
@@ -121,6 +127,20 @@ def gather_single(output: Tensor, input: Tensor, group: Any) -> None:
 def scatter_single(output: Tensor, input: Tensor, group: Any) -> None:
     call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     call(output, input, group=group)
+
+
+def untraced(kind: _Class) -> _Class:
+    """A class whose own methods torch.compile runs as they are, with all that they call.
+
+    They are Python, and are called by C++ in the middle of a compiled program (the forward pass of DDP) as well as by
+    Python. `torch.compiler.disable` would wrap each of them, and load the compiler.
+    """
+    action = eval_frame._FrameAction.SKIP
+    for method in vars(kind).values():
+        if isinstance(method, FunctionType):
+            eval_frame.set_code_exec_strategy(method.__code__, eval_frame._FrameExecStrategy(action, action))
+            method._torchdynamo_disable = True  # type: ignore[attr-defined]  # where it would be inlined
+    return kind
 
 
 def store_host(store: Store) -> str | None:

@@ -204,7 +204,10 @@ class Shared:
             did = {Cause.DIED: "died", Cause.LEFT: "left the group", Cause.LATE: "did not come in time"}
             several = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
             what = f"{several} {did.get(failure.cause, 'call different collectives, or sizes')}: {failure.what}"
-        return PeerError(what, where=f"rank {self.names[self.rank]}", fix=failure.fix)
+        fix = failure.fix
+        if failure.cause is Cause.LATE:
+            fix = f"{fix}; if they are only slow, give a longer timeout to init_process_group or new_group"
+        return PeerError(what, where=f"rank {self.names[self.rank]}", fix=fix)
 
 
 def _buffer(tensor: Tensor) -> Buffer:

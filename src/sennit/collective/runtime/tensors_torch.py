@@ -7,7 +7,7 @@
 | a list of tensors that lie one behind the other | one flat view |
 | any other list | one flat copy, copied back piece by piece |
 | complex numbers | pairs of real ones, for sums; bytes where nothing is reduced |
-| another device, a sparse tensor, a type that cannot be reduced, an output whose elements share memory | an error that says so |
+| another device, a sparse tensor (but for `sparse_torch.py`), a type that cannot be reduced, an output whose elements share memory | an error that says so |
 """
 
 from __future__ import annotations

@@ -19,14 +19,17 @@ import torch
 from torch import Tensor
 
 from sennit.collective.runtime.p2p_ticket import Ticket
-from sennit.collective.runtime.private_torch import WorkBase
+from sennit.collective.runtime.private_torch import WorkBase, untraced
 from sennit.collective.runtime.shm_shortcut import new_turn
 
 __all__ = ["CallQueue", "NothingLeft", "SennitWork"]
 
 Job = Callable[[], None]
 
+_DROPPED = 64  # works that are kept though nobody in Python holds them: `SennitWork.__del__`
 
+
+@untraced
 class SennitWork(WorkBase):
     """Tickets in the words of c10d: done when all are.
 
@@ -42,8 +45,10 @@ class SennitWork(WorkBase):
     ) -> None:
         super().__init__()
         self.tickets, self.outputs, self.queue = tickets, outputs, queue  # of calls: where they wait for their turn
+        self.limit = timeout
         self.deadline = None if timeout is None else time.monotonic() + timeout
         self.future: torch.futures.Future[list[Tensor]] | None = None
+        self.awaited = False
 
     def is_completed(self) -> bool:
         return all(ticket.done for ticket in self.tickets)
@@ -59,13 +64,15 @@ class SennitWork(WorkBase):
 
         Without a timeout the one that it was made with counts, from the call on.
         """
-        deadline = self.deadline
+        self.awaited = True
+        deadline, limit = self.deadline, self.limit
         if timeout is not None and timeout > timedelta(0):
-            deadline = time.monotonic() + timeout.total_seconds()
+            limit = timeout.total_seconds()
+            deadline = time.monotonic() + limit
         if self.queue is not None and deadline is None:
             self.queue.help(self.tickets)
         for ticket in self.tickets:
-            ticket.wait(None if deadline is None else deadline - time.monotonic())
+            ticket.wait(None if deadline is None else deadline - time.monotonic(), limit)
         return True
 
     def synchronize(self) -> None:
@@ -81,6 +88,7 @@ class SennitWork(WorkBase):
         return self.source_rank()
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
+        self.awaited = True
         if self.future is None:
             future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
             self.future = future
@@ -106,7 +114,17 @@ class SennitWork(WorkBase):
                 ticket.then(ended)
         return self.future
 
+    def __del__(self) -> None:
+        """Of calls that nobody has waited for, the last ones stay.
 
+        C++ may go on holding its half of this object alone, as DDP does with an all-reduce of `Join`
+        (`divide_by_initial_world_size=False`). What it then calls is not `wait` above but torch's own, which does not end.
+        """
+        if self.queue is not None and not self.awaited:
+            self.queue.dropped.append(self)
+
+
+@untraced
 class NothingLeft(SennitWork):
     """Of a call that is done when it returns."""
 
@@ -136,6 +154,7 @@ class CallQueue:
         self.jobs: deque[tuple[Job, Ticket]] = deque()
         self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()  # wakes a thread, for a job or for the end of all
         self._threads: list[threading.Thread] = []
+        self.dropped: deque[object] = deque(maxlen=_DROPPED)
         self._idle = 0  # threads that wait to be woken
 
     def run_here(self, job: Job) -> bool:
@@ -173,6 +192,7 @@ class CallQueue:
     def close(self) -> None:
         """End the threads, after the calls that were made."""
         self._calls.put(False)
+        self.dropped.clear()
         here = threading.current_thread()
         for thread in self._threads:  # grows where callbacks still run
             if thread is not here:
