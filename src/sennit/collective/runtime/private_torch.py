@@ -135,6 +135,8 @@ def untraced(kind: _Class) -> _Class:
     They are Python, and are called by C++ in the middle of a compiled program (the forward pass of DDP) as well as by
     Python. `torch.compiler.disable` would wrap each of them, and load the compiler.
     """
+    if not hasattr(eval_frame, "set_code_exec_strategy"):
+        return kind  # another torch: programs that are not compiled need none of this
     action = eval_frame._FrameAction.SKIP
     for method in vars(kind).values():
         if isinstance(method, FunctionType):

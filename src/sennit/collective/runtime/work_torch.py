@@ -119,8 +119,10 @@ class SennitWork(WorkBase):
 
         C++ may go on holding its half of this object alone, as DDP does with an all-reduce of `Join`
         (`divide_by_initial_world_size=False`). What it then calls is not `wait` above but torch's own, which does not end.
+        Tensors are let go: nobody is left to ask for them.
         """
         if self.queue is not None and not self.awaited:
+            self.outputs = []
             self.queue.dropped.append(self)
 
 
