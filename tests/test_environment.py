@@ -37,6 +37,20 @@ def test_debug_is_a_truth_value(text: str, meaning: bool) -> None:
     assert read_environment({"SENNIT_DEBUG": text}).debug is meaning
 
 
+def test_threads_are_a_count() -> None:
+    assert read_environment({}).threads is None
+    assert read_environment({"SENNIT_THREADS": " 2 "}).threads == 2
+    for text in ("0", "-1", "two", "1.5"):
+        with pytest.raises(EnvironmentVariableError, match="SENNIT_THREADS cannot be"):
+            read_environment({"SENNIT_THREADS": text})
+
+
+def test_what_a_launcher_says_is_read_and_not_judged() -> None:
+    assert read_environment({"LOCAL_WORLD_SIZE": "8"}).local_ranks == 8
+    for text in ("", "0", "many"):
+        assert read_environment({"LOCAL_WORLD_SIZE": text}).local_ranks is None
+
+
 def test_log_is_a_level_by_name() -> None:
     assert read_environment({"SENNIT_LOG": "Debug"}).log_level == logging.DEBUG
     assert read_environment({"SENNIT_LOG": "error"}).log_level == logging.ERROR

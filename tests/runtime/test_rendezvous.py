@@ -78,3 +78,8 @@ def test_a_group_that_one_rank_cannot_make_is_an_error_on_all(monkeypatch: pytes
         assert isinstance(error, SennitError)
         assert "rank 1 cannot set up the group: Too many open files (a process may have " in str(error)
         assert "ulimit -n" in str(error)
+
+
+def test_processes_that_share_the_cores_of_a_host() -> None:
+    assert group_torch.HostSettings(local_ranks=8).sharers == 8
+    assert group_torch.HostSettings().sharers == 1  # there is no default group, of which this one would be a part

@@ -173,6 +173,14 @@ def test_helpers_that_sleep_and_ranks_that_are_late(ranks: Ranks) -> None:
 
 
 @compiled_core
+def test_the_way_that_took_less_is_taken_and_the_other_one_tried(ranks: Ranks) -> None:
+    alone, helped = 0, 1
+    first = [helped, alone, alone, helped, helped]
+    wanted = first + [helped] * 4 + [alone] * 11 + [helped] + [alone] * 3  # the trial is the 21st call
+    assert good(ranks.run(3, strip_jobs.learns)) == [wanted] * 3
+
+
+@compiled_core
 def test_helpers_whose_cores_others_want(ranks: Ranks) -> None:
     good(ranks.run(2, strip_jobs.busy, 30))
 
