@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import warnings
+from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -458,6 +459,36 @@ def compiled(rank: int) -> list[str]:
     torch.compiler.reset()
     dist.destroy_process_group(group)
     return wrong
+
+
+def profiled(rank: int) -> dict[str, int]:
+    """How often each kind of call stands in a trace; none of those before and after it do."""
+    group = sennit_group()
+    right, left = (rank + 1) % 4, (rank - 1) % 4
+
+    def calls() -> None:
+        x, wide = torch.ones(1000), torch.empty(4000)
+        dist.all_reduce(x, group=group)
+        dist.broadcast(x, 0, group=group)
+        dist.all_to_all_single(wide, torch.ones(4000), group=group)
+        dist.barrier(group=group)
+        assert x[999] == 4
+        assert wide[3999] == 1
+
+    for _ in range(4):  # they are made in C from the third time on
+        calls()
+    with torch.profiler.profile() as profile:
+        calls()
+        x = torch.ones(1000)
+        works = [dist.all_reduce(x, group=group, async_op=True) for _ in range(2)]
+        for work in works:
+            work.wait()
+        sent = dist.isend(x, right, group=group)
+        dist.recv(torch.empty(1000), left, group=group)
+        sent.wait()
+    calls()
+    dist.destroy_process_group(group)
+    return dict(Counter(event.name for event in profile.events() if event.name.startswith("sennit:")))
 
 
 def refusals(rank: int) -> list[str]:

@@ -16,6 +16,7 @@ from backend_work import (
     large_all_reduces,
     memory_of_the_group,
     plain_calls,
+    profiled,
     programs,
     refusals,
     short_ways,
@@ -142,3 +143,8 @@ def test_programs_of_others_give_what_they_give_on_gloo(ranks: GlooRanks, hosts:
     for differences in ranks.call(programs, hosts):
         assert set(differences) == {"ddp", "dtensor", "fsdp and checkpoint"}
         assert all(value < 1e-4 for value in differences.values()), differences
+
+
+def test_calls_stand_in_traces(ranks: GlooRanks) -> None:
+    wanted = {"all_reduce": 3, "broadcast": 1, "all_to_all": 1, "barrier": 1, "send": 1, "recv": 1}
+    assert ranks.call(profiled) == [{f"sennit:{name}": count for name, count in wanted.items()}] * SIZE

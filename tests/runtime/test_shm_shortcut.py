@@ -443,6 +443,22 @@ def test_methods_in_a_circle_are_collected() -> None:
     assert gone() is None
 
 
+def test_methods_give_way_to_a_word() -> None:
+    made, x = Made(), torch.zeros(8)
+    words: dict[str, object] = {}
+    learn(made, 1, "all_reduce", SUMS, x, x, -1)
+    call = made.short.method("all_reduce", SUMS, lambda *_: "the long way", "the short way")
+    made.short.give_way(words, "traced")
+    given = [x], options(c10d.AllreduceOptions)
+    for value, way in ((None, "short"), (True, "long"), (False, "short"), (1, "short")):
+        words["traced"] = value
+        assert call(*given) == f"the {way} way"
+    words.clear()
+    assert call(*given) == "the short way"
+    with pytest.raises(TypeError, match="a dict and a word"):
+        made.short.give_way([], "traced")  # type: ignore[arg-type]
+
+
 def test_wrong_counts_of_arguments_are_said() -> None:
     short = Made().short
     for call in (short.arrays, short.now, short.method, short.learn_arrays, short.learn_tensors):

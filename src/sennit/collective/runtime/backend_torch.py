@@ -22,12 +22,14 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
+from torch.autograd import profiler
 
 from sennit.collective.runtime.calls_torch import CallingGroup
 from sennit.collective.runtime.linked_torch import bytes_of
 from sennit.collective.runtime.p2p_links import Label, Links
 from sennit.collective.runtime.p2p_ticket import Ticket
 from sennit.collective.runtime.private_torch import reduction_of, untraced
+from sennit.collective.runtime.recording_torch import PROFILER_RUNS, recorded
 from sennit.collective.runtime.shm_shortcut import FROM_ROOT, PLAIN, ROWS, SUMS
 from sennit.collective.runtime.sparse_torch import all_reduce_sparse, check_sparse, is_sparse
 from sennit.collective.runtime.tensors_torch import (
@@ -73,6 +75,7 @@ class SennitGroup(CallingGroup):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         if self._short is not None:
+            self._short.give_way(vars(profiler), PROFILER_RUNS)
             for name, (kind, what) in _MADE_IN_C.items():
                 setattr(self, name, self._short.method(kind, what, getattr(self, name), None))
 
@@ -83,6 +86,7 @@ class SennitGroup(CallingGroup):
 
     # ---- one tensor --------------------------------------------------------------------------------------------------
 
+    @recorded("all_reduce")
     def allreduce(self, tensors: Any, opts: Any = None) -> SennitWork:
         if self._express is not None and self._express.all_reduce(tensors, opts):
             return self._nothing_left
@@ -103,6 +107,7 @@ class SennitGroup(CallingGroup):
 
         return self._call(job, listed, opts)
 
+    @recorded("broadcast")
     def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> SennitWork:
         if self._express is not None and self._express.broadcast(tensors, opts):
             return self._nothing_left
@@ -119,6 +124,7 @@ class SennitGroup(CallingGroup):
 
         return self._call(job, listed, opts)
 
+    @recorded("reduce")
     def reduce(self, tensors: Any, opts: Any) -> SennitWork:
         (tensor,) = listed = _listed(tensors)
         name, factor = reduction_of(opts)
@@ -140,6 +146,7 @@ class SennitGroup(CallingGroup):
 
         return self._call(job, listed, opts)
 
+    @recorded("barrier")
     def barrier(self, opts: Any = None) -> SennitWork:
         timeout = self._limit(opts)
         return self._call(lambda: self._communicator.barrier(timeout), [], opts)
@@ -151,6 +158,7 @@ class SennitGroup(CallingGroup):
 
     # ---- a tensor and its parts --------------------------------------------------------------------------------------
 
+    @recorded("all_gather")
     def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> SennitWork:
         if self._express is not None and self._express.all_gather(output, input, opts):
             return self._nothing_left
@@ -165,6 +173,7 @@ class SennitGroup(CallingGroup):
 
         return self._call(job, [output], opts)
 
+    @recorded("reduce_scatter")
     def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: Any = None) -> SennitWork:
         if self._express is not None and self._express.reduce_scatter(output, input, opts):
             return self._nothing_left
@@ -181,6 +190,7 @@ class SennitGroup(CallingGroup):
 
         return self._call(job, [output], opts)
 
+    @recorded("all_to_all")
     def alltoall_base(
         self,
         output: Tensor,
@@ -206,6 +216,7 @@ class SennitGroup(CallingGroup):
 
     # ---- lists of tensors --------------------------------------------------------------------------------------------
 
+    @recorded("all_gather")
     def allgather(self, output_lists: Any, inputs: Any, opts: Any = None) -> SennitWork:
         (input,) = _listed(inputs)
         outputs = _inner(output_lists)
@@ -230,6 +241,7 @@ class SennitGroup(CallingGroup):
 
         return self._call(job, outputs, opts)
 
+    @recorded("gather")
     def gather(self, output_lists: Any, inputs: Any, opts: Any) -> SennitWork:
         (input,) = _listed(inputs)
         outputs = _inner(output_lists) if output_lists else []
@@ -247,6 +259,7 @@ class SennitGroup(CallingGroup):
 
         return self._call(job, outputs, opts)
 
+    @recorded("scatter")
     def scatter(self, outputs: Any, input_lists: Any, opts: Any) -> SennitWork:
         (output,) = listed = _listed(outputs)
         check_output(output)
@@ -263,6 +276,7 @@ class SennitGroup(CallingGroup):
 
         return self._call(job, listed, opts)
 
+    @recorded("reduce_scatter")
     def reduce_scatter(self, outputs: Any, input_lists: Any, opts: Any = None) -> SennitWork:
         (output,) = listed = _listed(outputs)
         check_output(output)
@@ -289,6 +303,7 @@ class SennitGroup(CallingGroup):
 
         return self._call(job, listed, opts)
 
+    @recorded("all_to_all")
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> SennitWork:
         for tensors in (outputs, inputs):
             self._check_count("all_to_all", tensors)
@@ -351,6 +366,7 @@ class SennitGroup(CallingGroup):
 
     # ---- messages ----------------------------------------------------------------------------------------------------
 
+    @recorded("send")
     def send(self, tensors: Any, peer: int, tag: int = 0) -> SennitWork:
         (tensor,) = listed = _listed(tensors)
         flat = flat_of(tensor)
@@ -358,6 +374,7 @@ class SennitGroup(CallingGroup):
             [self._open_links().send(self._member(peer), Label(_USER, tag), bytes_of(flat.tensor))], listed
         )
 
+    @recorded("recv")
     def recv(self, tensors: Any, peer: int, tag: int = 0) -> SennitWork:
         (tensor,) = listed = _listed(tensors)
         check_output(tensor)
@@ -365,6 +382,7 @@ class SennitGroup(CallingGroup):
         ticket = self._open_links().receive(self._member(peer), Label(_USER, tag), bytes_of(flat.tensor))
         return self._posted([_given_back(ticket, flat)], listed)
 
+    @recorded("recv")
     def recv_anysource(self, tensors: Any, tag: int = 0) -> SennitWork:
         (tensor,) = listed = _listed(tensors)
         check_output(tensor)

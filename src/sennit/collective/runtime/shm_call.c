@@ -8,6 +8,7 @@
  *         .method(kind, what, long_way, done)                            something to call as c10d calls a backend's method: see `Method`
  *         .learn_arrays(plan, kind, array, out, dtype, reduction, root)  from now on calls like this run `plan`
  *         .learn_tensors(plan, kind, what, output, input, root)
+ *         .give_way(words, word)                                         methods go the long way while words[word] is True
  *         .know_options(examples)                                        where the fields of such options lie: see shm_options.h
  *         .forget() .close()
  *
@@ -171,6 +172,8 @@ static int is_empty(PyObject *list) { return PyList_CheckExact(list) && PyList_S
 static Outcome short_way(const Method *self, PyObject *const *given, Py_ssize_t count)
 {
     Shortcut *shortcut = (Shortcut *)self->shortcut;
+    if (shortcut->words && PyDict_GetItemWithError(shortcut->words, shortcut->word) == Py_True)
+        return NOT_HERE;
     if (count == 3 && !(self->what & BY_ROWS))
         return through_c10d(shortcut, self->kind, self->what, given[0], given[1], given[2]);
     if (count == 5 && self->what & BY_ROWS && is_empty(given[2]) && is_empty(given[3]))
@@ -297,6 +300,16 @@ static PyObject *know_options(Shortcut *self, PyObject *examples)
     return PyBool_FromLong(known);
 }
 
+static PyObject *give_way(Shortcut *self, PyObject *const *given, Py_ssize_t count)
+{
+    if (count != 2 || !PyDict_Check(given[0]) || !PyUnicode_Check(given[1]))
+        return PyErr_Format(PyExc_TypeError, "2 arguments, a dict and a word");
+    PyObject *before[] = {self->words, self->word};
+    self->words = Py_NewRef(given[0]), self->word = Py_NewRef(given[1]);
+    Py_XDECREF(before[0]), Py_XDECREF(before[1]);
+    Py_RETURN_NONE;
+}
+
 /* ---- the objects ------------------------------------------------------------------------------------------------- */
 
 static int traverse_method(PyObject *object, visitproc visit, void *arg)
@@ -389,6 +402,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->release);
     Py_VISIT(self->calls);
     Py_VISIT(self->rest);
+    Py_VISIT(self->words);
     for (int set = 0; set < SETS; set++)
         for (int way = 0; way < WAYS; way++)
             Py_VISIT(self->known[set][way].plan);
@@ -399,9 +413,19 @@ static int clear(PyObject *object)
 {
     Shortcut *self = (Shortcut *)object;
     Py_XDECREF(forget_all(self, NULL));
-    PyObject **held[] = {
-        (PyObject **)&self->turn, &self->acquire,   &self->without_waiting, &self->release, &self->calls,  &self->rest,
-        &self->method_type,       &self->turn_type, &self->tensor_type,     &self->sum,     &self->capsule};
+    PyObject **held[] = {(PyObject **)&self->turn,
+                         &self->acquire,
+                         &self->without_waiting,
+                         &self->release,
+                         &self->calls,
+                         &self->rest,
+                         &self->method_type,
+                         &self->turn_type,
+                         &self->tensor_type,
+                         &self->sum,
+                         &self->capsule,
+                         &self->words,
+                         &self->word};
     for (size_t k = 0; k < sizeof held / sizeof *held; k++)
         Py_CLEAR(*held[k]);
     for (int name = 0; name < NAMES; name++)
@@ -467,6 +491,7 @@ static PyMethodDef methods[] = {
     {"method", CALLED(method), METH_FASTCALL, "a method of a backend of c10d"},
     {"learn_arrays", CALLED(learn_arrays), METH_FASTCALL, "keep the plan of a call on two buffers"},
     {"learn_tensors", CALLED(learn_tensors), METH_FASTCALL, "keep the plan of a call on tensors"},
+    {"give_way", CALLED(give_way), METH_FASTCALL, "while a word is True methods go the long way"},
     {"know_options", CALLED(know_options), METH_O, "where options of a type have their fields"},
     {"forget", CALLED(forget_all), METH_NOARGS, "all plans"},
     {"close", CALLED(close_group), METH_NOARGS, "the group is of no more use"},

@@ -77,6 +77,7 @@ typedef struct {
     PyObject *method_type, *turn_type;
     PyObject *tensor_type, *sum, *capsule; /* of torch, or NULL */
     const Exchange *exchange;
+    PyObject *words, *word; /* a dict and a key: calls through c10d go the long way while that is True; or NULL */
     PyObject *names[NAMES];
     OptionsLayout layouts[LAYOUTS];
     int layout_count;

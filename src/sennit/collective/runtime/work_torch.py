@@ -26,7 +26,7 @@ __all__ = ["CallQueue", "NothingLeft", "SennitWork"]
 
 Job = Callable[[], None]
 
-_DROPPED = 64  # works that are kept though nobody in Python holds them: `SennitWork.__del__`
+_DROPPED = 16  # works, with their tensors, that are kept though nobody in Python holds them: `SennitWork.__del__`
 
 
 @untraced
@@ -119,10 +119,8 @@ class SennitWork(WorkBase):
 
         C++ may go on holding its half of this object alone, as DDP does with an all-reduce of `Join`
         (`divide_by_initial_world_size=False`). What it then calls is not `wait` above but torch's own, which does not end.
-        Tensors are let go: nobody is left to ask for them.
         """
         if self.queue is not None and not self.awaited:
-            self.outputs = []
             self.queue.dropped.append(self)
 
 
