@@ -1,9 +1,10 @@
 /* The shared-memory machine: interprets `Code` (code.py) on a segment that all ranks of a host have mapped.
  *
- * One thread runs all blocks of its rank in turn: a block goes on until it waits for a flag that is too low. If no
- * block can go on, the rank spins, then yields the core, then sleeps on a futex. Nothing blocks for longer than
- * `patience`: then the call returns WAITING with its place kept, and the caller looks whether the peers live and the
- * time is not over, and calls again (shm_endpoint.py).
+ * One thread runs all blocks of its rank in turn, or of a strip of a large call, of which several threads run one each
+ * (shm_strips.h): a block goes on until it waits for a flag that is too low. If no block can go on, the thread spins,
+ * then yields the core, then sleeps on a futex. Nothing blocks for longer than `patience`: then the call returns WAITING
+ * with its place kept, and the caller looks whether the peers live and the time is not over, and calls again
+ * (shm_endpoint.py).
  *
  * Memory order. A flag is one cache line with one writer. A signal stores it with release, after the data that it
  * speaks of; a wait loads it with acquire. All who wait for a block look at the same line (code_lines.py). A sleeper
