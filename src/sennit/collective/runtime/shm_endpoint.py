@@ -19,12 +19,11 @@ no use on any rank.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import time
 import weakref
 from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Self
 
 import numpy as np
@@ -34,17 +33,16 @@ from sennit.collective.runtime.code import INPUT, OUTPUT, Code, Instruction, Op
 from sennit.collective.runtime.code_direct import pulled_places
 from sennit.collective.runtime.failure import Cause, RuntimeFailure
 from sennit.collective.runtime.liveness import Identity, Liveness
-from sennit.collective.runtime.shm_abi import SLOTS, CallRecord, GroupRecord, Inputs, PlaceRecord, Reduction, Status
+from sennit.collective.runtime.shm_abi import SLOTS, CallRecord, GroupRecord, Inputs, Reduction, Status
 from sennit.collective.runtime.shm_arena import Arena
 from sennit.collective.runtime.shm_cores import Waiting
 from sennit.collective.runtime.shm_facts import Facts, Secret, everyone, sees, threads_of
-from sennit.collective.runtime.shm_machine import CompiledMachine, Machine, choose_machine
-from sennit.collective.runtime.shm_pages import PageMap, huge_pages
+from sennit.collective.runtime.shm_group_records import GroupRecords
+from sennit.collective.runtime.shm_machine import Machine, choose_machine
 from sennit.collective.runtime.shm_plan import LoadedCode, Plan, SharedCache, make_plan
 from sennit.collective.runtime.shm_segment import BROKEN, CALLS_KEPT, Capacity, Exchange, Layout, Segment, open_segment
 from sennit.collective.runtime.shm_shortcut import new_turn
-from sennit.collective.runtime.shm_strips import Strips, strips_for
-from sennit.collective.runtime.shm_workspace import Workspace
+from sennit.collective.runtime.shm_strips import strips_for
 from sennit.errors import CollectiveError, RunError
 from sennit.ir.collective import CollectiveName, CollectiveSpec
 from sennit.ir.dtype import DType
@@ -52,9 +50,7 @@ from sennit.ir.layout import Reduction as LayoutReduction
 
 __all__ = ["ShmEndpoint"]
 
-_PATIENCE = 20_000_000  # nanoseconds: how often a waiting rank looks around
 _PLANS_KEPT = 512
-_WIPE_ON_FORK = 18  # MADV_WIPEONFORK, which the mmap module does not name
 
 
 class ShmEndpoint:
@@ -87,23 +83,15 @@ class ShmEndpoint:
         weakref.finalize(self, self._liveness.close)  # of a group that was dropped
         self._arena = Arena(segment.address + layout.arena(self.rank), layout.capacity.arena)
         self._pid = os.getpid()
-        self._owned = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._owned[0] = 1
-        with suppress(OSError):  # an old kernel: then only calls that wait find out
-            self._owned.madvise(_WIPE_ON_FORK)
         self._lock = new_turn()
         self._codes: dict[str, LoadedCode] = {}
         self._plans: dict[tuple[str, int, DType, Reduction | None], Plan] = {}
         self._flags_used = 0
         self._compared = [0] * self.size  # by rank: the last of its calls that were compared with this rank's
-        self._has_ring = set[int]()  # strips
-        self._workspaces = [Workspace() for _ in range(layout.strips)]
-        self._pages = PageMap()
-        weakref.finalize(self, self._pages.close)
         self._broken: RuntimeFailure | None = None
-        self._kept: list[object] = []  # that records point into
-        self._strips: Strips | None = None
-        self._record = self._make_record(segment, Waiting.of(self.rank, cores))
+        pids = [identity.pid for identity in identities]
+        self._records = GroupRecords(segment, pids, Waiting.of(self.rank, cores))
+        self._record = self._records.first
         self.address = ctypes.addressof(self._record)
 
     @classmethod
@@ -151,47 +139,6 @@ class ShmEndpoint:
             keeps=min(facts.keeps for facts in ranks),
         )
         return cls(segment, [facts.identity for facts in ranks], machine, timeout, cores, may_read, cache)
-
-    def _make_record(self, segment: Segment, waiting: Waiting) -> GroupRecord:
-        layout, base = segment.layout, segment.address
-        pids = (ctypes.c_int32 * layout.ranks)(*(identity.pid for identity in self._identities))
-        self._kept.append(pids)
-        record = GroupRecord()
-        record.base, record.rings = base, base + layout.rings
-        record.pids = pids
-        record.notes, record.calls_begun = segment.own_notes, segment.own_calls_begun
-        record.owned, record.broken = ctypes.addressof(ctypes.c_char.from_buffer(self._owned)), base + BROKEN
-        record.bytes = layout.size
-        record.flags_per_rank, record.staging_step = layout.capacity.flags, layout.staging_step
-        record.slot_bytes, record.ring_bytes = layout.capacity.slot, layout.capacity.ring
-        record.rank, record.ranks = self.rank, self.size
-        record.pagemap, record.huge = self._pages.descriptor, huge_pages()
-        record.spin = record.spin_limit = waiting.spins
-        record.yields, record.patience, record.linger = waiting.yields, _PATIENCE, waiting.linger
-        return self._placed(record, segment, 0)
-
-    def _placed(self, record: GroupRecord, segment: Segment, strip: int) -> GroupRecord:
-        """With what a strip shares with the strips of the same number, and with no other."""
-        layout, base = segment.layout, segment.address
-        peers, left_by = (PlaceRecord * (SLOTS * 2 * layout.ranks))(), (ctypes.c_uint64 * layout.ranks)()
-        self._kept += [peers, left_by]
-        record.doorbells, record.flags = base + layout.doorbells(strip), base + layout.flags(strip)
-        record.staging, record.staging_at = base + layout.staging(strip), SLOTS * layout.capacity.slot
-        record.peers, record.left_by = peers, left_by
-        return record
-
-    def _make_strips(self) -> Strips:
-        assert isinstance(self.machine, CompiledMachine)
-        segment = self._usable()
-        groups: list[GroupRecord] = []
-        for strip in range(1, segment.layout.strips):
-            record = GroupRecord.from_buffer_copy(self._record)
-            record.epoch = record.calls = record.history = record.left = record.others = 0
-            record.exits, record.workspace = type(record.exits)(), None
-            groups.append(self._placed(record, segment, strip))
-        strips = Strips(self.machine.library, groups)
-        self._record.others = strips.address
-        return strips
 
     # ---- collectives -------------------------------------------------------------------------------------------------
 
@@ -306,14 +253,7 @@ class ShmEndpoint:
                 shared_from=self.shared_from,
                 strips=strips,
             )
-            if len(plan.strips) > 1 and self._strips is None:
-                self._strips = self._make_strips()
-            for strip, group in enumerate(self._groups[: len(plan.strips)]):
-                if plan.record.ringed and strip not in self._has_ring:
-                    self._usable().fill_ring(strip)
-                    self._has_ring.add(strip)
-                if plan.record.piece:
-                    group.workspace = self._workspaces[strip].at_least(loaded.workspace)
+            self._records.prepare(plan, self._usable(), self.machine)
             if title is None:
                 self._plans[code.fingerprint, elements, dtype, reduction] = plan
             return plan
@@ -371,7 +311,7 @@ class ShmEndpoint:
     def _awaited(self, plan: Plan) -> tuple[int, ...]:
         """The ranks whose signals the blocks of this rank stand at, in the oldest tile that is under way."""
         found = set[int]()
-        for group, strip in zip(self._groups, plan.strips, strict=False):
+        for group, strip in zip(self._records.groups, plan.strips, strict=False):
             if not strip.begun or strip.left < strip.begun or strip.entered < strip.stop:
                 found |= self._awaited_in(plan, group, strip)
         return tuple(sorted(found - {self.rank}))
@@ -390,11 +330,6 @@ class ShmEndpoint:
                     found |= {place.rank for place in pulled_places(plan.loaded.code, self.rank, step)}
                 found |= {step.peer} if step.op is Op.WAIT else set()
         return found
-
-    @property
-    def _groups(self) -> tuple[GroupRecord, ...]:
-        """By strip."""
-        return (self._record, *(() if self._strips is None else self._strips.groups))
 
     def _check_calls(self, segment: Segment, plan: Plan) -> None:
         """Has a peer made another call where this rank makes this one?"""
@@ -589,9 +524,7 @@ class ShmEndpoint:
             self._segment, self.address = None, 0
             segment.leave()
             self._liveness.close()
-            self._pages.close()
-            if self._strips is not None:
-                self._strips.close()
+            self._records.close()
 
     def __enter__(self) -> Self:
         return self
